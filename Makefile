@@ -1,0 +1,79 @@
+# `make demo` shows flyspec at work, `make test` checks it; both set up what they need in .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST_ARGS ?=
+
+.PHONY: help demo test lint types imports protos unit stubs models clean \
+	check-exact check-rules check-accuracy check-cancel bench
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' Makefile
+
+$(VENV)/bin/python:
+	@echo "== creating $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "flyspec needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "== installing flyspec and its models extra (torch on first use: some minutes)"
+	@$(PIP_INSTALL) -e ".[models]"
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "== installing the tools that check flyspec"
+	@$(PIP_INSTALL) -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.installed ## start the stack on the bundled models; generate; compare plain, exact and fly
+	@$(BIN)/python -m demo
+
+test: lint types imports protos unit ## everything that CI runs
+
+lint: $(VENV)/.installed-dev
+	@echo "== ruff: style and common mistakes"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	@echo "== mypy: types"
+	@$(BIN)/mypy
+
+imports: $(VENV)/.installed-dev
+	@echo "== import-linter: imports point one way"
+	@$(BIN)/lint-imports
+
+protos: $(VENV)/.installed-dev
+	@echo "== buf: protos"
+	@sh protos/check.sh
+
+unit: $(VENV)/.installed-dev
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -m "not full and not gpu" $(PYTEST_ARGS)
+
+stubs: $(VENV)/.installed-dev ## regenerate flyspec/v1 from protos/
+	PATH="$(BIN):$$PATH" $(BIN)/python protos/generate.py
+
+models: $(VENV)/.installed ## retrain the bundled models (about an hour on two cores)
+	$(BIN)/python -m demo.train --what all
+
+check-rules: $(VENV)/.installed-dev ## the long forms of the rules' tests
+	@$(BIN)/python -m pytest tests/rules tests/test_validation.py $(PYTEST_ARGS)
+
+DATA ?= ../shared/data
+check-exact: $(VENV)/.installed ## exact equals transformers' greedy generate, over DATA and fresh problems
+	@$(BIN)/python -m bench.exactness --data $(DATA) $(ARGS)
+
+check-accuracy: $(VENV)/.installed ## accuracy of each rule on 500 fresh word problems
+	@$(BIN)/flyspec eval --problems 500 $(ARGS)
+
+check-cancel: $(VENV)/.installed-dev ## cancelled requests leave nothing behind
+	@$(BIN)/python -m pytest tests/e2e/test_cancellation.py $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed ## plain, transformers, exact and fly on word problems
+	@$(BIN)/flyspec bench --problems 20 --reference $(ARGS)
+
+clean: ## remove what make made
+	rm -rf $(VENV) node_modules build *.egg-info

@@ -1,0 +1,1 @@
+"""Ways of drafting, one a file; `base` has the protocol that they share."""

@@ -1,0 +1,86 @@
+"""What a drafter is: it opens sessions, and a session drafts as a generator of work.
+
+A proposal asks for model steps instead of running them, so whoever drives it may batch the steps of
+many sessions into one forward. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from flyspec.errors import InvalidArgumentError, PrefixMismatchError
+from flyspec.types import DrafterInfo, Origin, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flyspec.engine.runner import Step
+
+
+class Drafted(NamedTuple):
+    """Tokens of a proposal, in order, and where each came from."""
+
+    token_ids: Sequence[int]
+    origins: Sequence[Origin]
+
+
+Work: TypeAlias = "Generator[Step | Drafted, Tensor | None, None]"
+"""A proposal in the making. Each `Step` that it yields wants that step's logits [num_logits, vocab]
+sent back; each `Drafted` is output and wants nothing back."""
+
+
+class DrafterSession(Protocol):
+    """One sequence and what is cached of it. Used by one thread at a time."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The sequence with the last proposal, as far as it was made."""
+
+    def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
+        """Set the sequence to its first `keep_length` tokens followed by `append_token_ids`.
+
+        The lengths have been checked (`check_move`).
+        """
+
+    def propose(self, max_tokens: int) -> Work:
+        """Propose up to `max_tokens` tokens that follow; they become part of the sequence.
+
+        May propose fewer, or none: at the context's end, behind an end-of-text token, or for want
+        of a guess. Closing the generator early leaves the session usable.
+        """
+
+    def close(self) -> None:
+        """Give back what the session holds."""
+
+
+class Drafter(Protocol):
+    """A way of drafting."""
+
+    @property
+    def info(self) -> DrafterInfo:
+        """What `Describe` says of it."""
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether its proposals yield steps; if so its sessions live in the engine's thread."""
+
+    def open(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> DrafterSession:
+        """Start a session on a checked sequence. Raises `ResourceExhaustedError`: no free slot."""
+
+
+def check_move(held: int, keep_length: int, num_appended: int) -> None:
+    """Refuse a move that a session holding `held` tokens cannot make.
+
+    Raises `PrefixMismatchError` for a longer prefix than is held, `InvalidArgumentError` if
+    nothing would remain.
+    """
+    if keep_length > held:
+        raise PrefixMismatchError(
+            f"advance.keep_length: {keep_length} tokens, but this session holds {held} "
+            "(sequence and last proposal); open a new session with the whole sequence"
+        )
+    if keep_length + num_appended == 0:
+        raise InvalidArgumentError(
+            "advance: keeps and appends nothing; a sequence needs at least one token"
+        )

@@ -1,0 +1,115 @@
+"""Drafts with a model, one token a step, its keys and values in a slot of the runner's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING
+
+from draft_service.drafters.base import Drafted, Work
+from flyspec.engine.runner import ModelRunner, Step
+from flyspec.engine.sampling import choose
+from flyspec.types import DrafterInfo, Origin, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PREFILL_STEP = 512
+"""Prompt tokens a step: between two steps others get their turn and a cancelled session ends."""
+
+_ONE_FROM_MODEL = (Origin.EXACT_MODEL,)
+
+
+class CachedPrefix:
+    """A slot, and how many of its positions hold the sequence's tokens."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._cache = runner.cache
+        self._slot = runner.cache.acquire()
+        self.length = 0
+
+    def keep(self, length: int) -> None:
+        """Forget positions from `length` on."""
+        self.length = min(self.length, length)
+
+    def extend(
+        self, tokens: Sequence[int], guess: Sequence[int] = ()
+    ) -> Generator[Step, Tensor, Tensor]:
+        """Cache `tokens` and then `guess`; yields the steps that this takes.
+
+        Returns the logits after the last token and after each guessed one, [1 + guess, vocab]. The
+        guess counts as cached: call `keep` if it does not stand.
+        """
+        total = len(tokens)
+        start = min(self.length, total - 1)
+        while total - start > PREFILL_STEP:
+            yield Step(self._slot, start, tokens[start : start + PREFILL_STEP])
+            start += PREFILL_STEP
+            self.length = start
+        logits = yield Step(self._slot, start, [*tokens[start:], *guess], 1 + len(guess))
+        self.length = total + len(guess)
+        return logits
+
+    def release(self) -> None:
+        """Give the slot back."""
+        self._cache.release(self._slot)
+
+
+class ModelDrafter:
+    """Draws from a causal LM with the target's sampling parameters and noise.
+
+    `eos_token_ids` end a proposal, themselves included.
+    """
+
+    needs_model = True
+
+    def __init__(self, runner: ModelRunner, eos_token_ids: Sequence[int]) -> None:
+        self.info = DrafterInfo("model", "model", runner.info)
+        self._runner = runner
+        self._eos = frozenset(eos_token_ids)
+
+    def open(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> ModelSession:
+        """Take a slot; the first proposal fills it."""
+        return ModelSession(self._runner, self._eos, token_ids, sampling, seed)
+
+
+class ModelSession:
+    """A sequence and the slot that caches it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        eos: frozenset[int],
+        token_ids: Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+    ) -> None:
+        self._tokens = list(token_ids)
+        self._prefix = CachedPrefix(runner)
+        self._context_length = runner.info.context_length
+        self._eos, self._sampling, self._seed = eos, sampling, seed
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The sequence with the last proposal."""
+        return self._tokens
+
+    def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
+        """Truncate, then append; what is cached of the kept tokens stays."""
+        del self._tokens[keep_length:]
+        self._tokens.extend(append_token_ids)
+        self._prefix.keep(keep_length)
+
+    def propose(self, max_tokens: int) -> Work:
+        """One step a token; none after the last."""
+        tokens, extend = self._tokens, self._prefix.extend
+        for _ in range(min(max_tokens, self._context_length - len(tokens))):
+            logits = yield from extend(tokens)
+            token = int(choose(logits, self._sampling, len(tokens), self._seed).item())
+            tokens.append(token)
+            yield Drafted((token,), _ONE_FROM_MODEL)
+            if token in self._eos:
+                return
+
+    def close(self) -> None:
+        """Release the slot."""
+        self._prefix.release()

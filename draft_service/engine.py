@@ -1,0 +1,156 @@
+"""The engine: one thread that owns the draft model and its cache; everyone else only queues.
+
+Each turn of its loop takes the next step of every proposal that is under way and runs them as one
+batch. Imports no torch: model and cache are reached through the runner that it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Protocol
+
+from draft_service.proposal import Proposal, SessionState
+from flyspec.errors import FlyspecError, UnavailableError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flyspec.engine.runner import Step
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the engine needs of `flyspec.engine.runner.ModelRunner`."""
+
+    def forward(self, steps: Sequence[Step]) -> list[Tensor]:
+        """Logits [num_logits, vocab] of each step."""
+
+
+class Engine:
+    """Runs proposals over a model.
+
+    `prepare` runs first, in the engine's thread: thread settings, warm-up. `synchronize` waits for
+    the device after a forward, so that `model_ns` is the model's time.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        prepare: Callable[[], None] = lambda: None,
+        synchronize: Callable[[], None] | None = None,
+    ) -> None:
+        self._runner = runner
+        self._prepare, self._synchronize = prepare, synchronize
+        self._commands: SimpleQueue[Proposal | SessionState | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="draft-engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Start the thread and wait until it is prepared; raises what `prepare` raises."""
+        self._loop = asyncio.get_running_loop()
+        self._ready = self._loop.create_future()
+        self._thread.start()
+        await self._ready
+
+    async def stop(self) -> None:
+        """End the thread within one step; proposals under way fail with `UnavailableError`."""
+        if self._thread.is_alive():
+            self._commands.put(None)
+            await asyncio.to_thread(self._thread.join)
+
+    def submit(self, proposal: Proposal) -> None:
+        """Queue a proposal. Its session has no other under way."""
+        self._commands.put(proposal)
+
+    def close(self, state: SessionState) -> None:
+        """Queue the end of a session: its proposal stops before the next step, its slot is free."""
+        self._commands.put(state)
+
+    def _main(self) -> None:
+        loop, ready = self._loop, self._ready
+        assert loop is not None
+        assert ready is not None
+        try:
+            self._prepare()
+        except Exception as error:
+            loop.call_soon_threadsafe(ready.set_exception, error)
+            return
+        loop.call_soon_threadsafe(ready.set_result, None)
+        self._run()
+
+    def _run(self) -> None:
+        """Drive all proposals under way, one step each a turn; block when there is none."""
+        active: dict[SessionState, tuple[Proposal, Step]] = {}
+        commands = self._commands
+        while True:
+            while not active or not commands.empty():
+                command = commands.get()
+                if command is None:
+                    for proposal, _ in active.values():
+                        _fail(proposal, UnavailableError("the draft service is shutting down"))
+                    return
+                if isinstance(command, SessionState):
+                    _close(command, active.pop(command, None))
+                    continue
+                try:
+                    step = command.start()
+                except Exception as error:
+                    _fail(command, error)
+                    continue
+                if step is not None:
+                    active[command.state] = (command, step)
+            self._turn(active)
+
+    def _turn(self, active: dict[SessionState, tuple[Proposal, Step]]) -> None:
+        """Run one step of every proposal under way as one batch."""
+        proposals = list(active.values())
+        began = perf_counter_ns()
+        try:
+            logits = self._runner.forward([step for _, step in proposals])
+            if self._synchronize is not None:
+                self._synchronize()
+        except Exception as error:
+            # One batch, one failure: each of its sessions ends, the engine goes on.
+            active.clear()
+            for proposal, _ in proposals:
+                _fail(proposal, error)
+            return
+        elapsed = perf_counter_ns() - began
+        for (proposal, _), rows in zip(proposals, logits, strict=True):
+            proposal.model_ns += elapsed
+            try:
+                step = proposal.resume(rows)
+            except Exception as error:
+                step = None
+                _fail(proposal, error)
+            if step is None:
+                del active[proposal.state]
+            else:
+                active[proposal.state] = (proposal, step)
+
+
+def _fail(proposal: Proposal, error: Exception) -> None:
+    """Report an error to the proposal's session; a bug is logged by the RPC layer there."""
+    if not isinstance(error, FlyspecError):
+        log.debug("a proposal failed", exc_info=error)
+    # The event loop may be gone while the process ends.
+    with contextlib.suppress(RuntimeError):
+        proposal.fail(error)
+
+
+def _close(state: SessionState, running: tuple[Proposal, Step] | None) -> None:
+    """End a session, in mid-proposal if there is one."""
+    try:
+        if running is not None:
+            running[0].cancel()
+        state.close()
+    except Exception:
+        log.exception("a session could not be closed")

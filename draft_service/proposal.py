@@ -1,0 +1,147 @@
+"""One proposal on its way: drives a drafter's work and cuts what comes out into chunks.
+
+Runs in the engine's thread for drafters with a model, on the event loop for those without. Knows no
+threads, no gRPC and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from draft_service.drafters.base import Drafted, Drafter, DrafterSession, Work, check_move
+from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftTimings, Origin
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flyspec.engine.runner import Step
+
+Deliver = Callable[[DraftChunk | Exception], None]
+
+
+class SessionState:
+    """A session's drafter state, opened by its first proposal in the thread that drives it."""
+
+    __slots__ = ("_drafter", "_open", "_session")
+
+    def __init__(self, drafter: Drafter, open_: DraftOpen) -> None:
+        self._drafter, self._open = drafter, open_
+        self._session: DrafterSession | None = None
+
+    def session(self) -> DrafterSession:
+        """The drafter's session. Raises `ResourceExhaustedError` if it cannot be opened."""
+        if self._session is None:
+            o = self._open
+            self._session = self._drafter.open(o.token_ids, o.sampling, o.seed)
+        return self._session
+
+    def close(self) -> None:
+        """Give back what the session holds; it may be opened again."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+class Proposal:
+    """The answer to one `advance`: `start`, then `resume` with logits until it wants no more.
+
+    `deliver` gets every chunk, the last one flagged. A chunk goes out once `chunk_tokens` tokens
+    wait in it and a further step is due; what exists already is never split. `arrival_ns` is the
+    `perf_counter_ns` of the request; `model_ns` is added to by whoever runs the steps.
+    """
+
+    __slots__ = (
+        "_advance",
+        "_arrival_ns",
+        "_base",
+        "_chunk_tokens",
+        "_deliver",
+        "_first_step_ns",
+        "_ids",
+        "_next_token_id",
+        "_origins",
+        "_sent",
+        "_work",
+        "model_ns",
+        "state",
+    )
+
+    _work: Work
+
+    def __init__(
+        self,
+        state: SessionState,
+        advance: DraftAdvance,
+        chunk_tokens: int,
+        arrival_ns: int,
+        deliver: Deliver,
+    ) -> None:
+        self.state = state
+        self.model_ns = 0
+        self._advance, self._chunk_tokens = advance, chunk_tokens
+        self._arrival_ns, self._deliver = arrival_ns, deliver
+        self._ids: list[int] = []
+        self._origins: list[Origin] = []
+        self._base = self._sent = self._next_token_id = self._first_step_ns = 0
+
+    def start(self) -> Step | None:
+        """Move the session and ask for the first step; None if the proposal is already complete.
+
+        Raises `PrefixMismatchError` or `InvalidArgumentError` for a move that cannot be made.
+        """
+        advance, session = self._advance, self.state.session()
+        check_move(len(session.token_ids), advance.keep_length, len(advance.append_token_ids))
+        session.move(advance.keep_length, advance.append_token_ids)
+        self._base = self._sent = len(session.token_ids)
+        self._next_token_id = session.token_ids[-1]
+        self._work = session.propose(advance.max_tokens)
+        self._first_step_ns = perf_counter_ns()
+        return self.resume(None)
+
+    def resume(self, logits: Tensor | None) -> Step | None:
+        """Hand over the logits of the last step; the next step, or None when all is delivered."""
+        send = self._work.send
+        try:
+            item = send(logits)
+            while isinstance(item, Drafted):
+                self._ids += item.token_ids
+                self._origins += item.origins
+                item = send(None)
+        except StopIteration:
+            self._flush(last=True)
+            return None
+        if len(self._ids) >= self._chunk_tokens:
+            self._flush(last=False)
+        return item
+
+    def fail(self, error: Exception) -> None:
+        """End with an error instead of a last chunk."""
+        self._deliver(error)
+
+    def cancel(self) -> None:
+        """End without a word; nobody listens any more."""
+        self._work.close()
+
+    def _flush(self, last: bool) -> None:
+        timings = DraftTimings()
+        if last:
+            now = perf_counter_ns()
+            timings = DraftTimings(
+                self._first_step_ns - self._arrival_ns, self.model_ns, now - self._arrival_ns
+            )
+        start = self._sent
+        self._sent += len(self._ids)
+        chunk = DraftChunk(
+            round_id=self._advance.round_id,
+            keep_length=self._base - 1,
+            next_token_id=self._next_token_id,
+            start_position=start,
+            token_ids=self._ids,
+            origins=self._origins,
+            last=last,
+            timings=timings,
+        )
+        self._ids, self._origins = [], []
+        self._deliver(chunk)

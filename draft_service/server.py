@@ -1,0 +1,108 @@
+"""Puts the service together from its settings and runs it. torch is imported only with a model."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+
+from draft_service.drafters.base import Drafter
+from draft_service.drafters.prompt_lookup import PromptLookupDrafter
+from draft_service.engine import Engine
+from draft_service.service import DraftService
+from draft_service.sessions import Limits, Sessions
+from flyspec import rpc
+from flyspec.config import DraftSettings
+from flyspec.errors import ConfigError
+from flyspec.telemetry import configure_logging
+from flyspec.v1 import draft_pb2, draft_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
+MAX_LOOKUP_LENGTH = 1 << 20
+"""Longest sequence of a drafter without a model, in tokens, if the settings say nothing."""
+
+
+async def build(settings: DraftSettings) -> tuple[Sessions, Engine | None]:
+    """Load and warm up what the settings ask for. Raises `ConfigError`."""
+    limits = Limits(
+        max_sessions=settings.max_sessions,
+        max_speculative_tokens=settings.max_speculative_tokens,
+        idle_timeout_s=settings.idle_timeout_s,
+        chunk_tokens=settings.chunk_tokens,
+        max_length=settings.max_model_len or MAX_LOOKUP_LENGTH,
+    )
+    drafters: list[Drafter] = [PromptLookupDrafter(limits.max_length)]
+    engine = None
+    if settings.model:
+        engine, with_model = _load(settings)
+        drafters = [*with_model, *drafters]
+    default = settings.drafter or drafters[0].info.name
+    names = [d.info.name for d in drafters]
+    if default not in names:
+        raise ConfigError(f"--drafter {default}: needs a draft model; give one with --model")
+    drafters.insert(0, drafters.pop(names.index(default)))
+    if engine is not None:
+        await engine.start()
+    return Sessions(drafters, engine, limits), engine
+
+
+def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter]]:
+    """The engine of the draft model, not yet started, and the drafters that use it."""
+    try:
+        import torch
+
+        from draft_service.drafters.model import ModelDrafter
+        from draft_service.drafters.multi_level import MultiLevelDrafter
+        from flyspec.engine.loading import load_model
+        from flyspec.engine.runner import ModelRunner
+    except ImportError as error:
+        raise ConfigError(
+            f"--model {settings.model}: needs torch and transformers ({error}); "
+            "pip install 'flyspec[models]', or leave --model out for prompt lookup only"
+        ) from error
+
+    def prepare() -> None:
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        runner.warm_up()
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
+    runner = ModelRunner(loaded, settings.max_sessions)
+    synchronize: Callable[[], None] | None = None
+    if loaded.model.device.type == "cuda":
+        synchronize = torch.cuda.synchronize
+    eos = loaded.tokenizer.eos_token_ids
+    drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
+    return Engine(runner, prepare, synchronize), drafters
+
+
+async def serve(settings: DraftSettings) -> None:
+    """Load, warm up, listen; serve until SIGTERM or SIGINT, then drain."""
+    configure_logging("draft", settings.log_level)
+    sessions, engine = await build(settings)
+    try:
+        server = rpc.GrpcServer(
+            settings.host,
+            settings.port,
+            [(draft_pb2_grpc.add_DraftServiceServicer_to_server, DraftService(sessions))],
+            [SERVICE_NAME],
+        )
+        port = await server.start()
+        # What loading left behind lives as long as the process: keep it out of collections, which
+        # otherwise hold up a round for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        await server.set_ready(True)
+        names = ", ".join(d.name for d in sessions.describe().drafters)
+        log.info("listening on %s:%d, drafters: %s", settings.host, port, names)
+        rpc.announce(settings.ready_fd, {"port": port})
+        await rpc.wait_for_termination()
+        log.info("draining")
+        await server.stop(settings.drain_grace_s)
+    finally:
+        if engine is not None:
+            await engine.stop()

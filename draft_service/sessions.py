@@ -1,0 +1,161 @@
+"""Sessions as the event loop sees them: admission, checks of what a client sends, proposals.
+
+Everything here runs on the event loop; what needs the model is queued to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from draft_service.drafters.base import Drafter
+from draft_service.engine import Engine
+from draft_service.proposal import Proposal, SessionState
+from flyspec.errors import (
+    FlyspecError,
+    InvalidArgumentError,
+    NotFoundError,
+    ResourceExhaustedError,
+)
+from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftServiceInfo, SessionStatus
+from flyspec.validation import validate_sampling
+
+
+class SessionIdleError(FlyspecError):
+    """A session was closed because its client sent nothing for too long."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one service allows; `max_length` bounds sequences of drafters without a model."""
+
+    max_sessions: int
+    max_speculative_tokens: int
+    idle_timeout_s: float
+    chunk_tokens: int
+    max_length: int
+
+
+class Sessions:
+    """The drafters of a service and the sessions open with them. The first drafter is the default.
+
+    `engine` drives the drafters that need a model; None if there is none.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter], engine: Engine | None, limits: Limits) -> None:
+        self._drafters = {d.info.name: d for d in drafters}
+        self._default = drafters[0].info.name
+        self._engine = engine
+        self.limits = limits
+        self._active = self._opened_total = 0
+
+    def describe(self) -> DraftServiceInfo:
+        """Answer of `Describe`."""
+        return DraftServiceInfo(
+            drafters=tuple(d.info for d in self._drafters.values()),
+            sessions=SessionStatus(self._active, self.limits.max_sessions, self._opened_total),
+            max_speculative_tokens=self.limits.max_speculative_tokens,
+        )
+
+    @contextmanager
+    def open(self, open_: DraftOpen) -> Iterator[Session]:
+        """A session, closed at the end of the block.
+
+        Raises `NotFoundError`, `InvalidArgumentError`, `ResourceExhaustedError`.
+        """
+        drafter = self._drafters.get(open_.drafter or self._default)
+        if drafter is None:
+            raise NotFoundError(
+                f"open.drafter: no drafter {open_.drafter!r}; "
+                f"this service has {', '.join(self._drafters)}"
+            )
+        session = Session(drafter, open_, self._engine, self.limits)
+        if self._active >= self.limits.max_sessions:
+            raise ResourceExhaustedError(
+                f"all {self.limits.max_sessions} sessions are in use; "
+                "retry later or raise --max-sessions"
+            )
+        self._active += 1
+        self._opened_total += 1
+        try:
+            yield session
+        finally:
+            self._active -= 1
+            session.close()
+
+
+class Session:
+    """One client's session: `advance`, then `next_chunk` until one is the last.
+
+    Raises `InvalidArgumentError` for a sequence that the drafter cannot hold.
+    """
+
+    def __init__(
+        self, drafter: Drafter, open_: DraftOpen, engine: Engine | None, limits: Limits
+    ) -> None:
+        model = drafter.info.model
+        self._vocab_size = model.vocab_size if model else None
+        self._check_ids("open.token_ids", open_.token_ids)
+        if not open_.token_ids:
+            raise InvalidArgumentError("open.token_ids: empty; a sequence needs at least one token")
+        max_length = model.context_length if model else limits.max_length
+        if len(open_.token_ids) > max_length:
+            raise InvalidArgumentError(
+                f"open.token_ids: {len(open_.token_ids)} tokens, but the drafter "
+                f"{drafter.info.name} holds {max_length}; shorten the prompt or use another drafter"
+            )
+        validate_sampling(open_.sampling)
+        self._limits = limits
+        self._engine = engine if drafter.needs_model else None
+        self._state = SessionState(drafter, open_)
+        self._chunks: asyncio.Queue[DraftChunk | Exception] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    def advance(self, advance: DraftAdvance, arrival_ns: int) -> None:
+        """Start a proposal; the one before has ended. Raises `InvalidArgumentError`."""
+        limit = self._limits.max_speculative_tokens
+        if advance.max_tokens > limit:
+            raise InvalidArgumentError(
+                f"advance.max_tokens: {advance.max_tokens}, but this service proposes at most "
+                f"{limit}; ask for fewer or raise --max-speculative-tokens"
+            )
+        self._check_ids("advance.append_token_ids", advance.append_token_ids)
+        chunk_tokens = self._limits.chunk_tokens
+        if self._engine is None:
+            put = self._chunks.put_nowait
+            Proposal(self._state, advance, chunk_tokens, arrival_ns, put).start()
+        else:
+            self._engine.submit(
+                Proposal(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
+            )
+
+    async def next_chunk(self) -> DraftChunk:
+        """The next chunk of the proposal; raises what ended it instead."""
+        item = await self._chunks.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """End the session; its slot is free within one step."""
+        if self._engine is None:
+            self._state.close()
+        else:
+            self._engine.close(self._state)
+
+    def _deliver(self, item: DraftChunk | Exception) -> None:
+        """Called in the engine's thread."""
+        self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
+
+    def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
+        size = self._vocab_size
+        if size is not None and token_ids and max(token_ids) >= size:
+            index = next(i for i, token in enumerate(token_ids) if token >= size)
+            raise InvalidArgumentError(
+                f"{field}[{index}]: {token_ids[index]} is not below the draft model's vocabulary "
+                f"size {size}; send ids of the draft model's own tokenizer"
+            )

@@ -1,0 +1,1 @@
+"""flyspec: speculative decoding as a service. Shared library, client and command line."""

@@ -1,0 +1,6 @@
+"""`python -m flyspec.cli`: the command line of a checkout that is not installed."""
+
+from flyspec.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""`flyspec generate`: prompts in, streamed text out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flyspec.cli.options import (
+    Color,
+    ModelFlags,
+    RuleFlags,
+    SamplingFlags,
+    SpeculationFlags,
+    to_generate_options,
+    with_flags,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from flyspec.cli.prompts import Prompt
+    from flyspec.client import Client, Generation, GenerateOptions
+
+
+@with_flags
+def generate(
+    models: ModelFlags,
+    sampling: SamplingFlags,
+    speculation: SpeculationFlags,
+    rule: RuleFlags,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROMPT]...", help="Prompts; '-' reads standard input as a prompt file."
+        ),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Of a running stack.", show_default="127.0.0.1:50050")
+    ] = None,
+    local: Annotated[bool, typer.Option("--local", help="Start a stack for this command.")] = False,
+    prompt_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Lines, HumanEval, GSM8K, Spec-Bench or MGSM, told by the content; repeatable."
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="A prompt is a user's message to an assistant.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=0)] = 256,
+    limit: Annotated[int | None, typer.Option(help="Most prompts of a file.", min=1)] = None,
+    concurrency: Annotated[int, typer.Option(help="Prompts at once.", min=1)] = 1,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON document a prompt on standard output.")
+    ] = False,
+    color: Annotated[Color, typer.Option(help="Colour tokens by their origin.")] = "auto",
+) -> None:
+    """Stream the continuation of prompts, each token coloured by its origin.
+
+    Without prompts, standard input is read as a prompt file.
+    """
+    from flyspec.cli.runtime import refuse_model_flags, run_async
+
+    refuse_model_flags(models, local, address)
+    what = _prompts(prompts or [], prompt_file or [], limit)
+    options = to_generate_options(max_tokens, sampling, speculation, rule)
+    output = _Output(json=json, color=_wants_color(color))
+    run_async(_generate(models, local, address, what, options, chat, concurrency, output))
+
+
+@dataclass(frozen=True)
+class _Output:
+    """How results are shown."""
+
+    json: bool
+    color: bool
+
+
+def _prompts(arguments: list[str], files: list[str], limit: int | None) -> list[Prompt]:
+    from flyspec.cli.prompts import Prompt, read_prompts
+    from flyspec.errors import ConfigError
+
+    if not arguments and not files:
+        if sys.stdin.isatty():
+            raise typer.BadParameter("no prompt: give one, or --prompt-file, or pipe some in")
+        arguments = ["-"]
+    found: list[Prompt] = []
+    for argument in arguments:
+        found += read_prompts("-", limit) if argument == "-" else [Prompt(argument, "plain")]
+    for name in files:
+        found += read_prompts(name, limit)
+    if any(not p.text for p in found):
+        raise ConfigError("prompt: is empty; give at least one character")
+    return found
+
+
+def _wants_color(color: Color) -> bool:
+    from rich.console import Console
+
+    if color == "auto":
+        console = Console()
+        return console.is_terminal and not console.no_color
+    return color == "always"
+
+
+@asynccontextmanager
+async def _server(models: ModelFlags, local: bool, address: str | None) -> AsyncIterator[Client]:
+    """A client of the named stack, or of one that lives as long as this."""
+    from flyspec.cli.runtime import local_stack
+    from flyspec.client import DEFAULT_ADDRESS, Client
+
+    if not local:
+        async with Client(address or DEFAULT_ADDRESS) as client:
+            yield client
+        return
+    async with local_stack(models.to_stack_options(log_level="warning")) as stack:
+        work = asyncio.current_task()
+        assert work is not None
+        watch = asyncio.ensure_future(stack.wait())
+        watch.add_done_callback(lambda _: work.cancel())
+        try:
+            async with Client(stack.address) as client:
+                yield client
+        except BaseException:
+            if not watch.done():  # a call may fail a moment before its service is gone
+                await asyncio.wait([watch], timeout=0.2)
+            if watch.done() and not watch.cancelled():
+                work.uncancel()
+                await watch
+            raise
+        finally:
+            watch.cancel()
+
+
+async def _generate(
+    models: ModelFlags,
+    local: bool,
+    address: str | None,
+    prompts: Sequence[Prompt],
+    options: GenerateOptions,
+    chat: bool,
+    concurrency: int,
+    output: _Output,
+) -> None:
+    async with _server(models, local, address) as client:
+        if len(prompts) == 1:
+            await _one(client, prompts[0], options, chat, output)
+        else:
+            await _many(client, prompts, options, chat, concurrency, output)
+
+
+async def _one(
+    client: Client, prompt: Prompt, options: GenerateOptions, chat: bool, output: _Output
+) -> None:
+    """Stream one generation."""
+    from flyspec.cli import render
+    from flyspec.cli.runtime import error_console, print_json
+    from flyspec.client import Chat, Chunk, Completion, Generation, Started
+
+    started: Started | None = None
+    chunks: list[Chunk] = []
+    begin = time.perf_counter()
+    source = Chat.of_user(prompt.text) if chat else prompt.text
+    if output.json:
+        print_json(render.document(await client.complete(source, options)))
+        return
+    console = error_console()
+    async with aclosing(client.generate(source, options)) as events:  # type: ignore[type-var]
+        async for event in events:
+            match event:
+                case Started():
+                    started = event
+                    if output.color:
+                        console.print(render.legend())
+                        _write(render.paint(prompt.text, render.PROMPT_STYLE) + "\n" * chat)
+                case Chunk():
+                    chunks.append(event)
+                    _write(_shown(event, output))
+                case Completion() if started is not None:
+                    seconds = time.perf_counter() - begin
+                    _write("\n")
+                    generation = Generation(started, chunks, event)
+                    console.print(render.summary(generation, seconds), style="dim", markup=False)
+
+
+async def _many(
+    client: Client,
+    prompts: Sequence[Prompt],
+    options: GenerateOptions,
+    chat: bool,
+    concurrency: int,
+    output: _Output,
+) -> None:
+    """Generate for many prompts, some at once; results come in the order of the prompts."""
+    from flyspec.cli import render
+    from flyspec.cli.runtime import error_console
+    from flyspec.client import Chat
+    from flyspec.errors import FlyspecError
+
+    console = error_console()
+    gate = asyncio.Semaphore(concurrency)
+
+    async def work(prompt: Prompt) -> Generation:
+        async with gate:
+            try:
+                source = Chat.of_user(prompt.text) if chat else prompt.text
+                return await client.complete(source, options)
+            except FlyspecError as error:
+                raise type(error)(f"{prompt.where}: {error}" if prompt.where else error) from None
+
+    if output.color:
+        console.print(render.legend())
+    begin = time.perf_counter()
+    generations: list[Generation] = []
+    tasks = [asyncio.ensure_future(work(p)) for p in prompts]
+    try:
+        with _progress(console) as progress:
+            bar = progress.add_task("generating", total=len(prompts))
+            for task in tasks:
+                task.add_done_callback(lambda _: progress.advance(bar))
+            for number, (prompt, task) in enumerate(zip(prompts, tasks, strict=True), 1):
+                generation = await task
+                generations.append(generation)
+                _show(progress, _result(number, len(prompts), prompt, generation, output))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if not output.json:
+        console.print(render.total(generations, time.perf_counter() - begin), style="dim")
+
+
+def _progress(console: Console) -> Progress:
+    """A progress bar on standard error; standard output stays as it is."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        transient=True,
+    )
+
+
+def _result(
+    number: int, count: int, prompt: Prompt, generation: Generation, output: _Output
+) -> str:
+    """What standard output gets for one of many prompts."""
+    import json
+
+    from flyspec.cli import render
+
+    if output.json:
+        return json.dumps(render.document(generation), ensure_ascii=False) + "\n"
+    text = "".join(_shown(chunk, output) for chunk in generation.chunks)
+    if output.color:
+        text = render.paint(prompt.text, render.PROMPT_STYLE) + text
+    return f"--- {number}/{count} ---\n{text}\n"
+
+
+def _shown(chunk: object, output: _Output) -> str:
+    """Text for a terminal is made harmless; text for a file or pipe is what the model wrote."""
+    from flyspec.cli import render
+    from flyspec.client import Chunk
+
+    assert isinstance(chunk, Chunk)
+    if output.color or sys.stdout.isatty():
+        return render.painted(chunk, output.color)
+    return chunk.text
+
+
+def _show(progress: Progress, text: str) -> None:
+    """Write a result; when the progress bar is on the same terminal, above it."""
+    if progress.disable or not sys.stdout.isatty():
+        _write(text)
+        return
+    with contextlib.ExitStack() as stack:
+        progress.stop()
+        stack.callback(progress.start)
+        _write(text)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,68 @@
+"""`flyspec healthcheck`: whether a server can do its work, as an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+
+
+def healthcheck(
+    address: Annotated[
+        str, typer.Option(help="Any server of flyspec: orchestrator, draft or verify.")
+    ] = "127.0.0.1:50050",
+    admin_address: Annotated[
+        str | None, typer.Option(help="Also ask the orchestrator how things stand.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)] = 5.0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Exit with 0 if the server is ready, with 1 if it is not or does not answer."""
+    from flyspec.cli.runtime import print_json, run_async
+
+    report = run_async(_check(address, admin_address, timeout))
+    if json:
+        print_json(report)
+    else:
+        print(_lines(report))
+    raise typer.Exit(0 if report["ready"] else 1)
+
+
+async def _check(address: str, admin_address: str | None, timeout_s: float) -> dict[str, Any]:
+    from flyspec.client import AdminClient, Client
+    from flyspec.errors import FlyspecError
+
+    report: dict[str, Any] = {"address": address, "ready": False, "status": "UNREACHABLE"}
+    try:
+        async with Client(address) as client:
+            report["status"] = await client.check_health(timeout_s=timeout_s)
+        report["ready"] = report["status"] == "SERVING"
+        if admin_address is not None:
+            async with AdminClient(admin_address) as admin:
+                report["orchestrator"] = dataclasses.asdict(await admin.status(timeout_s))
+            report["ready"] = report["ready"] and report["orchestrator"]["ready"]
+    except FlyspecError as error:
+        report["ready"] = False
+        report["error"] = str(error)
+    return report
+
+
+def _lines(report: dict[str, Any]) -> str:
+    lines = [f"{report['address']}: {report['status']}"]
+    if "error" in report:
+        lines.append(f"  {report['error']}")
+    if state := report.get("orchestrator"):
+        lines.append(
+            f"  generations: {state['active_generations']} running, "
+            f"{state['waiting_generations']} waiting"
+        )
+        for name in ("verify", "draft"):
+            upstream = state[name]
+            sessions = upstream["sessions"]
+            lines.append(
+                f"  {name} {upstream['address']}: "
+                + (f"{sessions['active']} of {sessions['limit']} sessions"
+                   if upstream["ready"] else f"not ready: {upstream['error']}")
+            )  # fmt: skip
+    return "\n".join(lines)

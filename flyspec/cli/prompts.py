@@ -1,0 +1,157 @@
+"""Reads prompt files. The format is told by the content, not by the name:
+
+    plain        a prompt a line, blank lines skipped
+    humaneval    JSON lines with `prompt`
+    gsm8k        JSON lines with `question` and `answer`; the reference comes after `####`
+    spec_bench   JSON lines with `turns`; the first turn is the prompt
+    mgsm         lines of question TAB number
+    acpbench     a JSON array of objects with `context` and `question`
+
+A file compressed with gzip is read as what is in it. `-` is standard input.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from flyspec.errors import ConfigError
+
+Kind = Literal["plain", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench"]
+QUESTIONS: frozenset[Kind] = frozenset({"gsm8k", "spec_bench", "mgsm", "acpbench"})
+
+_NUMBER = r"-?[\d,]*\.?\d+"
+_MGSM_LINE = re.compile(rf"([^\t]+)\t({_NUMBER})\s*")
+_KNOWN = (
+    "known are `prompt` (HumanEval), `question` with `answer` (GSM8K), `turns` (Spec-Bench) "
+    "and `context` with `question` (ACPBench)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt, the answer that is known to be right if there is one, and where it stands."""
+
+    text: str
+    kind: Kind
+    reference: str | None = None
+    where: str = ""
+
+    @property
+    def is_question(self) -> bool:
+        """Whether it is said to an assistant, rather than to be continued."""
+        return self.kind in QUESTIONS
+
+
+def read_prompts(name: str, limit: int | None = None) -> list[Prompt]:
+    """The first `limit` prompts of a file; raises `ConfigError` with the file and line."""
+    label = "standard input" if name == "-" else name
+    prompts: list[Prompt] = []
+    for prompt in parse_prompts(_read(name, label), label):
+        prompts.append(prompt)
+        if limit is not None and len(prompts) >= limit:
+            break
+    if not prompts:
+        raise ConfigError(f"{label}: no prompts in it")
+    return prompts
+
+
+def parse_prompts(text: str, label: str) -> Iterator[Prompt]:
+    """The prompts of a file's text; `label` names it in errors."""
+    start = text.lstrip()
+    if start.startswith("["):
+        try:
+            rows = json.loads(start)
+        except json.JSONDecodeError:
+            rows = None  # plain text may begin with a bracket
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            for i, row in enumerate(rows, 1):
+                yield _from_row(row, f"{label}: entry {i}")
+            return
+    # Not splitlines(): JSON strings may hold other line separators of Unicode as they are.
+    numbered = enumerate((line.rstrip("\r") for line in text.split("\n")), 1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
+    if lines and _is_json_object(lines[0][1]):
+        for number, line in lines:
+            where = f"{label}: line {number}"
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(
+                    f"{where}: not JSON: {error.msg} (column {error.colno})"
+                ) from None
+            yield _from_row(row, where)
+    elif lines and all(_MGSM_LINE.fullmatch(line) for _, line in lines):
+        for number, line in lines:
+            question, answer = line.rsplit("\t", 1)
+            yield Prompt(question, "mgsm", normal_number(answer), f"{label}: line {number}")
+    else:
+        for number, line in lines:
+            yield Prompt(line, "plain", None, f"{label}: line {number}")
+
+
+def normal_number(text: str) -> str:
+    """A number as answers are compared: no thousands separators, no trailing zeros."""
+    digits = text.strip().replace(",", "").rstrip(".")
+    try:
+        value = float(digits)
+    except ValueError:
+        return digits
+    return str(int(value)) if value.is_integer() else str(value)
+
+
+def _read(name: str, label: str) -> str:
+    data = b""
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{label}: line {line}: not UTF-8 text") from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{label}: cannot be read: {reason}") from None
+
+
+def _is_json_object(line: str) -> bool:
+    """Whether a first line is meant as JSON; one that is cut off still is."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except json.JSONDecodeError:
+        return re.match(r'\s*\{\s*"\w+"\s*:', line) is not None
+
+
+def _from_row(row: Any, where: str) -> Prompt:
+    """A prompt of a JSON object, whichever data set it is from."""
+    if not isinstance(row, dict):
+        raise ConfigError(f"{where}: not a JSON object")
+    if "turns" in row:
+        turns = row["turns"]
+        if not isinstance(turns, list) or not turns:
+            raise ConfigError(f"{where}: `turns` is not a list of texts")
+        return Prompt(_text(turns[0], "turns", where), "spec_bench", None, where)
+    if "context" in row and "question" in row:
+        context, question = (_text(row[k], k, where) for k in ("context", "question"))
+        return Prompt(f"{context}\n\n{question}", "acpbench", None, where)
+    if "question" in row:
+        answer = str(row.get("answer", ""))
+        reference = normal_number(answer.rsplit("####", 1)[1]) if "####" in answer else None
+        return Prompt(_text(row["question"], "question", where), "gsm8k", reference, where)
+    if "prompt" in row:
+        return Prompt(_text(row["prompt"], "prompt", where), "humaneval", None, where)
+    raise ConfigError(f"{where}: fields {', '.join(map(str, row)) or '(none)'}; {_KNOWN}")
+
+
+def _text(value: Any, field: str, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{where}: `{field}` is not a text")
+    return value

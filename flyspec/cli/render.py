@@ -1,0 +1,146 @@
+"""How generations look: the JSON document, tokens coloured by origin, the summary line.
+
+Pure functions of what the client gives; no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rich.color import ColorSystem
+from rich.style import Style
+from rich.text import Text
+
+from flyspec.client import Chunk, Generation, SpeculationMetrics
+from flyspec.types import Origin
+
+STYLES: dict[Origin, Style] = {
+    Origin.EXACT_MODEL: Style(color="green"),
+    Origin.EXACT_LOOKUP: Style(color="cyan"),
+    Origin.LOOSE: Style(color="magenta", bold=True, underline=True),
+    Origin.CORRECTION: Style(color="red"),
+    Origin.BONUS: Style(color="blue"),
+    Origin.PLAIN: Style(),
+}
+LABELS: dict[Origin, str] = {
+    Origin.EXACT_MODEL: "drafted by the model",
+    Origin.EXACT_LOOKUP: "by prompt lookup",
+    Origin.LOOSE: "loosely accepted",
+    Origin.CORRECTION: "corrected",
+    Origin.BONUS: "bonus",
+    Origin.PLAIN: "plain",
+}
+PROMPT_STYLE = Style(dim=True)
+
+# What a model writes must not steer the terminal: escape sequences, bells, backspaces.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def speculation_document(metrics: SpeculationMetrics) -> dict[str, Any]:
+    """`metrics.speculative_decoding`, with vLLM's names and ours."""
+    return {
+        "mean_acceptance_length": metrics.mean_acceptance_length,
+        "draft_acceptance_rate": metrics.draft_acceptance_rate,
+        "num_spec_steps": metrics.num_spec_steps,
+        "num_draft_tokens": metrics.num_draft_tokens,
+        "num_accepted_draft_tokens": metrics.num_accepted_draft_tokens,
+        "num_loose_tokens": metrics.num_loose_tokens,
+        "loose_cost_nats": metrics.loose_cost_nats,
+        "num_rollbacks": metrics.num_rollbacks,
+        "acceptance_histogram": list(metrics.acceptance_histogram),
+    }
+
+
+def document(generation: Generation) -> dict[str, Any]:
+    """What `generate --json` prints for one prompt."""
+    return {
+        "text": generation.text,
+        "token_ids": generation.token_ids,
+        "prompt_token_ids": list(generation.started.prompt_token_ids),
+        "finish_reason": generation.completion.finish_reason.name.lower(),
+        "origins": [origin.name for origin in generation.origins],
+        "metrics": {
+            "speculative_decoding": speculation_document(generation.completion.speculation)
+        },
+    }
+
+
+def visible(text: str) -> str:
+    """Control characters as pictures of themselves; line breaks and tabs stay."""
+    return _CONTROL.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\ufffd", text)
+
+
+def pieces(chunk: Chunk) -> list[tuple[str, Style]]:
+    """The text of a chunk with the style of each piece's origin."""
+    if len(chunk.token_texts) == len(chunk.origins):
+        return [
+            (text, STYLES[origin])
+            for text, origin in zip(chunk.token_texts, chunk.origins, strict=True)
+            if text
+        ]
+    same = len(set(chunk.origins)) == 1  # without texts a token, only a uniform chunk has a colour
+    return [(chunk.text, STYLES[chunk.origins[0]] if same else Style())]
+
+
+def paint(text: str, style: Style) -> str:
+    """Text with the escape sequences of a style, line by line so that no colour runs over."""
+    lines = visible(text).split("\n")
+    return "\n".join(
+        style.render(line, color_system=ColorSystem.STANDARD) if line else "" for line in lines
+    )
+
+
+def painted(chunk: Chunk, color: bool) -> str:
+    """A chunk as the terminal gets it."""
+    if not color:
+        return visible(chunk.text)
+    return "".join(paint(text, style) for text, style in pieces(chunk))
+
+
+def legend(origins: Sequence[Origin] = tuple(Origin)) -> Text:
+    """One line that names the colours."""
+    line = Text()
+    for i, origin in enumerate(origins):
+        line.append("  " if i else "")
+        line.append(LABELS[origin], STYLES[origin])
+    return line
+
+
+def summary(generation: Generation, seconds: float) -> str:
+    """One line about a generation."""
+    completion, metrics = generation.completion, generation.completion.speculation
+    tokens = completion.completion_tokens
+    parts = [
+        f"{tokens} tokens in {seconds:.2f} s",
+        f"{tokens / max(seconds, 1e-9):.0f} tokens/s",
+    ]
+    if metrics.num_spec_steps:
+        parts += [
+            f"mean accepted {generation.mean_accepted_tokens:.2f} a round",
+            f"loose {metrics.num_loose_tokens / max(1, tokens):.1%}"
+            + (f" ({metrics.loose_cost_nats:.2f} nats)" if metrics.num_loose_tokens else ""),
+        ]
+    else:
+        parts.append("not speculated")
+    parts.append(f"rule {generation.started.rule.name}")
+    if generation.started.drafter:
+        parts.append(f"drafter {generation.started.drafter}")
+    reason = completion.finish_reason.name.lower()
+    parts.append(f"{reason} {completion.stop_reason!r}" if completion.stop_reason else reason)
+    return " · ".join(parts)
+
+
+def total(generations: Sequence[Generation], seconds: float) -> str:
+    """One line about many generations."""
+    done = [g.completion for g in generations]
+    tokens = sum(c.completion_tokens for c in done)
+    rounds = sum(c.speculation.num_rounds for c in done)
+    loose = sum(c.speculation.num_loose_tokens for c in done)
+    return (
+        f"{len(done)} prompts · {tokens} tokens in {seconds:.2f} s · "
+        f"{tokens / max(seconds, 1e-9):.0f} tokens/s · "
+        f"mean accepted {tokens / max(1, rounds):.2f} a round · "
+        f"loose {loose / max(1, tokens):.1%}"
+    )

@@ -1,0 +1,337 @@
+"""The whole stack on this machine: three services as children of this process.
+
+Belongs here: starting them, waiting until they are warm, noticing that one died, stopping them.
+Used by `serve`, `generate --local`, `bench`, `eval` and tests. No terminal output: what happens is
+told to `on_event`, what the services log to `on_log`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import flyspec
+from flyspec.errors import ConfigError, FlyspecError
+from flyspec.types import DEFAULT_NUM_SPECULATIVE_TOKENS
+
+T = TypeVar("T")
+
+ROOT = Path(flyspec.__file__).resolve().parent.parent
+DEMO_MODELS = ROOT / "demo" / "models"
+LOOPBACK = "127.0.0.1"
+KEPT_LOG_LINES = 20
+_DRAFT_FLAGS = re.compile(r"--(model|device|dtype|threads|port)\b")
+
+
+class ServiceDiedError(FlyspecError):
+    """A service ended although nobody asked it to."""
+
+
+def _ignore(_: str) -> None:
+    """Take a line and do nothing with it."""
+
+
+def default_threads() -> int:
+    """Draft and target take turns on a CPU, but a share each keeps them from being in the way."""
+    return max(1, (os.cpu_count() or 1) // 2)
+
+
+@dataclass(frozen=True)
+class StackOptions:
+    """What to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
+
+    Ports of 0 are picked. Only the orchestrator listens on `host`, the others on loopback.
+    `threads` 0 is half of the cores, on a CPU; a `draft_device` of None is `device`.
+    """
+
+    model: str | None = None
+    draft_model: str | None = None
+    device: str = "auto"
+    draft_device: str | None = None
+    dtype: str = "auto"
+    draft_dtype: str = "auto"
+    threads: int = 0
+    draft_threads: int = 0
+    host: str = LOOPBACK
+    port: int = 0
+    admin_port: int = 0
+    draft_port: int = 0
+    verify_port: int = 0
+    drafter: str = ""
+    rule: str = "fly"
+    num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
+    max_sessions: int = 32
+    log_level: str = "info"
+    drain_grace_s: float = 10.0
+    start_timeout_s: float = 1800.0
+
+    def resolved(self) -> StackOptions:
+        """The same with models, devices and threads filled in."""
+        changes: dict[str, Any] = {}
+        if self.model is None:
+            target, draft = DEMO_MODELS / "target", DEMO_MODELS / "draft"
+            if not (target / "model.safetensors").is_file():
+                raise ConfigError(
+                    f"no --model given, and the bundled pair is not in {DEMO_MODELS}; "
+                    "pass --model DIR and --draft-model DIR"
+                )
+            changes["model"] = str(target)
+            if self.draft_model is None:
+                changes["draft_model"] = str(draft)
+        elif self.draft_model is None:
+            changes["draft_model"] = ""
+        if self.draft_device is None:
+            changes["draft_device"] = self.device
+        changes["threads"] = self.threads or default_threads()
+        changes["draft_threads"] = self.draft_threads or default_threads()
+        return StackOptions(**{**vars(self), **changes})
+
+
+@dataclass
+class Service:
+    """A child process: what it is called, what it said, where it listens."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    facts: dict[str, Any] = field(default_factory=dict)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LOG_LINES))
+    reader: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    async def failure(self) -> FlyspecError:
+        """Why it ended, once it has: its own message, or its exit code and last words."""
+        code = await self.process.wait()
+        if self.reader is not None:
+            await asyncio.wait([self.reader], timeout=1.0)
+        errors = [line for line in self.lines if "error: " in line]
+        if code == 2 and errors:
+            message = errors[-1].split("error: ", 1)[1]
+            if self.name == "draft":
+                message = _DRAFT_FLAGS.sub(r"--draft-\1", message)
+            return ConfigError(f"{self.name} service: {message}")
+        how = f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        said = "".join(f"\n  {line}" for line in self.lines) or " nothing"
+        return ServiceDiedError(f"the {self.name} service ended with {how}; its last lines:{said}")
+
+
+class Stack:
+    """Draft, verify and orchestrator services. `async with Stack(options) as stack: ...`."""
+
+    def __init__(
+        self,
+        options: StackOptions | None = None,
+        on_event: Callable[[str], None] = _ignore,
+        on_log: Callable[[str], None] = _ignore,
+    ) -> None:
+        self.options = (options or StackOptions()).resolved()
+        self.services: dict[str, Service] = {}
+        self._on_event = on_event
+        self._on_log = on_log
+
+    # --- where things are -------------------------------------------------------------------
+
+    def _address_of(self, name: str, port: str = "port", host: str = LOOPBACK) -> str:
+        reachable = LOOPBACK if host in ("0.0.0.0", "") else "::1" if host == "::" else host
+        bracketed = f"[{reachable}]" if ":" in reachable else reachable
+        return f"{bracketed}:{self.services[name].facts[port]}"
+
+    @property
+    def address(self) -> str:
+        """Where clients generate."""
+        return self._address_of("orchestrator", host=self.options.host)
+
+    @property
+    def admin_address(self) -> str:
+        """Where the operator asks."""
+        return self._address_of("orchestrator", "admin_port", self.options.host)
+
+    @property
+    def draft_address(self) -> str:
+        """The draft service."""
+        return self._address_of("draft")
+
+    @property
+    def verify_address(self) -> str:
+        """The verify service."""
+        return self._address_of("verify")
+
+    # --- life -------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        try:
+            async with asyncio.timeout(self.options.start_timeout_s):
+                await self._start()
+        except TimeoutError:
+            await self.stop(0.0)
+            raise ServiceDiedError(
+                f"the stack was not ready after {self.options.start_timeout_s:.0f} s"
+            ) from None
+        except BaseException:
+            await self.stop(0.0)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def wait(self) -> None:
+        """Wait until a service dies, and raise why."""
+        waits = {asyncio.ensure_future(s.process.wait()): s for s in self.services.values()}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+        raise await waits[done.pop()].failure()
+
+    async def guard(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`; if a service dies meanwhile, cancel it and raise why the service died."""
+        task, watch = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
+        try:
+            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and task.exception() is None:
+                return task.result()
+            if not watch.done():  # the call may fail a moment before its service is gone
+                await asyncio.wait([watch], timeout=0.2)
+            return await (watch if watch.done() else task)  # type: ignore[return-value]
+        finally:
+            for pending in (task, watch):
+                pending.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """End all services: the orchestrator drains first; what is left after it is killed."""
+        grace = self.options.drain_grace_s if grace_s is None else grace_s
+        try:
+            for names in (("orchestrator",), ("draft", "verify")):
+                services = [self.services[n] for n in names if n in self.services]
+                for service in services:
+                    _send(service, signal.SIGTERM)
+                ends = [asyncio.ensure_future(s.process.wait()) for s in services]
+                if ends:
+                    await asyncio.wait(ends, timeout=grace + 2.0)
+        finally:
+            for service in self.services.values():
+                _send(service, signal.SIGKILL)
+            for service in self.services.values():
+                await service.process.wait()
+                if service.reader is not None:
+                    await asyncio.wait([service.reader], timeout=1.0)
+
+    async def _start(self) -> None:
+        o = self.options
+        common = ["--log-level", o.log_level, "--drain-grace-s", str(o.drain_grace_s)]
+        limits = [*common, "--host", LOOPBACK, "--max-sessions", str(o.max_sessions)]
+        verify = ["--model", str(o.model), "--port", str(o.verify_port), "--device", o.device,
+                  "--dtype", o.dtype, "--threads", str(o.threads)]  # fmt: skip
+        draft = ["--model", str(o.draft_model), "--port", str(o.draft_port), "--device",
+                 str(o.draft_device), "--dtype", o.draft_dtype, "--threads",
+                 str(o.draft_threads), "--drafter", o.drafter]  # fmt: skip
+        self._on_event(f"loading the target {o.model}")
+        self._on_event(f"loading the draft model {o.draft_model}" if o.draft_model
+                       else "drafting by prompt lookup, without a model")  # fmt: skip
+        first = [
+            await self._spawn("verify", "verify_service", [*limits, *verify], o.threads),
+            await self._spawn("draft", "draft_service", [*limits, *draft], o.draft_threads),
+        ]
+        await _all_or_first_error([self._ready(*started) for started in first])
+        orchestrator = [*common, "--host", o.host, "--port", str(o.port), "--admin-port",
+                        str(o.admin_port), "--verify-address", self.verify_address,
+                        "--draft-address", self.draft_address, "--rule", o.rule,
+                        "--num-speculative-tokens", str(o.num_speculative_tokens)]  # fmt: skip
+        self._on_event("starting the orchestrator")
+        await self.guard(
+            self._ready(*await self._spawn("orchestrator", "orchestrator", orchestrator, 1))
+        )
+
+    async def _spawn(
+        self, name: str, module: str, flags: list[str], threads: int
+    ) -> tuple[Service, asyncio.StreamReader, asyncio.BaseTransport]:
+        """Start a service; the reader gives the line that it writes when it is ready."""
+        read_fd, write_fd = os.pipe()
+        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "flyspec.cli.child", module, *flags,
+                "--ready-fd", str(write_fd),
+                stdin=asyncio.subprocess.PIPE,  # its end tells the child that this process is gone
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[write_fd],
+                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+                env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads),
+                     "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        service = self.services[name] = Service(name, process)
+        service.reader = asyncio.ensure_future(self._read_log(service))
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb")
+        )
+        return service, reader, transport
+
+    async def _ready(
+        self, service: Service, reader: asyncio.StreamReader, transport: asyncio.BaseTransport
+    ) -> None:
+        """Wait until a service is warm, or raise why it ended."""
+        try:
+            line = await reader.readline()
+        finally:
+            transport.close()
+        if not line:
+            raise await service.failure()
+        service.facts = json.loads(line)
+        self._on_event(f"the {service.name} service is ready")
+
+    async def _read_log(self, service: Service) -> None:
+        """Keep the last lines. Reads blocks, not lines: a service must never wait for its log."""
+        assert service.process.stdout is not None
+        rest = ""
+        while block := await service.process.stdout.read(1 << 16):
+            *lines, rest = (rest + block.decode(errors="replace")).split("\n")
+            rest = rest[-(1 << 16) :]
+            for line in filter(str.strip, lines):
+                service.lines.append(line.rstrip())
+                self._on_log(line.rstrip())
+        if rest.strip():
+            service.lines.append(rest)
+
+
+def _send(service: Service, number: signal.Signals) -> None:
+    """Signal a service that is still there; a kill is for all that it started, too."""
+    if service.process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            if number is signal.SIGKILL:
+                os.killpg(service.pid, number)
+            else:
+                service.process.send_signal(number)
+
+
+async def _all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Do all at once; the first error cancels the rest and is raised as it is."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

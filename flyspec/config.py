@@ -1,0 +1,125 @@
+"""Settings of the three services: one definition for flags, environment and defaults.
+
+Every field is a flag of the service (`python -m draft_service --max-sessions 8`) and an environment
+variable (`FLYSPEC_DRAFT_MAX_SESSIONS=8`). Flags win over the environment.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+
+from flyspec.types import DEFAULT_NUM_SPECULATIVE_TOKENS
+
+GENERATION_PORT = 50050
+DRAFT_PORT = 50051
+VERIFY_PORT = 50052
+ADMIN_PORT = 50053
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
+
+
+class ServerSettings(BaseSettings):
+    """What every server is told."""
+
+    model_config = SettingsConfigDict(
+        cli_kebab_case=True, cli_implicit_flags=True, cli_avoid_json=True, extra="forbid"
+    )
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    drain_grace_s: float = Field(
+        10.0, ge=0, description="seconds that running calls get on SIGTERM"
+    )
+    ready_fd: int | None = Field(
+        None, description="file descriptor to write one JSON line to once listening and warm"
+    )
+
+
+class ModelServerSettings(ServerSettings):
+    """What a server with a model is told."""
+
+    device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: cuda if there is one")
+    dtype: Dtype = Field(
+        "auto",
+        description="auto: the checkpoint's on a GPU, float32 on a CPU without bf16 matrices",
+    )
+    threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves it to torch")
+    max_sessions: int = Field(32, ge=1, le=4096, description="sessions open at once")
+    max_model_len: int = Field(
+        0, ge=0, description="longest sequence in tokens; 0 takes the model's own limit"
+    )
+    max_speculative_tokens: int = Field(64, ge=1, le=1024, description="most drafts a round")
+    idle_timeout_s: float = Field(
+        300.0, gt=0, description="seconds without a message after which a session is closed"
+    )
+
+
+class DraftSettings(ModelServerSettings):
+    """The draft service's settings."""
+
+    model_config = SettingsConfigDict(env_prefix="FLYSPEC_DRAFT_")
+
+    port: int = Field(DRAFT_PORT, ge=0, le=65535, description="port to listen on; 0 picks one")
+    model: str = Field(
+        "", description="draft model, a directory or hub id; empty: prompt lookup only, no torch"
+    )
+    drafter: Literal["", "model", "prompt_lookup", "multi_level"] = Field(
+        "", description="drafter of requests that name none; empty: model if there is one"
+    )
+    chunk_tokens: int = Field(8, ge=1, le=1024, description="proposed tokens a streamed message")
+
+
+class VerifySettings(ModelServerSettings):
+    """The verify service's settings."""
+
+    model_config = SettingsConfigDict(env_prefix="FLYSPEC_VERIFY_")
+
+    port: int = Field(VERIFY_PORT, ge=0, le=65535, description="port to listen on; 0 picks one")
+    model: str = Field(..., min_length=1, description="target model, a directory or hub id")
+    max_plain_tokens: int = Field(64, ge=1, le=4096, description="most undrafted tokens a round")
+    max_queue: int = Field(256, ge=1, description="rounds that may wait for the model")
+    prefill_chunk: int = Field(512, ge=16, description="prompt tokens a forward")
+
+
+class OrchestratorSettings(ServerSettings):
+    """The orchestrator's settings."""
+
+    model_config = SettingsConfigDict(env_prefix="FLYSPEC_ORCHESTRATOR_")
+
+    port: int = Field(GENERATION_PORT, ge=0, le=65535, description="generation port; 0 picks one")
+    admin_port: int = Field(ADMIN_PORT, ge=0, le=65535, description="admin port; 0 picks one")
+    verify_address: str = Field(f"127.0.0.1:{VERIFY_PORT}", description="verify service, host:port")
+    draft_address: str = Field(
+        f"127.0.0.1:{DRAFT_PORT}", description="draft service, host:port; empty: prompt lookup here"
+    )
+    max_concurrent: int = Field(
+        0, ge=0, description="generations that run at once; 0: as many as both services hold"
+    )
+    max_waiting: int = Field(1024, ge=0, description="generations that may wait to be admitted")
+    rule: str = Field("fly", description="acceptance rule of requests that name none")
+    num_speculative_tokens: int = Field(
+        DEFAULT_NUM_SPECULATIVE_TOKENS, ge=0, le=1024, description="K of requests that give none"
+    )
+    round_timeout_s: float = Field(
+        60.0, gt=0, description="seconds to wait for a proposal or a verdict"
+    )
+
+
+S = TypeVar("S", bound=ServerSettings)
+
+
+def from_command_line(settings: type[S], prog: str, argv: Sequence[str] | None = None) -> S:
+    """Read settings from flags and environment; bad ones end the process with a message, code 2."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return CliApp.run(settings, cli_args=arguments, cli_settings_source=None)
+    except ValidationError as error:
+        for problem in error.errors():
+            flag = "--" + ".".join(str(p) for p in problem["loc"]).replace("_", "-")
+            print(f"{prog}: error: {flag}: {problem['msg']}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,135 @@
+"""Loads a Hugging Face causal LM and its tokenizer from a directory or hub id.
+
+Safetensors only, no remote code. What cannot be served correctly is refused with a message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from flyspec.errors import ConfigError
+from flyspec.tokenizer import fingerprint
+from flyspec.types import ModelInfo, TokenizerBundle
+
+NARROW_HIDDEN_SIZE = 256
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode, its description and its tokenizer."""
+
+    model: Any
+    info: ModelInfo
+    tokenizer: TokenizerBundle
+
+
+def resolve_device(device: str) -> torch.device:
+    """The torch device that `--device` names; `auto` is CUDA where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"--device {device}: not a device; use cpu, cuda, cuda:N or auto"
+        ) from error
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {device}: torch sees no CUDA device; use --device cpu")
+    return resolved
+
+
+def resolve_dtype(dtype: str, device: torch.device, config: Any) -> torch.dtype:
+    """The torch dtype that `--dtype` names; `auto` is the checkpoint's where that is fast.
+
+    On a CPU, 16-bit weights pay where the processor multiplies them and the layers are wide enough
+    for memory traffic to dominate; narrow models, typical drafts, run faster in float32 (measured:
+    a 1 M parameter draft takes 0.45 ms a step in float32, 0.72 ms in bfloat16).
+    """
+    if dtype != "auto":
+        resolved: torch.dtype = getattr(torch, dtype)
+        return resolved
+    stored = getattr(config, "dtype", None)
+    stored = stored if isinstance(stored, torch.dtype) else torch.float32
+    if device.type == "cpu":
+        cpu_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        narrow = getattr(config.get_text_config(), "hidden_size", 0) < NARROW_HIDDEN_SIZE
+        if stored is not torch.bfloat16 or not cpu_bf16 or narrow:
+            return torch.float32
+    return stored
+
+
+def load_model(name: str, device: str, dtype: str, max_model_len: int = 0) -> LoadedModel:
+    """Load model and tokenizer; raises `ConfigError` with what to change."""
+    where = resolve_device(device)
+    is_path = name.startswith((".", "/", "~")) or Path(name).exists()
+    source = str(Path(name).expanduser()) if is_path else name
+    if is_path and not (Path(source) / "config.json").is_file():
+        raise ConfigError(
+            f"--model {name}: no config.json there; give a directory in Hugging Face format "
+            "(config.json, *.safetensors, tokenizer.json) or a hub id"
+        )
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=resolve_dtype(dtype, where, config),
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ConfigError(f"--model {name}: cannot be loaded: {reason}") from error
+    model = model.to(where).eval()
+    bundle = tokenizer_bundle(tokenizer, model.generation_config)
+    text_config = config.get_text_config()
+    limit = int(getattr(text_config, "max_position_embeddings", 0) or 2048)
+    if max_model_len > limit:
+        raise ConfigError(f"--max-model-len {max_model_len}: the model's own limit is {limit}")
+    info = ModelInfo(
+        name=name,
+        tokenizer_fingerprint=bundle.fingerprint,
+        vocab_size=int(model.get_output_embeddings().weight.shape[0]),
+        context_length=max_model_len or limit,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(where),
+        num_parameters=model.num_parameters(),
+    )
+    log.info("loaded %s: %.1f M parameters, %s on %s",
+             name, info.num_parameters / 1e6, info.dtype, info.device)  # fmt: skip
+    return LoadedModel(model, info, bundle)
+
+
+def tokenizer_bundle(tokenizer: Any, generation_config: GenerationConfig) -> TokenizerBundle:
+    """Everything that encodes, decodes and ends a sequence, from transformers' objects."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ConfigError("the model has no fast tokenizer (tokenizer.json); convert it first")
+    eos = generation_config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    control = {*eos_ids, *tokenizer.all_special_ids}
+    control |= {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    pad = tokenizer.pad_token_id
+    template = tokenizer.chat_template
+    return TokenizerBundle(
+        tokenizer_json=backend.to_str().encode(),
+        fingerprint=fingerprint(backend, None if pad in eos_ids else pad),
+        eos_token_ids=tuple(sorted(eos_ids)),
+        control_token_ids=tuple(sorted(control)),
+        bos_token_id=tokenizer.bos_token_id,
+        chat_template=template if isinstance(template, str) else "",
+        generation_config_json=json.dumps(generation_config.to_diff_dict()),
+    )

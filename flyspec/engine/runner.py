@@ -1,0 +1,83 @@
+"""Runs a model over slots: the only place that calls a model's forward.
+
+`forward` takes a batch of steps of different sequences. Today it runs one after the other; the
+callers already hand over all that is ready at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.slots import SlotCache
+from flyspec.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Continue `slot` behind its first `start` tokens with `token_ids` (at least one)."""
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    num_logits: int = 1
+    """Rows wanted: the logits after each of the last `num_logits` tokens."""
+
+
+class ModelRunner:
+    """A model with a slot cache. Not thread-safe: one thread owns it."""
+
+    def __init__(self, loaded: LoadedModel, num_slots: int, prefill_chunk: int = 512) -> None:
+        text_config = loaded.model.config.get_text_config()
+        kinds = set(getattr(text_config, "layer_types", None) or ["full_attention"])
+        if not kinds <= {"full_attention", "sliding_attention"}:
+            raise ConfigError(
+                f"{loaded.info.name}: layers of kind {sorted(kinds)} hold state that cannot be "
+                "rolled back; use a model with attention layers only"
+            )
+        self.info = loaded.info
+        self._model = loaded.model
+        self._device = loaded.model.device
+        self._prefill_chunk = prefill_chunk
+        self.cache = SlotCache(text_config.num_hidden_layers, num_slots, self.info.context_length)
+
+    def warm_up(self) -> None:
+        """Run prefill and decode once, so that the first request does not pay for it."""
+        slot = self.cache.acquire()
+        length = min(32, self.info.context_length - 1)
+        self.forward([Step(slot, 0, [0] * length, 1)])
+        self.forward([Step(slot, length - 1, [0], 1)])
+        self.cache.release(slot)
+
+    def forward(self, steps: Sequence[Step]) -> list[Tensor]:
+        """Logits [num_logits, vocab] of each step, on the model's device."""
+        with torch.inference_mode():
+            return [self._one(step) for step in steps]
+
+    def _one(self, step: Step) -> Tensor:
+        """One step, long inputs in chunks so that activations stay bounded."""
+        ids = torch.tensor([step.token_ids], dtype=torch.long, device=self._device)
+        start, total = step.start, len(step.token_ids)
+        # All wanted rows come from one last piece; pieces before it only fill the cache.
+        done = 0
+        while total - done > max(self._prefill_chunk, step.num_logits):
+            piece = min(self._prefill_chunk, total - done - step.num_logits)
+            self._call(step.slot, start + done, ids[:, done : done + piece], 1)
+            done += piece
+        return self._call(step.slot, start + done, ids[:, done:], step.num_logits)
+
+    def _call(self, slot: int, start: int, ids: Tensor, num_logits: int) -> Tensor:
+        self.cache.select(slot, start)
+        output = self._model(
+            input_ids=ids,
+            position_ids=torch.arange(start, start + ids.shape[1], device=self._device)[None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=num_logits,
+        )
+        logits: Tensor = output.logits[0]
+        return logits

@@ -1,0 +1,63 @@
+"""Errors that reach a user: what is wrong, what to change, and the status code that says so.
+
+Everything raised on purpose in flyspec is one of these. `flyspec.rpc` turns them into gRPC statuses
+and the CLI into one line on standard error; anything else is a bug and is logged with its trace.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FlyspecError(Exception):
+    """An error with a message for the user. `status` is the name of a `grpc.StatusCode`."""
+
+    status: ClassVar[str] = "INTERNAL"
+
+
+class InvalidArgumentError(FlyspecError):
+    """The request is wrong whatever the state of the system; the message names the field."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class NotFoundError(FlyspecError):
+    """A thing that the request names does not exist."""
+
+    status = "NOT_FOUND"
+
+
+class PrefixMismatchError(FlyspecError):
+    """The message builds on a prefix that this session does not hold; open another with it all."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class IncompatibleError(FlyspecError):
+    """Two parts do not fit together, such as a drafter and a target of different tokenizers."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class ResourceExhaustedError(FlyspecError):
+    """A limit is reached; the same request may succeed later."""
+
+    status = "RESOURCE_EXHAUSTED"
+
+
+class UnavailableError(FlyspecError):
+    """A service that is needed does not answer."""
+
+    status = "UNAVAILABLE"
+
+
+class ConfigError(FlyspecError):
+    """The configuration cannot work: wrong path, port in use, unsupported model."""
+
+    status = "INVALID_ARGUMENT"
+
+
+class IdleTimeoutError(FlyspecError):
+    """A session heard nothing from its client for too long and was closed."""
+
+    status = "DEADLINE_EXCEEDED"

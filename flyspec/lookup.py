@@ -1,0 +1,94 @@
+"""Prompt lookup: drafting by copying what followed the last few tokens before. No torch, no numpy.
+
+The index is incremental: a token costs one dictionary entry per n-gram length, and so does taking
+it back. The draft service drafts with it, the orchestrator falls back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+DEFAULT_MIN_NGRAM = 2
+DEFAULT_MAX_NGRAM = 4
+
+
+class PromptLookup:
+    """A token sequence that proposes its own continuation.
+
+    The last n tokens are looked up in the sequence, the longest n first (`max_ngram` down to
+    `min_ngram`); of several earlier places the most recent wins, and what followed there is
+    proposed. Raises `ValueError` unless 1 <= min_ngram <= max_ngram.
+    """
+
+    def __init__(
+        self,
+        token_ids: Iterable[int] = (),
+        *,
+        min_ngram: int = DEFAULT_MIN_NGRAM,
+        max_ngram: int = DEFAULT_MAX_NGRAM,
+    ) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ValueError(f"1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}")
+        self._tokens: list[int] = []
+        # For each n, longest first: where each n-gram that has a continuation was last continued,
+        # and for every position the place that its own entry displaced (-1: none).
+        self._levels: list[tuple[int, dict[tuple[int, ...], int], list[int]]] = [
+            (n, {}, []) for n in range(max_ngram, min_ngram - 1, -1)
+        ]
+        self.extend(token_ids)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The sequence; a view that later calls change."""
+        return self._tokens
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append tokens."""
+        tokens, levels = self._tokens, self._levels
+        for token in token_ids:
+            end = len(tokens)
+            for n, latest, displaced in levels:
+                if end < n:
+                    displaced.append(-1)
+                    continue
+                ngram = tuple(tokens[end - n : end])
+                displaced.append(latest.get(ngram, -1))
+                latest[ngram] = end
+            tokens.append(token)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens; costs as much as appending those that go.
+
+        Raises `ValueError` if fewer are held.
+        """
+        tokens = self._tokens
+        if not 0 <= length <= len(tokens):
+            raise ValueError(f"cannot keep {length} of {len(tokens)} tokens")
+        for end in range(len(tokens) - 1, length - 1, -1):
+            tokens.pop()
+            for n, latest, displaced in self._levels:
+                place = displaced.pop()
+                if place >= 0:
+                    latest[tuple(tokens[end - n : end])] = place
+                elif end >= n:
+                    del latest[tuple(tokens[end - n : end])]
+
+    def propose(self, max_tokens: int) -> list[int]:
+        """Up to `max_tokens` tokens that may follow; none if the end occurred nowhere before.
+
+        A match whose continuation reaches the end of the sequence goes on with what it has just
+        proposed, so that a text with a short period is continued to full length.
+        """
+        tokens = self._tokens
+        end = len(tokens)
+        if max_tokens <= 0:
+            return []
+        for n, latest, _ in self._levels:
+            if end > n and (place := latest.get(tuple(tokens[end - n :]), -1)) >= 0:
+                period = tokens[place : place + max_tokens]
+                repeats = -(-max_tokens // len(period))
+                return (period * repeats)[:max_tokens]
+        return []

@@ -1,0 +1,45 @@
+"""A token sequence that can be cut back, with a hash of every prefix.
+
+The orchestrator and the verify service keep one each; equal hashes mean that the same tokens stand
+before a round (`VerifyRound.prefix_hash`). Cutting back is a length (DESIGN, principle 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+_MASK = (1 << 64) - 1
+_MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+class TokenSequence:
+    """Tokens with their prefix hashes: h_0 = 1, h = mix(h + token), never 0 (0 is not checked)."""
+
+    __slots__ = ("_hashes", "tokens")
+
+    def __init__(self, tokens: Iterable[int] = ()) -> None:
+        self.tokens: list[int] = []
+        self._hashes: list[int] = [1]
+        self.extend(tokens)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def hash(self) -> int:
+        """Hash of the whole sequence, in [1, 2^64)."""
+        return self._hashes[-1]
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens."""
+        h = self._hashes[-1]
+        for token in tokens:
+            h = (h + token + 1) * _MULTIPLIER & _MASK
+            h = (h ^ h >> 29) or 1
+            self.tokens.append(token)
+            self._hashes.append(h)
+
+    def keep(self, length: int) -> None:
+        """Drop everything from position `length` on."""
+        del self.tokens[length:]
+        del self._hashes[length + 1 :]

@@ -1,0 +1,210 @@
+"""What every gRPC server and channel of flyspec has in common: limits, errors, health, drain.
+
+A service's `__main__` builds its servicer and calls `serve`; a servicer's methods are decorated
+with `unary` or `streaming`, which turn `FlyspecError` into its gRPC status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from flyspec.errors import ConfigError, FlyspecError, IdleTimeoutError
+
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 32 << 20
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Reconnect soon after a service comes back; gRPC's own default backs off to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Without this two servers can share a port, each getting some of the connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+]
+
+
+def status_of(error: FlyspecError) -> grpc.StatusCode:
+    """The gRPC status code of an error."""
+    return grpc.StatusCode[error.status]
+
+
+def error_of_status(code: grpc.StatusCode, details: str) -> FlyspecError:
+    """The error that a peer's status stands for; its message is the peer's."""
+    for cls in FlyspecError.__subclasses__():
+        if cls.status == code.name:
+            return cls(details)
+    return FlyspecError(f"{code.name}: {details}")
+
+
+def error_of(error: grpc.aio.AioRpcError) -> FlyspecError:
+    """The error that a failed call stands for."""
+    return error_of_status(error.code(), error.details() or error.code().name)
+
+
+async def _abort(context: Any, method: str, error: Exception) -> None:
+    """End the call with the status that `error` stands for; a bug is logged with its trace."""
+    if isinstance(error, FlyspecError):
+        await context.abort(status_of(error), str(error))
+    log.exception("%s failed", method)
+    await context.abort(grpc.StatusCode.INTERNAL, f"internal error in {method}: {error!r}")
+
+
+def unary(method: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
+    """Decorate a unary servicer method: what it raises becomes the call's status."""
+
+    @functools.wraps(method)
+    async def wrapped(self: Any, request: Any, context: Any) -> R:
+        try:
+            return await method(self, request, context)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await _abort(context, method.__qualname__, error)
+            raise
+
+    return wrapped
+
+
+def streaming(method: Callable[..., AsyncIterator[R]]) -> Callable[..., AsyncIterator[R]]:
+    """Decorate a servicer method that yields responses: what it raises becomes the status."""
+
+    @functools.wraps(method)
+    async def wrapped(self: Any, request: Any, context: Any) -> AsyncIterator[R]:
+        try:
+            async with contextlib.aclosing(method(self, request, context)) as responses:  # type: ignore[type-var]
+                async for response in responses:
+                    yield response
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await _abort(context, method.__qualname__, error)
+            raise
+
+    return wrapped
+
+
+def handler(method: Callable[..., Awaitable[Any]]) -> Any:
+    """Decorate a servicer method: what it raises becomes the call's status.
+
+    For unary methods, and for streams that read and write through their context: leaving such a
+    method, cancelled or not, runs its own `finally` at once.
+    """
+    return unary(method)
+
+
+async def read(context: Any, idle_timeout_s: float) -> Any:
+    """The next message of a stream, None at its end; `IdleTimeoutError` when none comes."""
+    try:
+        async with asyncio.timeout(idle_timeout_s):
+            message = await context.read()
+    except TimeoutError as error:
+        raise IdleTimeoutError(
+            f"no message for {idle_timeout_s:g} s; the session is closed, open another"
+        ) from error
+    return None if message is grpc.aio.EOF else message
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    """Open a channel to `host:port`; it connects on first use and reconnects by itself."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class GrpcServer:
+    """One listening port with health and reflection; not ready until `set_ready`.
+
+    `services` pairs each generated `add_*Servicer_to_server` with a servicer; `names` are the full
+    names of those services.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        services: list[tuple[Callable[[Any, grpc.aio.Server], None], Any]],
+        names: list[str],
+    ) -> None:
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._names = names
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for add, servicer in services:
+            add(servicer, self._server)
+        reflection.enable_server_reflection(
+            [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+
+    async def start(self) -> int:
+        """Listen, not ready yet; the port that was bound (0 picks a free one)."""
+        try:
+            port = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {self._address}: the port is in use or not allowed; "
+                "stop the other process or choose another port (0 picks a free one)"
+            ) from error
+        await self.set_ready(False)
+        await self._server.start()
+        return int(port)
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tell health checks whether this server can do its work."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        state = status.SERVING if ready else status.NOT_SERVING
+        for name in ["", *self._names]:
+            await self._health.set(name, state)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, let running ones finish for `grace_s` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+def announce(ready_fd: int | None, facts: dict[str, Any]) -> None:
+    """Tell the process that started this one where it listens: one JSON line on `ready_fd`."""
+    if ready_fd is not None:
+        with os.fdopen(ready_fd, "w") as pipe:
+            pipe.write(json.dumps(facts) + "\n")
+
+
+async def wait_for_termination() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a service's main coroutine on uvloop; an error for the user is one line, exit code 2."""
+    try:
+        uvloop.run(main)
+    except FlyspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

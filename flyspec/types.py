@@ -1,0 +1,281 @@
+"""The types that all parts of flyspec share: plain values, no I/O, no protobuf, no torch.
+
+Positions are absolute (prompt included), costs are in nats, times in nanoseconds. The enums have
+the numbers of their namesakes in `protos/`, so that `wire` converts them by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+DEFAULT_NUM_SPECULATIVE_TOKENS = 15
+PROTOCOL_VERSION = 1
+
+
+class Origin(IntEnum):
+    """Where an emitted token came from (DESIGN: origins)."""
+
+    EXACT_MODEL = 1
+    EXACT_LOOKUP = 2
+    LOOSE = 3
+    CORRECTION = 4
+    BONUS = 5
+    PLAIN = 6
+
+
+class Outcome(IntEnum):
+    """What a verdict says of one drafted token."""
+
+    EXACT = 1
+    LOOSE = 2
+    PROVISIONAL = 3
+    REJECTED = 4
+    NOT_REACHED = 5
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the drafted token stands, if only for now."""
+        return self <= Outcome.PROVISIONAL
+
+
+class EntropyMeasure(IntEnum):
+    """How the target's uncertainty is measured; the two differ by an order of magnitude."""
+
+    NORMALIZED = 1
+    TOP_K = 2
+
+
+class FinishReason(IntEnum):
+    """Why a generation ended."""
+
+    STOP = 1
+    LENGTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen from logits. `temperature` 0 is greedy; `top_k` 0 keeps all."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An acceptance rule by preset name, with the parameters that differ from the preset.
+
+    `None` takes the preset's value; `verify_service.rules.resolve` fills them in.
+    """
+
+    name: str
+    fly_window_size: int | None = None
+    fly_entropy_threshold: float | None = None
+    fly_entropy_top_k: int | None = None
+    entropy_measure: EntropyMeasure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may still be accepted loosely; `None` is without bound."""
+
+    loose_tokens: int | None = None
+    loose_cost_nats: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is said of one drafted token.
+
+    `target_token_id` is the target's own token there. `entropy` is in the rule's measure and set
+    where the rule looked; `gap_nats` = raw logp(most likely) - logp(drafted), set at mismatches.
+    Of a token that was not reached, `target_token_id` may be missing.
+    """
+
+    outcome: Outcome
+    target_token_id: int | None = None
+    entropy: float | None = None
+    gap_nats: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule says of a round: `num_accepted` drafts stand, then comes `next_token_id`."""
+
+    num_accepted: int
+    next_token_id: int
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def num_loose(self) -> int:
+        """Tokens accepted although they differ from the target's own."""
+        return sum(1 for d in self.decisions if d.outcome is Outcome.LOOSE)
+
+    @property
+    def loose_cost_nats(self) -> float:
+        """What they cost together."""
+        return sum(d.gap_nats or 0.0 for d in self.decisions if d.outcome is Outcome.LOOSE)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts about a loaded model (see the proto message of this name)."""
+
+    name: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    context_length: int
+    dtype: str = ""
+    device: str = ""
+    num_parameters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """Sessions that a service holds."""
+
+    active: int
+    limit: int
+    opened_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """One way of drafting that a draft service offers. `model` is None for prompt lookup."""
+
+    name: str
+    kind: str
+    model: ModelInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftServiceInfo:
+    """Answer of `DraftService.Describe`."""
+
+    drafters: tuple[DrafterInfo, ...]
+    sessions: SessionStatus
+    max_speculative_tokens: int
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyServiceInfo:
+    """Answer of `VerifyService.Describe`."""
+
+    model: ModelInfo
+    sessions: SessionStatus
+    max_speculative_tokens: int
+    max_plain_tokens: int
+    rules: tuple[str, ...]
+    protocol_version: int = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerBundle:
+    """The target's tokenizer and what belongs to it; all that the orchestrator needs of a model."""
+
+    tokenizer_json: bytes
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    control_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+    chat_template: str = ""
+    generation_config_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOpen:
+    """Opens a draft session with the sequence so far."""
+
+    token_ids: Sequence[int]
+    sampling: SamplingParams
+    seed: int
+    drafter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAdvance:
+    """Keep `keep_length` tokens, append `append_token_ids`, propose up to `max_tokens`."""
+
+    round_id: int
+    keep_length: int
+    append_token_ids: Sequence[int]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTimings:
+    """Times of one proposal inside the draft service, ns."""
+
+    queue_ns: int = 0
+    model_ns: int = 0
+    service_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChunk:
+    """A piece of a proposal; `start_position` is that of its first token."""
+
+    round_id: int
+    keep_length: int
+    next_token_id: int
+    start_position: int
+    token_ids: Sequence[int]
+    origins: Sequence[Origin]
+    last: bool
+    timings: DraftTimings = field(default_factory=DraftTimings)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOpen:
+    """Opens a verify session with the sequence so far, `prompt_length` of it the prompt."""
+
+    token_ids: Sequence[int]
+    prompt_length: int
+    rule: Rule
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRound:
+    """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`."""
+
+    round_id: int
+    keep_length: int
+    append_token_ids: Sequence[int]
+    draft_token_ids: Sequence[int]
+    prefix_hash: int = 0
+    max_plain_tokens: int = 1
+    budget: Budget = field(default_factory=Budget)
+    exact_until_position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTimings:
+    """Times of one verdict inside the verify service, ns."""
+
+    queue_ns: int = 0
+    forward_ns: int = 0
+    judge_ns: int = 0
+    service_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundVerdict:
+    """Answer to a `VerifyRound`: the sequence is `keep_length` tokens, then `next_token_id`."""
+
+    round_id: int
+    keep_length: int
+    next_token_id: int
+    committed_length: int
+    decisions: Sequence[Decision]
+    last: bool
+    timings: VerifyTimings = field(default_factory=VerifyTimings)

@@ -1,0 +1,16 @@
+"""`python -m orchestrator`: connect to the draft and verify services, serve clients."""
+
+from __future__ import annotations
+
+from flyspec import rpc
+from flyspec.config import OrchestratorSettings, from_command_line
+from orchestrator.server import serve
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    rpc.run(serve(from_command_line(OrchestratorSettings, "orchestrator")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Where a generation's drafts come from: the draft service, or prompt lookup here when it fails."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from flyspec.errors import FlyspecError
+from flyspec.lookup import PromptLookup
+from flyspec.prefix import TokenSequence
+from flyspec.types import Origin
+from orchestrator.upstreams import Proposal
+
+log = logging.getLogger(__name__)
+
+FALLBACK_NAME = "prompt_lookup"
+
+
+class Drafter(Protocol):
+    """Something that proposes continuations of one growing sequence."""
+
+    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+        """Up to `max_tokens` tokens to follow `sequence`."""
+        ...
+
+    def accept(self, length: int) -> None:
+        """The first `length` tokens of sequence and last proposal stand."""
+        ...
+
+    def close(self) -> None:
+        """Free what the drafter holds."""
+        ...
+
+
+class LocalLookup:
+    """Prompt lookup inside the orchestrator: needs no service, proposes where text repeats."""
+
+    def __init__(self) -> None:
+        self._lookup = PromptLookup()
+
+    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+        """See `Drafter`."""
+        self._lookup.extend(sequence.tokens[len(self._lookup) :])
+        token_ids = self._lookup.propose(max_tokens)
+        return Proposal(token_ids, [Origin.EXACT_LOOKUP] * len(token_ids))
+
+    def accept(self, length: int) -> None:
+        """See `Drafter`."""
+        self._lookup.truncate(min(length, len(self._lookup)))
+
+    def close(self) -> None:
+        """See `Drafter`."""
+
+
+class Drafting:
+    """A generation's drafter, replaced by prompt lookup for its remainder once it fails."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+        """See `Drafter`; never fails for the drafter's sake."""
+        if max_tokens <= 0:
+            return Proposal()
+        try:
+            return await self._drafter.propose(sequence, max_tokens, round_id)
+        except FlyspecError as error:
+            if isinstance(self._drafter, LocalLookup):
+                raise
+            log.warning("drafter lost, going on with prompt lookup: %s", error)
+            self._drafter.close()
+            self._drafter = LocalLookup()
+            return await self._drafter.propose(sequence, max_tokens, round_id)
+
+    def accept(self, length: int) -> None:
+        """See `Drafter`."""
+        self._drafter.accept(length)
+
+    def close(self) -> None:
+        """See `Drafter`."""
+        self._drafter.close()

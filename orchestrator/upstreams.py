@@ -1,0 +1,303 @@
+"""Streams to the draft and verify services: what they hold, deadlines, and opening them again.
+
+A remote session is a cache (DESIGN, principle 1): when a stream is lost or holds another prefix,
+the next call opens a new one with the whole sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from flyspec import rpc, wire
+from flyspec.errors import (
+    FlyspecError,
+    PrefixMismatchError,
+    UnavailableError,
+)
+from flyspec.prefix import TokenSequence
+from flyspec.types import (
+    DraftAdvance,
+    DraftOpen,
+    DraftServiceInfo,
+    DraftTimings,
+    Origin,
+    RoundVerdict,
+    Rule,
+    SamplingParams,
+    TokenizerBundle,
+    VerifyOpen,
+    VerifyRound,
+    VerifyServiceInfo,
+)
+from flyspec.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+DESCRIBE_TIMEOUT_S = 5.0
+REOPEN_BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0)
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Tokens that a drafter guesses will follow; possibly none."""
+
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    timings: DraftTimings = field(default_factory=DraftTimings)
+
+
+class DraftUpstream:
+    """The draft service at an address."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._channel = rpc.connect(address)
+        self.stub: Any = draft_pb2_grpc.DraftServiceStub(self._channel)
+
+    async def describe(self) -> DraftServiceInfo:
+        """What it drafts with. Raises `UnavailableError` when it does not answer."""
+        with _upstream_errors("draft service", self.address):
+            return wire.draft_info_from_proto(
+                await self.stub.Describe(
+                    draft_pb2.DraftServiceDescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
+                )
+            )
+
+    def session(self, sampling: SamplingParams, seed: int, drafter: str) -> DraftSession:
+        """A session, opened on its first proposal."""
+        return DraftSession(self, sampling, seed, drafter)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+class DraftSession:
+    """One generation's stream to the draft service."""
+
+    def __init__(
+        self, upstream: DraftUpstream, sampling: SamplingParams, seed: int, drafter: str
+    ) -> None:
+        self._upstream = upstream
+        self._sampling, self._seed, self._drafter = sampling, seed, drafter
+        self._call: Any = None
+        self._synced = 0  # tokens on which the service's sequence and ours agree
+        self._held = 0  # tokens that the service holds, its last proposal included
+
+    def accept(self, length: int) -> None:
+        """Tell that the first `length` tokens of sequence and last proposal stand."""
+        self._synced = min(length, self._held)
+
+    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+        """Up to `max_tokens` tokens to follow `sequence`.
+
+        Raises `FlyspecError` when the service fails twice, the second time on a new stream.
+        """
+        for attempt in (1, 2):
+            try:
+                with _upstream_errors("draft service", self._upstream.address):
+                    async with asyncio.timeout(self._upstream.timeout_s):
+                        return await self._propose(sequence, max_tokens, round_id)
+            except (PrefixMismatchError, UnavailableError) as error:
+                self.close()
+                if attempt == 2:
+                    raise
+                log.warning("reopening draft session: %s", error)
+        raise AssertionError("unreachable")
+
+    async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+        tokens = sequence.tokens
+        if self._call is None:
+            self._call = self._upstream.stub.Draft()
+            await self._call.write(
+                wire.draft_open_to_proto(
+                    DraftOpen(tokens, self._sampling, self._seed, self._drafter)
+                )
+            )
+            self._synced = len(tokens)
+        await self._call.write(
+            wire.draft_advance_to_proto(
+                DraftAdvance(round_id, self._synced, tokens[self._synced :], max_tokens)
+            )
+        )
+        proposal = Proposal()
+        while True:
+            message = await self._call.read()
+            if message is grpc.aio.EOF:
+                raise await _stream_error(self._call)
+            chunk = wire.draft_chunk_from_proto(message)
+            expected = len(tokens) + len(proposal.token_ids)
+            if chunk.round_id != round_id or chunk.start_position != expected:
+                raise UnavailableError(
+                    f"the draft service answered round {chunk.round_id} at position "
+                    f"{chunk.start_position} instead of round {round_id} at {expected}"
+                )
+            proposal.token_ids += chunk.token_ids
+            proposal.origins += chunk.origins
+            if chunk.last:
+                self._held = len(tokens) + len(proposal.token_ids)
+                proposal.timings = chunk.timings
+                return proposal
+
+    def close(self) -> None:
+        """End the stream; the service frees the session."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+class VerifyUpstream:
+    """The verify service at an address."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._channel = rpc.connect(address)
+        self.stub: Any = verify_pb2_grpc.VerifyServiceStub(self._channel)
+
+    async def describe(self) -> VerifyServiceInfo:
+        """What it verifies with. Raises `UnavailableError` when it does not answer."""
+        with _upstream_errors("verify service", self.address):
+            return wire.verify_info_from_proto(
+                await self.stub.Describe(
+                    verify_pb2.VerifyServiceDescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
+                )
+            )
+
+    async def tokenizer(self) -> TokenizerBundle:
+        """The target's tokenizer."""
+        with _upstream_errors("verify service", self.address):
+            call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest(), timeout=self.timeout_s)
+            return wire.tokenizer_from_protos([message async for message in call])
+
+    def session(
+        self, prompt_length: int, rule: Rule, sampling: SamplingParams, seed: int
+    ) -> VerifySession:
+        """A session, opened on its first round."""
+        return VerifySession(self, prompt_length, rule, sampling, seed)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+class VerifySession:
+    """One generation's stream to the verify service."""
+
+    def __init__(
+        self,
+        upstream: VerifyUpstream,
+        prompt_length: int,
+        rule: Rule,
+        sampling: SamplingParams,
+        seed: int,
+    ) -> None:
+        self._upstream = upstream
+        self._open = (prompt_length, rule, sampling, seed)
+        self._call: Any = None
+        self._synced = 0
+
+    async def check(
+        self, sequence: TokenSequence, round_: VerifyRound
+    ) -> AsyncIterator[RoundVerdict]:
+        """Verdicts on a round that follows `sequence`; several in plain decoding.
+
+        `round_` comes without prefix: keep_length, append_token_ids and prefix_hash are filled in.
+        When the service is lost, opens a new session with the whole sequence, a few times. Verdicts
+        already handed out stand; the rest of the round is then the caller's next round.
+        """
+        for backoff in REOPEN_BACKOFF_S:
+            await asyncio.sleep(backoff)
+            answered = False
+            try:
+                with _upstream_errors("verify service", self._upstream.address):
+                    async for verdict in self._check(sequence, round_):
+                        answered = True
+                        yield verdict
+                return
+            except (PrefixMismatchError, UnavailableError) as error:
+                self.close()
+                if answered:
+                    return
+                last_error: FlyspecError = error
+                log.warning("reopening verify session: %s", error)
+        raise last_error
+
+    async def _check(
+        self, sequence: TokenSequence, round_: VerifyRound
+    ) -> AsyncIterator[RoundVerdict]:
+        tokens = sequence.tokens
+        timeout_s = self._upstream.timeout_s
+        if self._call is None:
+            self._call = self._upstream.stub.Verify()
+            await self._call.write(wire.verify_open_to_proto(VerifyOpen(tokens, *self._open)))
+            self._synced = len(tokens)
+        await self._call.write(
+            wire.verify_round_to_proto(
+                VerifyRound(
+                    round_id=round_.round_id,
+                    keep_length=self._synced,
+                    append_token_ids=tokens[self._synced :],
+                    draft_token_ids=round_.draft_token_ids,
+                    prefix_hash=sequence.hash,
+                    max_plain_tokens=round_.max_plain_tokens,
+                    budget=round_.budget,
+                    exact_until_position=round_.exact_until_position,
+                )
+            )
+        )
+        while True:
+            async with asyncio.timeout(timeout_s):
+                message = await self._call.read()
+            if message is grpc.aio.EOF:
+                raise await _stream_error(self._call)
+            verdict = wire.round_verdict_from_proto(message)
+            if verdict.round_id != round_.round_id:
+                raise UnavailableError(
+                    f"the verify service answered round {verdict.round_id} "
+                    f"instead of {round_.round_id}"
+                )
+            self._synced = verdict.keep_length + 1
+            yield verdict
+            if verdict.last:
+                return
+
+    def close(self) -> None:
+        """End the stream; the service frees the session."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None
+
+
+async def _stream_error(call: Any) -> FlyspecError:
+    """Why a stream ended."""
+    code = await call.code()
+    return rpc.error_of_status(code, await call.details() or "the stream ended")
+
+
+@contextlib.contextmanager
+def _upstream_errors(what: str, address: str) -> Any:
+    """Say which service failed, and map deadlines and lost connections to `UnavailableError`."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise _named(rpc.error_of(error), what, address) from error
+    except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+        raise UnavailableError(f"{what} at {address}: the stream ended: {error}") from error
+    except TimeoutError as error:
+        raise UnavailableError(f"{what} at {address} did not answer in time") from error
+
+
+def _named(error: FlyspecError, what: str, address: str) -> FlyspecError:
+    """The same error, with the name of the service in front when it cannot be reached."""
+    if isinstance(error, UnavailableError):
+        return UnavailableError(f"{what} at {address} cannot be reached: {error}")
+    return error

@@ -1,0 +1,21 @@
+"""Our enums have the numbers of the proto enums of the same name."""
+
+import pytest
+
+from flyspec.types import EntropyMeasure, FinishReason, Origin, Outcome
+from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "prefix"),
+    [
+        (Origin, common_pb2.TokenOrigin, "TOKEN_ORIGIN_"),
+        (EntropyMeasure, common_pb2.EntropyMeasure, "ENTROPY_MEASURE_"),
+        (Outcome, verify_pb2.DecisionOutcome, "DECISION_OUTCOME_"),
+        (FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+    ],
+)
+def test_numbers_agree(ours, theirs, prefix):
+    assert {prefix + e.name: int(e) for e in ours} | {prefix + "UNSPECIFIED": 0} == dict(
+        theirs.items()
+    )

@@ -1,0 +1,361 @@
+"""The draft service over gRPC: proposals, errors, limits, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from draft_harness import CONTEXT_LENGTH, GREEDY, VOCAB_SIZE, Service, StartService, drive
+
+from draft_service.drafters.model import ModelDrafter
+from flyspec import wire
+from flyspec.config import DraftSettings
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.runner import ModelRunner, Step
+from flyspec.errors import ConfigError
+from flyspec.types import DraftChunk, Origin, SamplingParams
+from flyspec.v1 import draft_pb2
+
+Code = grpc.StatusCode
+
+
+def tokens_of(chunks: Sequence[DraftChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def runner_of(service: Service) -> Any:
+    assert service.engine is not None
+    return service.engine._runner
+
+
+async def test_describe(service: Service, loaded: LoadedModel) -> None:
+    response = await service.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+    info = wire.draft_info_from_proto(response)
+    assert [d.name for d in info.drafters] == ["model", "multi_level", "prompt_lookup"]
+    model = info.drafters[0].model
+    assert model is not None
+    assert (model.vocab_size, model.context_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
+    assert model.tokenizer_fingerprint == loaded.info.tokenizer_fingerprint
+    assert info.drafters[2].model is None
+    assert info.sessions.limit == 32
+    assert info.max_speculative_tokens == 64
+    assert info.protocol_version == 1
+
+
+@pytest.mark.parametrize("drafter", ["model", "multi_level", "prompt_lookup"])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1.0, top_p=0.95)])
+async def test_rounds_equal_fresh_sessions(
+    service: Service, prompt: list[int], drafter: str, sampling: SamplingParams
+) -> None:
+    client = await service.client().open(prompt, sampling, 9, drafter)
+    tokens = list(prompt)
+    for round_id, (accepted, append) in enumerate([(0, []), (4, [7]), (0, [8, 9]), (8, [3])], 1):
+        keep = min(len(tokens), len(prompt) + accepted)
+        chunks = await client.advance(keep, append, 8, round_id)
+        tokens = tokens[:keep] + append
+        assert chunks[-1].last
+        assert not any(c.last for c in chunks[:-1])
+        position = len(tokens)
+        for chunk in chunks:
+            assert (chunk.round_id, chunk.start_position) == (round_id, position)
+            assert (chunk.keep_length, chunk.next_token_id) == (len(tokens) - 1, tokens[-1])
+            position += len(chunk.token_ids)
+        fresh = await service.client().open(tokens, sampling, 9, drafter)
+        expected = await fresh.advance(len(tokens), [], 8)
+        assert tokens_of(chunks) == tokens_of(expected)
+        fresh.call.cancel()
+        tokens += tokens_of(chunks)
+    await client.call.done_writing()
+    assert (await client.status())[0] is Code.OK
+    await until(lambda: service.active == 0)
+
+
+async def test_chunks_timings_and_origins(service_with: StartService, prompt: list[int]) -> None:
+    async with service_with(chunk_tokens=3) as service:
+        client = await service.client().open(prompt)
+        chunks = await client.advance(len(prompt), max_tokens=8, round_id=5)
+        assert [len(c.token_ids) for c in chunks] == [3, 3, 2]
+        assert {o for c in chunks for o in c.origins} == {Origin.EXACT_MODEL}
+        times = chunks[-1].timings
+        assert 0 < times.queue_ns < times.service_ns
+        assert 0 < times.model_ns < times.service_ns
+        assert chunks[0].timings.service_ns == 0
+
+
+async def test_zero_tokens_only_moves(service: Service, prompt: list[int]) -> None:
+    client = await service.client().open(prompt)
+    (chunk,) = await client.advance(3, [9, 9], max_tokens=0)
+    assert (chunk.token_ids, chunk.keep_length, chunk.next_token_id) == ([], 4, 9)
+    with_more = await client.advance(5, [], max_tokens=2)
+    assert len(tokens_of(with_more)) == 2
+    client.call.cancel()
+    await until(lambda: service.active == 0)
+
+
+async def test_context_end_proposes_less(service: Service) -> None:
+    client = await service.client().open([1 + i % 9 for i in range(CONTEXT_LENGTH - 2)])
+    assert len(tokens_of(await client.advance(CONTEXT_LENGTH - 2))) == 2
+    assert tokens_of(await client.advance(CONTEXT_LENGTH)) == []
+    assert tokens_of(await client.advance(CONTEXT_LENGTH, [4])) == []
+    assert len(tokens_of(await client.advance(CONTEXT_LENGTH - 1))) == 1
+    client.call.cancel()
+    await until(lambda: service.active == 0)
+
+
+async def test_sessions_share_the_engine(service: Service, prompt: list[int]) -> None:
+    """Proposals of many sessions at once are those of one after another."""
+    prompts = [prompt[:n] for n in range(2, 14)]
+
+    async def propose(tokens: list[int], drafter: str) -> list[int]:
+        client = await service.client().open(tokens, drafter=drafter)
+        proposed = tokens_of(await client.advance(len(tokens), max_tokens=12))
+        client.call.cancel()
+        return proposed
+
+    for drafter in ("model", "multi_level"):
+        together = await asyncio.gather(*(propose(p, drafter) for p in prompts))
+        assert together == [await propose(p, drafter) for p in prompts]
+    await until(lambda: service.active == 0)
+
+
+ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
+    ("unknown drafter", {"drafter": "oracle"}, None, Code.NOT_FOUND,
+     "no drafter 'oracle'; this service has model, multi_level, prompt_lookup"),
+    ("empty prompt", {"token_ids": []}, None, Code.INVALID_ARGUMENT, "at least one token"),
+    ("prompt id", {"token_ids": [1, VOCAB_SIZE]}, None, Code.INVALID_ARGUMENT,
+     "open.token_ids[1]: 300 is not below the draft model's vocabulary size 300"),
+    ("long prompt", {"token_ids": [1] * (CONTEXT_LENGTH + 1)}, None, Code.INVALID_ARGUMENT,
+     "161 tokens, but the drafter model holds 160; shorten the prompt"),
+    ("temperature", {"sampling": SamplingParams(-1.0)}, None, Code.INVALID_ARGUMENT,
+     "sampling.temperature"),
+    ("keep too long", {}, {"keep_length": 4}, Code.FAILED_PRECONDITION,
+     "4 tokens, but this session holds 3"),
+    ("nothing left", {}, {"keep_length": 0}, Code.INVALID_ARGUMENT, "at least one token"),
+    ("appended id", {}, {"keep_length": 3, "append": [400]}, Code.INVALID_ARGUMENT,
+     "advance.append_token_ids[0]: 400"),
+    ("too many", {}, {"keep_length": 3, "max_tokens": 65}, Code.INVALID_ARGUMENT,
+     "at most 64; ask for fewer or raise --max-speculative-tokens"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ERRORS, ids=[e[0] for e in ERRORS])
+async def test_errors_close_that_session_only(service: Service, case: Any) -> None:
+    _, open_, advance, code, message = case
+    other = await service.client().open([1, 2])
+    client = await service.client().open(**{"token_ids": [1, 2, 3], **open_})
+    if advance is not None:
+        await client.send(**advance)
+    status, details = await client.status()
+    assert status is code
+    assert message in details
+    assert len(tokens_of(await other.advance(2))) == 8
+    other.call.cancel()
+    await until(lambda: service.active == 0)
+
+
+async def test_keep_may_reach_into_the_last_proposal_but_not_beyond(service: Service) -> None:
+    client = await service.client().open([1, 2, 3])
+    assert len(tokens_of(await client.advance(3, max_tokens=4))) == 4
+    await client.advance(7, max_tokens=0)
+    await client.send(8)
+    status, details = await client.status()
+    assert status is Code.FAILED_PRECONDITION
+    assert "open a new session" in details
+
+
+async def test_open_must_come_first_and_once(service: Service) -> None:
+    client = service.client()
+    await client.send(1)
+    status, details = await client.status()
+    assert status is Code.INVALID_ARGUMENT
+    assert "first message must be open" in details
+
+    client = await service.client().open([1])
+    await client.open([1])
+    status, details = await client.status()
+    assert status is Code.INVALID_ARGUMENT
+    assert "open may only come first" in details
+
+    client = service.client()
+    await client.call.write(draft_pb2.DraftRequest())
+    assert (await client.status())[0] is Code.INVALID_ARGUMENT
+    client = service.client()
+    await client.call.done_writing()
+    assert (await client.status())[0] is Code.OK
+    await until(lambda: service.active == 0)
+
+
+async def test_limit_and_reuse_of_slots(service_with: StartService) -> None:
+    async with service_with(max_sessions=2) as service:
+        first, second = [await service.client().open([1, 2]) for _ in range(2)]
+        await first.advance(2)
+        await second.advance(2)
+        third = await service.client().open([1, 2])
+        status, details = await third.status()
+        assert status is Code.RESOURCE_EXHAUSTED
+        assert "all 2 sessions are in use; retry later or raise --max-sessions" in details
+        first.call.cancel()
+        await until(lambda: service.active == 1)
+        again = await service.client().open([1, 2])
+        assert len(tokens_of(await again.advance(2))) == 8
+        assert service.sessions.describe().sessions.opened_total == 3
+
+
+async def test_idle_session_is_closed(service_with: StartService) -> None:
+    async with service_with(idle_timeout_s=0.2) as service:
+        idle = await service.client().open([1, 2])
+        busy = await service.client().open([1, 2])
+        for round_id in range(4):
+            await busy.advance(2, round_id=round_id)
+            await asyncio.sleep(0.08)
+        status, details = await idle.status()
+        assert status is Code.DEADLINE_EXCEEDED
+        assert "no message for 0.2 s" in details
+        assert service.active == 1
+        silent = service.client()
+        assert (await silent.status())[0] is Code.DEADLINE_EXCEEDED
+        await until(lambda: service.active == 0)
+        await until(lambda: runner_of(service).cache.num_free == 32)
+
+
+class Gate:
+    """Holds the engine before a step until the test lets it go."""
+
+    def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+        runner = runner_of(service)
+        self.steps = 0
+        self.go, self.waiting = threading.Semaphore(0), threading.Event()
+        forward = runner.forward
+
+        def gated(steps: Sequence[Step]) -> list[torch.Tensor]:
+            self.waiting.set()
+            self.go.acquire()
+            self.steps += 1
+            result: list[torch.Tensor] = forward(steps)
+            return result
+
+        monkeypatch.setattr(runner, "forward", gated)
+
+
+async def test_cancel_in_mid_proposal_frees_the_slot_within_a_step(
+    service_with: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with service_with(max_sessions=1) as service:
+        gate = Gate(service, monkeypatch)
+        client = await service.client().open([1, 2])
+        await client.send(2, max_tokens=64)
+        await until(gate.waiting.is_set)
+        assert runner_of(service).cache.num_free == 0
+        client.call.cancel()
+        await until(lambda: service.active == 0)
+        gate.go.release()
+        await until(lambda: runner_of(service).cache.num_free == 1)
+        assert gate.steps == 1
+        # The next session gets the slot and is not disturbed by what was under way.
+        gate.go.release(100)
+        client = await service.client().open([1, 2])
+        after = tokens_of(await client.advance(2))
+        other = await service.client().open([1, 2], drafter="multi_level")
+        assert (await other.status())[0] is Code.RESOURCE_EXHAUSTED
+    async with service_with() as service:
+        assert after == tokens_of(await (await service.client().open([1, 2])).advance(2))
+
+
+async def test_many_cancelled_clients_leave_nothing(service: Service, prompt: list[int]) -> None:
+    async def cancelled(n: int) -> None:
+        client = await service.client().open(
+            prompt[: 2 + n % 5], drafter=["model", "multi_level"][n % 2]
+        )
+        await client.send(2, max_tokens=64)
+        await asyncio.sleep(0.0005 * (n % 20))
+        client.call.cancel()
+
+    for start in range(0, 200, 25):
+        await asyncio.gather(*(cancelled(n) for n in range(start, start + 25)))
+    await until(lambda: service.active == 0)
+    await until(lambda: runner_of(service).cache.num_free == 32)
+    client = await service.client().open(prompt)
+    assert tokens_of(await client.advance(len(prompt)))
+    client.call.cancel()
+    await until(lambda: service.active == 0)
+
+
+async def test_a_bug_ends_its_sessions_and_not_the_engine(
+    service_with: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with service_with(log_level="error") as service:
+        runner = runner_of(service)
+        forward = runner.forward
+
+        def broken(steps: Sequence[Step]) -> list[torch.Tensor]:
+            raise RuntimeError("out of memory")
+
+        monkeypatch.setattr(runner, "forward", broken)
+        client = await service.client().open([1, 2])
+        await client.send(2)
+        status, details = await client.status()
+        assert status is Code.INTERNAL
+        assert "out of memory" in details
+        monkeypatch.setattr(runner, "forward", forward)
+        client = await service.client().open([1, 2])
+        assert len(tokens_of(await client.advance(2))) == 8
+
+
+async def test_stopping_the_engine_ends_proposals(
+    service_with: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with service_with() as service:
+        gate = Gate(service, monkeypatch)
+        client = await service.client().open([1, 2])
+        await client.send(2)
+        await until(gate.waiting.is_set)
+        assert service.engine is not None
+        stopping = asyncio.create_task(service.engine.stop())
+        await asyncio.sleep(0.01)
+        gate.go.release()
+        await stopping
+        assert (await client.status())[0] is Code.UNAVAILABLE
+
+
+async def test_default_drafter(service_with: StartService, model_dir: str) -> None:
+    async with service_with(drafter="prompt_lookup") as service:
+        names = [d.name for d in service.sessions.describe().drafters]
+        assert names[0] == "prompt_lookup"
+        assert set(names) == {"model", "multi_level", "prompt_lookup"}
+        client = await service.client().open([1, 2, 3, 1, 2])
+        (chunk,) = await client.advance(5, max_tokens=2)
+        assert chunk.token_ids == [3, 1]
+    with pytest.raises(ConfigError, match="--drafter model: needs a draft model"):
+        async with service_with(model="", drafter="model"):
+            pass
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        async with service_with(model="/nowhere"):
+            pass
+
+
+async def test_max_model_len_bounds_sequences(service_with: StartService) -> None:
+    async with service_with(max_model_len=10) as service:
+        for drafter in ("model", "prompt_lookup"):
+            client = await service.client().open([1] * 8, drafter=drafter)
+            assert len(tokens_of(await client.advance(8))) == 2
+            client = await service.client().open([1] * 11, drafter=drafter)
+            assert "holds 10" in (await client.status())[1]
+
+
+def test_reference_is_what_the_service_streams(loaded: LoadedModel) -> None:
+    """The driver of the other tests and the engine agree on what a step is."""
+    runner = ModelRunner(loaded, 1)
+    tokens, _ = drive(runner, ModelDrafter(runner, []).open([1, 2], GREEDY, 1), 3)
+    assert len(tokens) == 3
+    assert DraftSettings(model="x").chunk_tokens == 8

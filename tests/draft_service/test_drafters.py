@@ -1,0 +1,244 @@
+"""Drafters without a server: against transformers, against themselves from scratch."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from draft_harness import CONTEXT_LENGTH, GREEDY, VOCAB_SIZE, CountingRunner, drive
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run_machine
+
+from draft_service.drafters.base import Drafter, check_move
+from draft_service.drafters.model import PREFILL_STEP, ModelDrafter
+from draft_service.drafters.multi_level import MultiLevelDrafter
+from draft_service.drafters.prompt_lookup import PromptLookupDrafter
+from flyspec.engine.loading import LoadedModel
+from flyspec.errors import InvalidArgumentError, PrefixMismatchError
+from flyspec.types import Origin, SamplingParams
+
+EOS = 0
+SAMPLINGS = [GREEDY, SamplingParams(temperature=1.0), SamplingParams(0.7, top_p=0.9, top_k=20)]
+
+
+def generate(loaded: LoadedModel, tokens: list[int], max_tokens: int) -> list[int]:
+    """Transformers' own greedy continuation."""
+    output = loaded.model.generate(
+        torch.tensor([tokens]), max_new_tokens=max_tokens, do_sample=False, pad_token_id=EOS
+    )
+    result: list[int] = output[0, len(tokens) :].tolist()
+    return result
+
+
+def test_model_equals_generate(
+    loaded: LoadedModel, runner: CountingRunner, prompt: list[int]
+) -> None:
+    drafter = ModelDrafter(runner, [EOS])
+    for length in range(1, 24, 3):
+        session = drafter.open(prompt[:length], GREEDY, 0)
+        tokens, origins = drive(runner, session, 24)
+        assert tokens == generate(loaded, prompt[:length], 24)
+        assert set(origins) == {Origin.EXACT_MODEL}
+        assert list(session.token_ids) == prompt[:length] + tokens
+        session.close()
+
+
+def test_model_takes_one_step_a_token_and_none_after_the_last(
+    runner: CountingRunner, prompt: list[int]
+) -> None:
+    session = ModelDrafter(runner, []).open(prompt, GREEDY, 0)
+    drive(runner, session, 6)
+    assert runner.steps == 6
+    session.move(len(prompt) + 3, [7])
+    drive(runner, session, 2)
+    assert runner.steps == 8
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_multi_level_equals_model(
+    runner: CountingRunner, prompt: list[int], sampling: SamplingParams
+) -> None:
+    model, levels = ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])
+    for max_tokens in (1, 2, 15, 40):
+        session = model.open(prompt, sampling, 3)
+        expected, _ = drive(runner, session, max_tokens)
+        session.close()
+        session2, before = levels.open(prompt, sampling, 3), runner.steps
+        tokens, origins = drive(runner, session2, max_tokens)
+        session2.close()
+        assert tokens == expected
+        assert len(origins) == len(tokens)
+        assert runner.steps - before <= len(tokens)
+
+
+def test_multi_level_takes_fewer_steps_on_repetitive_text(loaded: LoadedModel) -> None:
+    # Without attention a model's next token depends on the last alone: it ends in a cycle.
+    model = copy.deepcopy(loaded.model)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+    runner = CountingRunner(replace(loaded, model=model), num_slots=2)
+    session = ModelDrafter(runner, []).open([5], GREEDY, 0)
+    text, _ = drive(runner, session, 100)
+    tokens, before = text[:60], runner.steps
+    proposed, origins = drive(runner, MultiLevelDrafter(runner, []).open(tokens, GREEDY, 0), 40)
+    assert proposed == text[60:]
+    assert runner.steps - before == 3
+    assert origins.count(Origin.EXACT_MODEL) == 2
+
+
+@pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
+def test_stops_behind_end_of_text(kind: Any, runner: CountingRunner, prompt: list[int]) -> None:
+    session = kind(runner, []).open(prompt, GREEDY, 0)
+    free, _ = drive(runner, session, 20)
+    session.close()
+    for eos in set(free):
+        session = kind(runner, [eos]).open(prompt, GREEDY, 0)
+        tokens, _ = drive(runner, session, 20)
+        assert tokens == free[: free.index(eos) + 1]
+        # What is cached stays right.
+        session.move(len(prompt) + len(tokens), [5])
+        after, _ = drive(runner, session, 5)
+        fresh = kind(runner, [eos]).open([*prompt, *tokens, 5], GREEDY, 0)
+        assert after == drive(runner, fresh, 5)[0]
+        session.close()
+        fresh.close()
+
+
+@pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
+def test_context_limit_gives_fewer_tokens(kind: Any, runner: CountingRunner) -> None:
+    tokens = [1 + i % 9 for i in range(CONTEXT_LENGTH)]
+    for length, expected in [(CONTEXT_LENGTH - 3, 3), (CONTEXT_LENGTH, 0)]:
+        session = kind(runner, []).open(tokens[:length], GREEDY, 0)
+        assert len(drive(runner, session, 8)[0]) == expected
+        session.move(CONTEXT_LENGTH, [4, 4])
+        assert drive(runner, session, 8)[0] == []
+        session.move(CONTEXT_LENGTH - 5, [])
+        assert len(drive(runner, session, 8)[0]) == 5
+        session.close()
+
+
+def test_long_prompts_are_cached_in_pieces(
+    runner: CountingRunner, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert PREFILL_STEP >= 64
+    whole, _ = drive(runner, ModelDrafter(runner, []).open(prompt, GREEDY, 0), 5)
+    monkeypatch.setattr("draft_service.drafters.model.PREFILL_STEP", 4)
+    before = runner.steps
+    pieces, _ = drive(runner, ModelDrafter(runner, []).open(prompt, GREEDY, 0), 5)
+    assert pieces == whole
+    assert runner.steps - before == -(-len(prompt) // 4) + 4
+
+
+def test_abandoned_proposal_leaves_a_usable_session(
+    runner: CountingRunner, prompt: list[int]
+) -> None:
+    session = ModelDrafter(runner, []).open(prompt, GREEDY, 0)
+    work = session.propose(10)
+    (logits,) = runner.forward([next(work)])  # type: ignore[list-item]
+    work.send(logits)
+    next(work)
+    work.close()
+    session.move(len(prompt), [9])
+    fresh = ModelDrafter(runner, []).open([*prompt, 9], GREEDY, 0)
+    assert drive(runner, session, 8) == drive(runner, fresh, 8)
+
+
+def test_prompt_lookup_drafts_up_to_its_limit() -> None:
+    session = PromptLookupDrafter(max_length=9).open([1, 2, 3, 1, 2], GREEDY, 0)
+    (drafted,) = session.propose(8)
+    assert drafted == ([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4)
+    assert list(session.propose(8)) == []
+
+
+def test_check_move() -> None:
+    check_move(5, 5, 0)
+    check_move(5, 0, 1)
+    with pytest.raises(PrefixMismatchError, match="holds 5"):
+        check_move(5, 6, 3)
+    with pytest.raises(InvalidArgumentError, match="at least one token"):
+        check_move(5, 0, 0)
+
+
+class Rounds(RuleBasedStateMachine):
+    """Any sequence of rounds proposes what a fresh session with the whole sequence proposes."""
+
+    runner: CountingRunner
+    drafter: Drafter
+
+    @initialize(
+        tokens=st.lists(st.integers(0, 9), min_size=1, max_size=40),
+        sampling=st.sampled_from(SAMPLINGS),
+        seed=st.integers(0, 2**64 - 1),
+    )
+    def open(self, tokens: list[int], sampling: SamplingParams, seed: int) -> None:
+        self.tokens, self.key = tokens, (sampling, seed)
+        self.session = self.drafter.open(tokens, sampling, seed)
+
+    @rule(
+        drop=st.integers(0, 20),
+        append=st.lists(st.integers(0, VOCAB_SIZE - 1) | st.integers(0, 9), max_size=12),
+        max_tokens=st.integers(0, 10),
+    )
+    def advance(self, drop: int, append: list[int], max_tokens: int) -> None:
+        keep = max(len(self.tokens) - drop, 0)
+        if keep + len(append) == 0:
+            append = [1]
+        self.session.move(keep, append)
+        self.tokens = self.tokens[:keep] + append
+        proposed = drive(self.runner, self.session, max_tokens)
+        fresh = self.drafter.open(self.tokens, *self.key)
+        assert proposed == drive(self.runner, fresh, max_tokens)
+        fresh.close()
+        self.tokens = self.tokens + proposed[0]
+        assert list(self.session.token_ids) == self.tokens
+
+    @precondition(lambda self: len(self.tokens) > 1)
+    @rule(steps=st.integers(0, 5))
+    def abandon(self, steps: int) -> None:
+        """A proposal that is closed early: what it made so far is part of the sequence."""
+        work = self.session.propose(8)
+        item: Any = next(work, None)
+        for _ in range(steps):
+            if item is None:
+                break
+            reply = None if isinstance(item, tuple) else self.runner.forward([item])[0]
+            try:
+                item = work.send(reply)
+            except StopIteration:
+                break
+        work.close()
+        self.tokens = list(self.session.token_ids)
+
+    def teardown(self) -> None:
+        if hasattr(self, "session"):
+            self.session.close()
+
+
+@pytest.mark.parametrize("kind", ["model", "multi_level", "prompt_lookup"])
+def test_any_rounds_equal_recomputing(kind: str, loaded: LoadedModel) -> None:
+    runner = CountingRunner(loaded, num_slots=2)
+    drafters: dict[str, Drafter] = {
+        "model": ModelDrafter(runner, [EOS]),
+        "multi_level": MultiLevelDrafter(runner, [EOS]),
+        "prompt_lookup": PromptLookupDrafter(CONTEXT_LENGTH),
+    }
+
+    class Machine(Rounds):
+        pass
+
+    Machine.runner, Machine.drafter = runner, drafters[kind]
+    run_machine(
+        Machine,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=12,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        ),
+    )
+    assert runner.cache.num_free == 2

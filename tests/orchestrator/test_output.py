@@ -1,0 +1,125 @@
+"""Streaming text against the whole text: nothing split, nothing leaked, nothing lost."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flyspec.tokenizer import Tokenizer
+from flyspec.types import FinishReason, Origin, TokenizerBundle
+from orchestrator.output import Output, held_back
+from tests.tiny import make_tokenizer
+
+FAST = make_tokenizer()
+BUNDLE = TokenizerBundle(
+    FAST.backend_tokenizer.to_str().encode(), "f", eos_token_ids=(1,), control_token_ids=(0, 1, 2)
+)
+TOKENIZER = Tokenizer(BUNDLE)
+
+
+def run(token_ids, splits, max_tokens=1000, stop=(), ignore_eos=False):
+    """Push in the pieces that `splits` cuts; texts of all pieces, tokens sent, the output."""
+    output = Output(TOKENIZER, max_tokens, stop, ignore_eos)
+    texts, sent, at = [], [], 0
+    for end in [*splits, len(token_ids)]:
+        if end > at and output.finish_reason is None:
+            piece = output.push(token_ids[at:end], [Origin.PLAIN] * (end - at))
+            assert len(piece.texts) == len(piece.token_ids) == len(piece.origins)
+            texts += piece.texts
+            sent += piece.token_ids
+            at = end
+    return texts, sent, output
+
+
+ids = st.lists(st.integers(3, 399), min_size=1, max_size=60)
+texts = st.text(min_size=1, max_size=40)
+
+
+@given(texts, st.data())
+def test_characters_are_never_split(text, data):
+    token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+    splits = sorted(data.draw(st.lists(st.integers(0, len(token_ids)))))
+    pieces, sent, output = run([*token_ids, 1], splits)
+    assert "".join(pieces) == text
+    assert all("\ufffd" not in p for p in pieces) or "\ufffd" in text
+    assert sent == [*token_ids, 1]
+    assert output.finish_reason is FinishReason.STOP
+
+
+@given(ids, st.data())
+def test_any_tokens_give_the_decoded_text(token_ids, data):
+    splits = sorted(data.draw(st.lists(st.integers(0, len(token_ids)))))
+    pieces, sent, output = run(token_ids, splits, max_tokens=len(token_ids))
+    assert "".join(pieces) == TOKENIZER.decode(token_ids)
+    assert sent == token_ids
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+@settings(max_examples=300)
+@given(
+    st.text(alphabet="abc ", min_size=1, max_size=40),
+    st.lists(st.text(alphabet="abc ", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.data(),
+)
+def test_stop_strings_anywhere(text, stop, data):
+    token_ids = TOKENIZER.encode(text, add_special_tokens=False)
+    splits = sorted(data.draw(st.lists(st.integers(0, len(token_ids)))))
+    pieces, _, output = run([*token_ids, 1], splits, stop=stop)
+    # The stop string that is complete first ends the output; ties go to the earliest start.
+    ends = [(text.find(s) + len(s), text.find(s)) for s in stop if s in text]
+    streamed = "".join(pieces)
+    if not ends:
+        assert streamed == text
+        assert output.stop_reason is None
+    else:
+        assert output.finish_reason is FinishReason.STOP
+        assert output.stop_reason in stop
+        assert text.startswith(streamed + output.stop_reason)
+        assert not any(s in streamed for s in stop)
+
+
+@given(
+    st.text(alphabet="ab", max_size=12), st.lists(st.text(alphabet="ab", min_size=1), max_size=3)
+)
+def test_held_back_is_the_longest_beginning_of_a_stop_string(text, stop):
+    proper = [
+        n
+        for n in range(len(text) + 1)
+        for s in stop
+        if n < len(s) and s[:n] == text[len(text) - n :]
+    ]
+    assert held_back(text, stop) == max(proper, default=0)
+
+
+def test_nothing_after_the_end_of_sequence():
+    token_ids = TOKENIZER.encode("The cat", add_special_tokens=False)
+    pieces, sent, output = run([*token_ids, 1, *token_ids], [2])
+    assert "".join(pieces) == "The cat"
+    assert sent == [*token_ids, 1]
+    assert output.finish_reason is FinishReason.STOP
+    pieces, sent, output = run([*token_ids, 1, *token_ids], [2], ignore_eos=True)
+    assert "".join(pieces) == "The catThe cat"
+    assert output.finish_reason is None
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5])
+def test_max_tokens_cuts_in_the_middle(limit):
+    token_ids = TOKENIZER.encode("The cat sat on the mat", add_special_tokens=False)
+    pieces, sent, output = run(token_ids, [], max_tokens=limit)
+    assert sent == token_ids[:limit]
+    assert "".join(pieces) == TOKENIZER.decode(token_ids[:limit])
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_half_a_character_at_the_limit_becomes_a_replacement():
+    token_ids = TOKENIZER.encode("x数", add_special_tokens=False)
+    pieces, _, _ = run(token_ids[:2], [], max_tokens=2)
+    assert "".join(pieces) == TOKENIZER.decode(token_ids[:2])
+
+
+def test_text_held_for_a_stop_string_comes_at_the_end():
+    token_ids = TOKENIZER.encode("The cat", add_special_tokens=False)
+    pieces, _, output = run([*token_ids, 1], [1], stop=["cats"])
+    assert "".join(pieces) == "The cat"
+    assert output.stop_reason is None

@@ -1,0 +1,83 @@
+"""Prompt lookup against a search written from the definition."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from flyspec.lookup import PromptLookup
+
+
+def brute_force(tokens: list[int], max_tokens: int, low: int, high: int) -> list[int]:
+    """Longest suffix n-gram first, latest earlier place first, copying token by token."""
+    for n in range(high, low - 1, -1):
+        for place in range(len(tokens) - 1, n - 1, -1):
+            if n < len(tokens) and tokens[place - n : place] == tokens[-n:]:
+                text = list(tokens)
+                for i in range(max_tokens):
+                    text.append(text[place + i])
+                return text[len(tokens) :]
+    return []
+
+
+token_lists = st.lists(st.integers(0, 3), max_size=40)
+
+
+@given(token_lists, st.integers(0, 20), st.integers(1, 3), st.integers(0, 3))
+def test_equals_brute_force(tokens: list[int], k: int, low: int, more: int) -> None:
+    lookup = PromptLookup(tokens, min_ngram=low, max_ngram=low + more)
+    assert lookup.propose(k) == brute_force(tokens, k, low, low + more)
+
+
+class Rollback(RuleBasedStateMachine):
+    """Any order of appending and truncating leaves what building from scratch gives."""
+
+    @initialize(tokens=token_lists, low=st.integers(1, 2), more=st.integers(0, 3))
+    def build(self, tokens: list[int], low: int, more: int) -> None:
+        self.tokens, self.low, self.high = tokens, low, low + more
+        self.lookup = PromptLookup(tokens, min_ngram=low, max_ngram=self.high)
+
+    @rule(tokens=token_lists)
+    def extend(self, tokens: list[int]) -> None:
+        self.tokens = self.tokens + tokens
+        self.lookup.extend(tokens)
+
+    @rule(share=st.floats(0, 1))
+    def truncate(self, share: float) -> None:
+        length = round(share * len(self.tokens))
+        self.tokens = self.tokens[:length]
+        self.lookup.truncate(length)
+
+    @rule(k=st.integers(0, 12))
+    def propose(self, k: int) -> None:
+        assert self.lookup.propose(k) == brute_force(self.tokens, k, self.low, self.high)
+
+    @invariant()
+    def index_is_that_of_a_fresh_one(self) -> None:
+        if hasattr(self, "lookup"):
+            fresh = PromptLookup(self.tokens, min_ngram=self.low, max_ngram=self.high)
+            assert self.lookup._levels == fresh._levels
+            assert list(self.lookup.token_ids) == self.tokens
+            assert len(self.lookup) == len(self.tokens)
+
+
+TestRollback = Rollback.TestCase
+
+
+def test_periodic_text_is_continued_to_full_length() -> None:
+    assert PromptLookup([7, 8, 9, 7, 8, 9, 7]).propose(8) == [8, 9, 7, 8, 9, 7, 8, 9]
+
+
+def test_most_recent_place_wins() -> None:
+    assert PromptLookup([1, 2, 5, 1, 2, 6, 1, 2]).propose(1) == [6]
+
+
+def test_longer_ngram_wins_over_more_recent_place() -> None:
+    assert PromptLookup([4, 1, 2, 5, 3, 1, 2, 6, 4, 1, 2]).propose(1) == [5]
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="min_ngram"):
+        PromptLookup(min_ngram=3, max_ngram=2)
+    with pytest.raises(ValueError, match="cannot keep 3 of 2"):
+        PromptLookup([1, 2]).truncate(3)

@@ -1,0 +1,47 @@
+"""A tiny random target, engines over it, and verify services on free ports."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flyspec.engine.loading import load_model
+from flyspec.engine.runner import ModelRunner
+from tests.tiny import make_model
+from verify_service.engine import VerifyEngine
+
+
+@pytest.fixture(scope="session")
+def target_dir(tmp_path_factory):
+    return str(make_model(tmp_path_factory.mktemp("target"), seed=3))
+
+
+@pytest.fixture(scope="session")
+def loaded(target_dir):
+    torch.set_num_threads(1)
+    return load_model(target_dir, "cpu", "float64")
+
+
+@pytest.fixture
+def engine(loaded):
+    engine = VerifyEngine(ModelRunner(loaded, num_slots=4, prefill_chunk=16), loaded.tokenizer, 64)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture(scope="session")
+def greedy(loaded):
+    """transformers' own greedy continuation of a list of ids, stopping at its end of sequence."""
+
+    def generate(token_ids, max_new_tokens):
+        with torch.inference_mode():
+            output = loaded.model.generate(
+                torch.tensor([token_ids]),
+                attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+            )
+        return output[0, len(token_ids) :].tolist()
+
+    return generate

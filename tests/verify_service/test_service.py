@@ -1,0 +1,160 @@
+"""The verify service over gRPC: statuses, messages, what stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from flyspec import rpc, wire
+from flyspec.config import VerifySettings
+from flyspec.tokenizer import Tokenizer
+from flyspec.types import Rule, SamplingParams, VerifyOpen, VerifyRound
+from flyspec.v1 import verify_pb2, verify_pb2_grpc
+from verify_service.server import SERVICE_NAME
+from verify_service.service import VerifyServicer
+
+PROMPT = [0, 17, 45, 120]
+HELD = len(PROMPT)
+
+
+@pytest.fixture
+def service(engine, loaded):
+    @asynccontextmanager
+    async def start(**options):
+        settings = VerifySettings(model="x", **options)
+        servicer = VerifyServicer(engine, loaded.tokenizer, settings)
+        add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
+        server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME])
+        port = await server.start()
+        channel = rpc.connect(f"127.0.0.1:{port}")
+        try:
+            yield verify_pb2_grpc.VerifyServiceStub(channel)
+        finally:
+            await channel.close()
+            await server.stop(0)
+
+    return start
+
+
+def open_message(token_ids=PROMPT, rule="exact", **changes):
+    return wire.verify_open_to_proto(
+        VerifyOpen(token_ids, len(token_ids), Rule(rule, **changes), SamplingParams(), 1)
+    )
+
+
+def round_message(drafts=(), keep=HELD, plain=1):
+    return wire.verify_round_to_proto(VerifyRound(1, keep, [], drafts, max_plain_tokens=plain))
+
+
+async def status_of(call):
+    """Read to the end; (code, message)."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return await call.code(), await call.details()
+
+
+async def drained(engine):
+    for _ in range(200):
+        if engine.sessions.active == 0:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "text"),
+    [
+        ([round_message()], "INVALID_ARGUMENT", "must be `open`"),
+        ([open_message(), open_message()], "INVALID_ARGUMENT", "one session"),
+        ([open_message([])], "INVALID_ARGUMENT", "empty"),
+        ([open_message([400])], "INVALID_ARGUMENT", "ids 0 to 399"),
+        ([open_message([5] * 257)], "INVALID_ARGUMENT", "context of 256"),
+        ([open_message(rule="loose")], "INVALID_ARGUMENT", "exact, fly"),
+        (
+            [open_message(rule="fly", fly_entropy_threshold=-0.1)],
+            "INVALID_ARGUMENT",
+            "rule.fly_entropy_threshold",
+        ),
+        ([open_message(), round_message([400])], "INVALID_ARGUMENT", "draft_token_ids"),
+        ([open_message(), round_message([5] * 65)], "INVALID_ARGUMENT", "at most 64"),
+        ([open_message(), round_message(plain=65)], "INVALID_ARGUMENT", "max_plain_tokens"),
+        ([open_message(), round_message(keep=9)], "FAILED_PRECONDITION", "whole prefix"),
+        ([verify_pb2.VerifyRequest()], "INVALID_ARGUMENT", "set one of"),
+    ],
+)
+async def test_bad_messages_close_their_session_only(service, engine, messages, code, text):
+    async with service() as stub:
+        good = stub.Verify()
+        await good.write(open_message())
+        bad = stub.Verify()
+        for message in messages:
+            await bad.write(message)
+        got, details = await status_of(bad)
+        assert (got.name, text in details) == (code, True), (got, details)
+        await good.write(round_message([7, 8]))
+        assert wire.round_verdict_from_proto(await good.read()).last
+        await good.done_writing()
+        assert (await status_of(good))[0] is grpc.StatusCode.OK
+        assert await drained(engine)
+
+
+async def test_a_full_service_says_so_and_recovers(service, engine):
+    async with service() as stub:
+        calls = []
+        for _ in range(4):
+            calls.append(stub.Verify())
+            await calls[-1].write(open_message())
+            await calls[-1].write(round_message())
+            await calls[-1].read()
+        extra = stub.Verify()
+        await extra.write(open_message())
+        code, details = await status_of(extra)
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "--max-sessions" in details
+        for call in calls:
+            call.cancel()
+        assert await drained(engine)
+
+
+async def test_a_silent_client_loses_its_session(service, engine):
+    async with service(idle_timeout_s=0.05) as stub:
+        call = stub.Verify()
+        await call.write(open_message())
+        code, details = await status_of(call)
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "open another" in details
+        assert await drained(engine)
+
+
+async def test_a_cancelled_client_in_mid_decoding_frees_its_slot(service, engine):
+    async with service() as stub:
+        call = stub.Verify()
+        await call.write(open_message())
+        await call.write(round_message(plain=64))
+        await call.read()
+        call.cancel()
+        assert await drained(engine)
+
+
+async def test_describe_and_tokenizer(service, loaded):
+    async with service() as stub:
+        info = wire.verify_info_from_proto(
+            await stub.Describe(verify_pb2.VerifyServiceDescribeRequest())
+        )
+        assert info.model == loaded.info
+        assert info.sessions.limit == 4
+        assert "fly-reference" in info.rules
+        messages = [m async for m in stub.GetTokenizer(verify_pb2.GetTokenizerRequest())]
+        bundle = wire.tokenizer_from_protos(messages)
+        assert bundle == loaded.tokenizer
+        assert bundle.eos_token_ids == (1,)
+        assert set(bundle.control_token_ids) == {0, 1, 2}
+        tokenizer = Tokenizer(bundle)
+        text = "The cat sat 😀"
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.encode_chat([("user", "hi")])[0] == 0

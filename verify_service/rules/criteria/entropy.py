@@ -1,0 +1,73 @@
+"""FLy's gate: a mismatch may stand where the target itself is unsure, entropy >= θ."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flyspec.types import EntropyMeasure
+from verify_service.rules.criteria import Criterion
+from verify_service.rules.criteria.exact import Constant
+
+
+def _computable(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def normalized_entropy(logits: Tensor) -> Tensor:
+    """H(p) / log|V|, in [0, 1] (FLy, arXiv 2511.22972, equation 5); 0 log 0 = 0."""
+    entropy: Tensor = torch.special.entr(torch.softmax(_computable(logits), dim=-1)).sum(dim=-1)
+    return (entropy / math.log(max(2, logits.shape[-1]))).clamp_(0.0, 1.0)
+
+
+def top_k_entropy(logits: Tensor, k: int) -> Tensor:
+    """-sum of p log p over the k most likely tokens, in nats, p not renormalised.
+
+    As FLy's released code and vLLM compute it, both with k = 3.
+    """
+    scores = _computable(logits)
+    top = scores.topk(min(k, scores.shape[-1]), dim=-1).values
+    probabilities = (top - scores.logsumexp(dim=-1, keepdim=True)).exp_()
+    entropy: Tensor = torch.special.entr(probabilities).sum(dim=-1)
+    return entropy.clamp_(min=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy:
+    """Entropy at or above a threshold (arXiv 2511.22972, Algorithm 1: the entropy-level gate)."""
+
+    threshold: float
+    top_k: int | None = None  # None is the normalized measure
+    raw: bool = False
+
+    @property
+    def never(self) -> bool:
+        """False: a closed gate is a `Constant`."""
+        return False
+
+    @property
+    def always(self) -> bool:
+        """False: an open gate is a `Constant`."""
+        return False
+
+    def measure(self, logits: Tensor) -> Tensor:
+        """The entropy of each row."""
+        if self.top_k is None:
+            return normalized_entropy(logits)
+        return top_k_entropy(logits, self.top_k)
+
+    def accepts(self, value: float) -> bool:
+        """Whether the target is unsure enough; equality is."""
+        return value >= self.threshold
+
+
+def entropy_criterion(
+    measure: EntropyMeasure, threshold: float, top_k: int | None, *, raw: bool = False
+) -> Criterion:
+    """The gate for a threshold; at 1 the normalized one is closed, whatever rounding says."""
+    if measure is EntropyMeasure.NORMALIZED:
+        return Constant(False, raw) if threshold >= 1.0 else Entropy(threshold, None, raw)
+    return Entropy(threshold, top_k, raw)

@@ -1,0 +1,46 @@
+"""What bounds loose acceptance whatever the criterion says: control tokens and budgets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from flyspec.types import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Control tokens are never taken loosely, nor replaced when the target wants one."""
+
+    control_token_ids: Collection[int]
+    eos_token_ids: Collection[int]
+
+    def allows(self, draft_token_id: int, target_token_id: int) -> bool:
+        """Whether the drafted token may stand for the target's own."""
+        return not (self._is_control(draft_token_id) or self._is_control(target_token_id))
+
+    def _is_control(self, token_id: int) -> bool:
+        return token_id in self.control_token_ids or token_id in self.eos_token_ids
+
+
+class Purse:
+    """What is left of a budget as a round is judged."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._tokens = math.inf if budget.loose_tokens is None else budget.loose_tokens
+        self._cost = math.inf if budget.loose_cost_nats is None else budget.loose_cost_nats
+
+    @property
+    def spent(self) -> bool:
+        """Whether either bound is used up: from here on, all is judged exactly."""
+        return self._tokens <= 0 or self._cost <= 0.0
+
+    def affords(self, cost_nats: float) -> bool:
+        """Whether one more loose token of this cost fits."""
+        return not self.spent and cost_nats <= self._cost
+
+    def pay(self, cost_nats: float) -> None:
+        """Take one loose token of this cost."""
+        self._tokens -= 1
+        self._cost -= cost_nats

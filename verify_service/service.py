@@ -1,0 +1,94 @@
+"""The gRPC face of the verify service: reads messages, queues rounds, writes verdicts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flyspec import rpc, wire
+from flyspec.config import VerifySettings
+from flyspec.errors import InvalidArgumentError
+from flyspec.types import TokenizerBundle, VerifyOpen, VerifyRound, VerifyServiceInfo
+from flyspec.v1 import verify_pb2, verify_pb2_grpc
+from flyspec.validation import RULE_PRESETS
+from verify_service.engine import VerifyEngine
+from verify_service.sessions import Session
+
+
+class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
+    """`VerifyService` over an engine."""
+
+    def __init__(
+        self, engine: VerifyEngine, tokenizer: TokenizerBundle, settings: VerifySettings
+    ) -> None:
+        self._engine = engine
+        self._tokenizer_messages = wire.tokenizer_to_protos(tokenizer)
+        self._settings = settings
+
+    @rpc.handler
+    async def Describe(
+        self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
+    ) -> verify_pb2.VerifyServiceDescribeResponse:
+        """Answer with the model, the limits and the sessions open now."""
+        return wire.verify_info_to_proto(
+            VerifyServiceInfo(
+                model=self._engine.info,
+                sessions=self._engine.sessions,
+                max_speculative_tokens=self._settings.max_speculative_tokens,
+                max_plain_tokens=self._settings.max_plain_tokens,
+                rules=tuple(RULE_PRESETS),
+            )
+        )
+
+    @rpc.handler
+    async def GetTokenizer(self, request: verify_pb2.GetTokenizerRequest, context: Any) -> None:
+        """Stream the tokenizer."""
+        for message in self._tokenizer_messages:
+            await context.write(message)
+
+    @rpc.handler
+    async def Verify(self, requests: Any, context: Any) -> None:
+        """One session: open, then rounds in order."""
+        session = self._engine.open(await self._first(context))
+        try:
+            while (round_ := await self._next(context)) is not None:
+                await self._answer(session, round_, context)
+        finally:
+            self._engine.close(session)
+
+    async def _answer(self, session: Session, round_: VerifyRound, context: Any) -> None:
+        """Queue a round and write its verdicts as they come."""
+        answers = self._engine.submit(session, round_)
+        while True:
+            answer = await answers.get()
+            if isinstance(answer, Exception):
+                raise answer
+            await context.write(wire.round_verdict_to_proto(answer))
+            if answer.last:
+                return
+
+    async def _first(self, context: Any) -> VerifyOpen:
+        message = await rpc.read(context, self._settings.idle_timeout_s)
+        request = None if message is None else wire.verify_request_from_proto(message)
+        if not isinstance(request, VerifyOpen):
+            raise InvalidArgumentError("the first message of a stream must be `open`")
+        return request
+
+    async def _next(self, context: Any) -> VerifyRound | None:
+        """The next round; None when the client is done."""
+        message = await rpc.read(context, self._settings.idle_timeout_s)
+        if message is None:
+            return None
+        request = wire.verify_request_from_proto(message)
+        if not isinstance(request, VerifyRound):
+            raise InvalidArgumentError("a stream is one session; open another stream instead")
+        drafts, limit = len(request.draft_token_ids), self._settings.max_speculative_tokens
+        if drafts > limit:
+            raise InvalidArgumentError(
+                f"round.draft_token_ids: {drafts} drafts, this service checks at most {limit}"
+            )
+        if request.max_plain_tokens > self._settings.max_plain_tokens:
+            raise InvalidArgumentError(
+                f"round.max_plain_tokens must be at most {self._settings.max_plain_tokens}, "
+                f"got {request.max_plain_tokens}"
+            )
+        return request
