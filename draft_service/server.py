@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable
 
@@ -92,10 +91,7 @@ async def serve(settings: DraftSettings) -> None:
             [SERVICE_NAME],
         )
         port = await server.start()
-        # What loading left behind lives as long as the process: keep it out of collections, which
-        # otherwise hold up a round for tens of milliseconds.
-        gc.collect()
-        gc.freeze()
+        rpc.settle_memory()
         await server.set_ready(True)
         names = ", ".join(d.name for d in sessions.describe().drafters)
         log.info("listening on %s:%d, drafters: %s", settings.host, port, names)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import json
 import logging
 import os
@@ -150,6 +151,7 @@ class GrpcServer:
     ) -> None:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._names = names
+        self._port = port
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -170,7 +172,13 @@ class GrpcServer:
             ) from error
         await self.set_ready(False)
         await self._server.start()
-        return int(port)
+        self._port = int(port)
+        return self._port
+
+    @property
+    def port(self) -> int:
+        """The port that `start` bound."""
+        return self._port
 
     async def set_ready(self, ready: bool) -> None:
         """Tell health checks whether this server can do its work."""
@@ -190,6 +198,12 @@ def announce(ready_fd: int | None, facts: dict[str, Any]) -> None:
     if ready_fd is not None:
         with os.fdopen(ready_fd, "w") as pipe:
             pipe.write(json.dumps(facts) + "\n")
+
+
+def settle_memory() -> None:
+    """Keep what loading left behind out of garbage collections, which would hold up a round."""
+    gc.collect()
+    gc.freeze()
 
 
 async def wait_for_termination() -> None:

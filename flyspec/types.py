@@ -72,7 +72,7 @@ class SamplingParams:
 class Rule:
     """An acceptance rule by preset name, with the parameters that differ from the preset.
 
-    `None` takes the preset's value; `verify_service.rules.resolve` fills them in.
+    `None` takes the preset's value; `flyspec.validation.resolve_rule` fills them in.
     """
 
     name: str

@@ -19,56 +19,77 @@ from orchestrator.service import AdminServicer, GenerationServicer
 log = logging.getLogger(__name__)
 
 
+class Orchestrator:
+    """The orchestrator's parts: upstreams, admission, and a port each for clients and operators."""
+
+    def __init__(self, settings: OrchestratorSettings) -> None:
+        validate_rule(Rule(settings.rule))
+        self._settings = settings
+        self.directory = Directory(settings)
+        self._servers: list[rpc.GrpcServer] = []
+
+    async def start(self) -> None:
+        """Connect to the services and listen. Raises `FlyspecError` when that cannot work."""
+        settings, directory = self._settings, self.directory
+        await directory.connect()
+        if settings.num_speculative_tokens > directory.max_draft_tokens:
+            raise ConfigError(
+                f"--num-speculative-tokens {settings.num_speculative_tokens}: the services take at "
+                f"most {directory.max_draft_tokens}; lower it or raise --max-speculative-tokens"
+            )
+        concurrent = settings.max_concurrent or directory.max_sessions
+        admission = Admission(concurrent, settings.max_waiting)
+        generation = GenerationServicer(directory, admission, settings)
+        admin = AdminServicer(directory, admission)
+        self._servers = [
+            rpc.GrpcServer(
+                settings.host,
+                settings.port,
+                [(generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation)],
+                ["flyspec.v1.GenerationService"],
+            ),
+            rpc.GrpcServer(
+                settings.host,
+                settings.admin_port,
+                [(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin)],
+                ["flyspec.v1.AdminService"],
+            ),
+        ]
+        for server in self._servers:
+            await server.start()
+        for server in self._servers:
+            await server.set_ready(True)
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        """Ports of generation and administration."""
+        generation, admin = self._servers
+        return generation.port, admin.port
+
+    async def stop(self, grace_s: float) -> None:
+        """Let running generations finish for `grace_s` seconds, then end."""
+        for server in self._servers:
+            await server.stop(grace_s)
+        await self.directory.close()
+
+
 async def serve(settings: OrchestratorSettings) -> None:
     """Serve until SIGTERM, then drain. Raises `FlyspecError` when it cannot start."""
     configure_logging("orchestrator", settings.log_level)
-    validate_rule(Rule(settings.rule))
-    directory = Directory(settings)
+    orchestrator = Orchestrator(settings)
     termination = asyncio.create_task(rpc.wait_for_termination())
-    connecting = asyncio.create_task(directory.connect())
-    await asyncio.wait({termination, connecting}, return_when=asyncio.FIRST_COMPLETED)
-    if not connecting.done():
-        connecting.cancel()
-        await directory.close()
+    starting = asyncio.create_task(orchestrator.start())
+    await asyncio.wait({termination, starting}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
         return
-    connecting.result()
-    if settings.num_speculative_tokens > directory.max_draft_tokens:
-        raise ConfigError(
-            f"--num-speculative-tokens {settings.num_speculative_tokens}: the services take at "
-            f"most {directory.max_draft_tokens}; lower it or raise their --max-speculative-tokens"
-        )
-    admission = Admission(settings.max_concurrent or directory.max_sessions, settings.max_waiting)
-    generation = rpc.GrpcServer(
-        settings.host,
-        settings.port,
-        [
-            (
-                generation_pb2_grpc.add_GenerationServiceServicer_to_server,
-                GenerationServicer(directory, admission, settings),
-            )
-        ],
-        ["flyspec.v1.GenerationService"],
-    )
-    admin = rpc.GrpcServer(
-        settings.host,
-        settings.admin_port,
-        [
-            (
-                admin_pb2_grpc.add_AdminServiceServicer_to_server,
-                AdminServicer(directory, admission),
-            )
-        ],
-        ["flyspec.v1.AdminService"],
-    )
-    port, admin_port = await generation.start(), await admin.start()
-    for server in (generation, admin):
-        await server.set_ready(True)
+    starting.result()
+    port, admin_port = orchestrator.ports
+    rpc.settle_memory()
     log.info("listening on %s:%d, admin on %d", settings.host, port, admin_port)
     rpc.announce(settings.ready_fd, {"port": port, "admin_port": admin_port})
-    monitor = asyncio.create_task(directory.monitor())
+    monitor = asyncio.create_task(orchestrator.directory.monitor())
     await termination
     log.info("draining")
     monitor.cancel()
-    await generation.stop(settings.drain_grace_s)
-    await admin.stop(0)
-    await directory.close()
+    await orchestrator.stop(settings.drain_grace_s)

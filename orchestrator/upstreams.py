@@ -19,6 +19,7 @@ from flyspec import rpc, wire
 from flyspec.errors import (
     FlyspecError,
     PrefixMismatchError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from flyspec.prefix import TokenSequence
@@ -41,7 +42,10 @@ from flyspec.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 log = logging.getLogger(__name__)
 
 DESCRIBE_TIMEOUT_S = 5.0
-REOPEN_BACKOFF_S = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0)
+DRAFT_BACKOFF_S = (0.0, 0.02, 0.1)
+VERIFY_BACKOFF_S = (0.0, 0.02, 0.1, 0.3, 1.0, 2.0, 4.0)
+# A slot may still be closing when the next generation is admitted: full is worth another try.
+RETRIED = (PrefixMismatchError, UnavailableError, ResourceExhaustedError)
 
 
 @dataclass(slots=True)
@@ -99,19 +103,19 @@ class DraftSession:
     async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         """Up to `max_tokens` tokens to follow `sequence`.
 
-        Raises `FlyspecError` when the service fails twice, the second time on a new stream.
+        Raises `FlyspecError` when the service fails on every attempt, each on a new stream.
         """
-        for attempt in (1, 2):
+        for backoff in DRAFT_BACKOFF_S:
+            await asyncio.sleep(backoff)
             try:
                 with _upstream_errors("draft service", self._upstream.address):
                     async with asyncio.timeout(self._upstream.timeout_s):
                         return await self._propose(sequence, max_tokens, round_id)
-            except (PrefixMismatchError, UnavailableError) as error:
+            except RETRIED as error:
                 self.close()
-                if attempt == 2:
-                    raise
-                log.warning("reopening draft session: %s", error)
-        raise AssertionError("unreachable")
+                last_error: FlyspecError = error
+                log.log(_level(error), "reopening draft session: %s", error)
+        raise last_error
 
     async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         tokens = sequence.tokens
@@ -214,7 +218,7 @@ class VerifySession:
         When the service is lost, opens a new session with the whole sequence, a few times. Verdicts
         already handed out stand; the rest of the round is then the caller's next round.
         """
-        for backoff in REOPEN_BACKOFF_S:
+        for backoff in VERIFY_BACKOFF_S:
             await asyncio.sleep(backoff)
             answered = False
             try:
@@ -223,12 +227,12 @@ class VerifySession:
                         answered = True
                         yield verdict
                 return
-            except (PrefixMismatchError, UnavailableError) as error:
+            except RETRIED as error:
                 self.close()
                 if answered:
                     return
                 last_error: FlyspecError = error
-                log.warning("reopening verify session: %s", error)
+                log.log(_level(error), "reopening verify session: %s", error)
         raise last_error
 
     async def _check(
@@ -275,6 +279,11 @@ class VerifySession:
         if self._call is not None:
             self._call.cancel()
             self._call = None
+
+
+def _level(error: FlyspecError) -> int:
+    """A full service is everyday, a lost one is not."""
+    return logging.DEBUG if isinstance(error, ResourceExhaustedError) else logging.WARNING
 
 
 async def _stream_error(call: Any) -> FlyspecError:

@@ -52,9 +52,16 @@ class PendingRound:
 
 
 class VerifyEngine:
-    """Owns the target model and its slots."""
+    """Owns the target model and its slots; `prepare` runs first, in the engine's thread."""
 
-    def __init__(self, runner: ModelRunner, tokenizer: TokenizerBundle, max_queue: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        tokenizer: TokenizerBundle,
+        max_queue: int,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._prepare = prepare
         self._runner = runner
         self._eos = frozenset(tokenizer.eos_token_ids)
         self._control = frozenset(tokenizer.control_token_ids)
@@ -142,6 +149,7 @@ class VerifyEngine:
     # --- the engine thread ------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._prepare()
         while self._gather():
             rounds, self._ready = list(self._ready), deque()
             try:

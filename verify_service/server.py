@@ -20,17 +20,27 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = "flyspec.v1.VerifyService"
 
 
-async def serve(settings: VerifySettings) -> None:
-    """Serve until SIGTERM, then drain. Raises `ConfigError` when it cannot start."""
-    configure_logging("verify", settings.log_level)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+def build(settings: VerifySettings) -> tuple[VerifyEngine, VerifyServicer]:
+    """Load and warm up the target. Raises `ConfigError`. The engine is not started yet."""
+
+    def prepare() -> None:
+        # OpenMP keeps the number of threads per calling thread.
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+
+    prepare()
     loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
     runner = ModelRunner(loaded, settings.max_sessions, settings.prefill_chunk)
     runner.warm_up()
-    engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue)
+    engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare)
+    return engine, VerifyServicer(engine, loaded.tokenizer, settings)
+
+
+async def serve(settings: VerifySettings) -> None:
+    """Serve until SIGTERM, then drain. Raises `ConfigError` when it cannot start."""
+    configure_logging("verify", settings.log_level)
+    engine, servicer = build(settings)
     engine.start()
-    servicer = VerifyServicer(engine, loaded.tokenizer, settings)
     server = rpc.GrpcServer(
         settings.host,
         settings.port,
@@ -38,6 +48,7 @@ async def serve(settings: VerifySettings) -> None:
         [SERVICE_NAME],
     )
     port = await server.start()
+    rpc.settle_memory()
     await server.set_ready(True)
     log.info("listening on %s:%d", settings.host, port)
     rpc.announce(settings.ready_fd, {"port": port})

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,11 +24,11 @@ from flyspec.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
 
     from flyspec.cli.prompts import Prompt
-    from flyspec.client import Client, Generation, GenerateOptions
+    from flyspec.cli.stack import Stack
+    from flyspec.client import Client, GenerateOptions, Generation
 
 
 @with_flags
@@ -68,13 +68,21 @@ def generate(
 
     Without prompts, standard input is read as a prompt file.
     """
-    from flyspec.cli.runtime import refuse_model_flags, run_async
+    from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 
     refuse_model_flags(models, local, address)
     what = _prompts(prompts or [], prompt_file or [], limit)
     options = to_generate_options(max_tokens, sampling, speculation, rule)
     output = _Output(json=json, color=_wants_color(color))
-    run_async(_generate(models, local, address, what, options, chat, concurrency, output))
+
+    async def use(client: Client, _: Stack | None) -> None:
+        if len(what) == 1:
+            await _one(client, what[0], options, chat, output)
+        else:
+            await _many(client, what, options, chat, concurrency, output)
+
+    stack = models.to_stack_options(log_level="warning") if local else None
+    run_async(with_server(stack, address, use))
 
 
 @dataclass(frozen=True)
@@ -110,52 +118,6 @@ def _wants_color(color: Color) -> bool:
         console = Console()
         return console.is_terminal and not console.no_color
     return color == "always"
-
-
-@asynccontextmanager
-async def _server(models: ModelFlags, local: bool, address: str | None) -> AsyncIterator[Client]:
-    """A client of the named stack, or of one that lives as long as this."""
-    from flyspec.cli.runtime import local_stack
-    from flyspec.client import DEFAULT_ADDRESS, Client
-
-    if not local:
-        async with Client(address or DEFAULT_ADDRESS) as client:
-            yield client
-        return
-    async with local_stack(models.to_stack_options(log_level="warning")) as stack:
-        work = asyncio.current_task()
-        assert work is not None
-        watch = asyncio.ensure_future(stack.wait())
-        watch.add_done_callback(lambda _: work.cancel())
-        try:
-            async with Client(stack.address) as client:
-                yield client
-        except BaseException:
-            if not watch.done():  # a call may fail a moment before its service is gone
-                await asyncio.wait([watch], timeout=0.2)
-            if watch.done() and not watch.cancelled():
-                work.uncancel()
-                await watch
-            raise
-        finally:
-            watch.cancel()
-
-
-async def _generate(
-    models: ModelFlags,
-    local: bool,
-    address: str | None,
-    prompts: Sequence[Prompt],
-    options: GenerateOptions,
-    chat: bool,
-    concurrency: int,
-    output: _Output,
-) -> None:
-    async with _server(models, local, address) as client:
-        if len(prompts) == 1:
-            await _one(client, prompts[0], options, chat, output)
-        else:
-            await _many(client, prompts, options, chat, concurrency, output)
 
 
 async def _one(
@@ -202,6 +164,7 @@ async def _many(
 ) -> None:
     """Generate for many prompts, some at once; results come in the order of the prompts."""
     from flyspec.cli import render
+    from flyspec.cli.progress import progress_bar
     from flyspec.cli.runtime import error_console
     from flyspec.client import Chat
     from flyspec.errors import FlyspecError
@@ -223,7 +186,7 @@ async def _many(
     generations: list[Generation] = []
     tasks = [asyncio.ensure_future(work(p)) for p in prompts]
     try:
-        with _progress(console) as progress:
+        with progress_bar(console) as progress:
             bar = progress.add_task("generating", total=len(prompts))
             for task in tasks:
                 task.add_done_callback(lambda _: progress.advance(bar))
@@ -237,31 +200,6 @@ async def _many(
         await asyncio.gather(*tasks, return_exceptions=True)
     if not output.json:
         console.print(render.total(generations, time.perf_counter() - begin), style="dim")
-
-
-def _progress(console: Console) -> Progress:
-    """A progress bar on standard error; standard output stays as it is."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        transient=True,
-    )
 
 
 def _result(

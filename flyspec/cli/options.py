@@ -259,5 +259,5 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     wrapper.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
     wrapper.__annotations__ = {name: p.annotation for name, p in parameters.items()}
-    del wrapper.__wrapped__  # type: ignore[attr-defined]
+    del wrapper.__wrapped__
     return wrapper

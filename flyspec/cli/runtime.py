@@ -7,8 +7,8 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
     from flyspec.cli.options import ModelFlags
     from flyspec.cli.stack import Stack, StackOptions
+    from flyspec.client import Client
 
 T = TypeVar("T")
 
 
-class Terminated(BaseException):  # noqa: N818  (like KeyboardInterrupt, it is no error)
+class Terminated(BaseException):
     """SIGTERM came."""
 
 
@@ -80,19 +81,26 @@ def narrate(console: Console, quiet: bool = False) -> Iterator[Any]:
         yield lambda text: console.print(text, markup=False)
 
 
-@asynccontextmanager
-async def local_stack(options: StackOptions) -> AsyncIterator[Stack]:
-    """A stack for the duration of a command; says what it does while it loads."""
-    from flyspec.cli.stack import Stack
+async def with_server(
+    options: StackOptions | None,
+    address: str | None,
+    use: Callable[[Client, Stack | None], Coroutine[Any, Any, T]],
+) -> T:
+    """Use a running stack, or with `options` one that is started for this and stopped after it.
 
-    console = error_console()
-    with narrate(console) as say:
-        stack = Stack(options, on_event=say)
-        await stack.__aenter__()
-    try:
-        yield stack
-    finally:
-        await stack.__aexit__()
+    Says what it does while the stack loads; a service that dies meanwhile is the error.
+    """
+    from flyspec.cli.stack import Stack
+    from flyspec.client import DEFAULT_ADDRESS, Client
+
+    if options is None:
+        async with Client(address or DEFAULT_ADDRESS) as client:
+            return await use(client, None)
+    async with AsyncExitStack() as resources:
+        with narrate(error_console()) as say:
+            stack = await resources.enter_async_context(Stack(options, on_event=say))
+        client = await resources.enter_async_context(Client(stack.address))
+        return await stack.guard(use(client, stack))
 
 
 def refuse_model_flags(models: ModelFlags, local: bool, address: str | None) -> None:

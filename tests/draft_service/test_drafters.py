@@ -134,17 +134,21 @@ def test_long_prompts_are_cached_in_pieces(
     assert runner.steps - before == -(-len(prompt) // 4) + 4
 
 
+@pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
 def test_abandoned_proposal_leaves_a_usable_session(
-    runner: CountingRunner, prompt: list[int]
+    kind: Any, runner: CountingRunner, prompt: list[int]
 ) -> None:
-    session = ModelDrafter(runner, []).open(prompt, GREEDY, 0)
+    session = kind(runner, []).open(prompt, GREEDY, 0)
     work = session.propose(10)
-    (logits,) = runner.forward([next(work)])  # type: ignore[list-item]
-    work.send(logits)
-    next(work)
+    step = next(work)
+    # Lookup guesses wrongly here: the cache holds the guess, the sequence the model's token.
+    assert (step.num_logits > 1) == (kind is MultiLevelDrafter)
+    (logits,) = runner.forward([step])
+    assert len(work.send(logits).token_ids) == 1
     work.close()
-    session.move(len(prompt), [9])
-    fresh = ModelDrafter(runner, []).open([*prompt, 9], GREEDY, 0)
+    assert len(session.token_ids) == len(prompt) + 1
+    session.move(len(prompt) + 1, [9])
+    fresh = kind(runner, []).open(list(session.token_ids), GREEDY, 0)
     assert drive(runner, session, 8) == drive(runner, fresh, 8)
 
 

@@ -33,7 +33,7 @@ def draw_logits(rng: random.Random, gen: np.random.Generator, rows: int, vocab: 
         logits = gen.integers(0, 4, size=(rows, vocab)).astype(np.float64)
     else:
         logits = gen.normal(size=(rows, vocab)) * rng.choice([0.5, 1.0, 2.0, 3.0])
-    if rng.random() < 0.3:
+    if rng.random() < 0.2:
         hidden = gen.random((rows, vocab)) < rng.choice([0.05, 0.3])
         hidden[np.arange(rows), gen.integers(0, vocab, size=rows)] = False
         logits[hidden] = -np.inf
@@ -94,9 +94,9 @@ def draw_parameters(case: Case, rng: random.Random, length: int) -> None:
     if case.rule == "exact":
         return
     kind = rng.random()
-    if kind < 0.75:
+    if kind < 0.78:
         case.window = rng.choice([0, 0, 1, 1, 1, 2, 2, 3, 4])
-    elif kind < 0.83:
+    elif kind < 0.86:
         case.window = length + rng.choice([-1, 0, 1]) if length else 3
     if rng.random() < 0.2:
         case.measure = rng.choice(["normalized", "top_k"])
@@ -117,7 +117,7 @@ def draw_drafts(
     ids = range(vocab)
     if rng.random() < 0.12:
         case.eos = frozenset(rng.sample(ids, rng.randint(1, 2)))
-    if rng.random() < 0.2:
+    if rng.random() < 0.12:
         case.control = frozenset(rng.sample(ids, rng.randint(1, 3)))
     wrong = [j for j, token in enumerate(case.drafts) if token != y[j]]
     if wrong and rng.random() < 0.08:
@@ -144,7 +144,7 @@ def draw_threshold(case: Case, rng: random.Random, y: list[int], second: list[in
         h = normalized_entropy(row) if measure == "normalized" else top_k_entropy(row, k)
         case.theta = float(h.item())
     else:
-        case.theta = rng.uniform(0.02, 0.35)
+        case.theta = rng.uniform(0.02, 0.3)
     near = 1e-6 if case.tolerance < 1e-6 else 1e-3
     theta = settings(case, length)[1]
     for j in wrong[1:] if kind >= 0.3 and kind < 0.45 else wrong:

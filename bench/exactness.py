@@ -1,0 +1,217 @@
+"""Does `exact` give what plain decoding gives? `python -m bench.exactness --data DIR`.
+
+Greedy: every text through the three services against transformers' own greedy `generate`, token for
+token, for each drafter and K. In float64 there are no numerical ties and every text must be equal;
+in float32 a text may differ, but first at a position where the reference's two best log-probs are
+within 1e-3 (the shape of a forward changes the last bits), and is counted.
+Temperature 1: against plain decoding (K = 0) through the same services with the same seed.
+
+Exits with 1 if anything differs that must not. Prompts: HumanEval, GSM8K, freshly generated
+problems; a set whose file is not in DIR is skipped, and that is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.reference import Reference
+from demo.corpus import problems
+from flyspec.cli.prompts import read_prompts
+from flyspec.cli.stack import Stack, StackOptions
+from flyspec.client import Chat, Client, GenerateOptions, Prompt
+from flyspec.errors import FlyspecError
+from flyspec.types import Rule, SamplingParams
+
+TIE_NATS = 1e-3
+CONCURRENCY = 8
+DRAFTERS = ("model", "prompt_lookup", "multi_level")
+EXACT = Rule("exact")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A prompt of a named set and the token ids that must come out."""
+
+    set_name: str
+    prompt: list[int]
+    expected: list[int]
+    seed: int
+
+
+@dataclass(slots=True)
+class Count:
+    """Texts of one set under one configuration."""
+
+    texts: int = 0
+    equal: int = 0
+    ties: int = 0
+    wrong: int = 0
+
+
+def prompt_sets(data: Path, limit: int | None) -> dict[str, list[Prompt]]:
+    """The prompts by set, at most `limit` of each."""
+    sets: dict[str, list[Prompt]] = {}
+    for name, file, count in (
+        ("humaneval", "HumanEval.jsonl.gz", 82),
+        ("gsm8k", "gsm8k_test.jsonl", 200),
+    ):
+        path = data / file
+        if not path.exists():
+            print(f"SKIPPED {name}: {path} is not there", file=sys.stderr)
+            continue
+        rows = read_prompts(str(path), min(count, limit or count))
+        sets[name] = [Chat.of_user(row.text) if row.is_question else row.text for row in rows]
+    fresh = problems("exactness", min(200, limit or 200))
+    sets["problems"] = [Chat.of_user(problem.question) for problem in fresh]
+    return sets
+
+
+def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Index of the first token that differs, or None; a missing token differs."""
+    for index in range(max(len(got), len(expected))):
+        if got[index : index + 1] != expected[index : index + 1]:
+            return index
+    return None
+
+
+async def generate_all(
+    client: Client, samples: Sequence[Sample], options: GenerateOptions
+) -> list[list[int]]:
+    """Token ids of every sample, several at a time."""
+    gate = asyncio.Semaphore(CONCURRENCY)
+
+    async def one(sample: Sample) -> list[int]:
+        async with gate:
+            generation = await client.complete(sample.prompt, replace(options, seed=sample.seed))
+            return generation.token_ids
+
+    return await asyncio.gather(*(one(sample) for sample in samples))
+
+
+async def tokenize(client: Client, prompt: Prompt) -> list[int]:
+    """The prompt's ids as the service sees them."""
+    options = GenerateOptions(max_tokens=1, num_speculative_tokens=0)
+    return list((await client.complete(prompt, options)).started.prompt_token_ids)
+
+
+async def compare(
+    client: Client,
+    samples: Sequence[Sample],
+    options: GenerateOptions,
+    reference: Reference | None,
+) -> dict[str, Count]:
+    """Count equal and differing texts by set; ties are looked up in `reference`."""
+    counts: dict[str, Count] = {}
+    outputs = await generate_all(client, samples, options)
+    for sample, got in zip(samples, outputs, strict=True):
+        count = counts.setdefault(sample.set_name, Count())
+        count.texts += 1
+        at = first_difference(got, sample.expected)
+        if at is None:
+            count.equal += 1
+        elif reference and reference.best_gap(sample.prompt + sample.expected[:at]) <= TIE_NATS:
+            count.ties += 1
+        else:
+            count.wrong += 1
+    return counts
+
+
+async def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All comparisons; the report."""
+    rows: list[dict[str, Any]] = []
+    options = StackOptions(dtype=arguments.dtype, draft_dtype=arguments.dtype, log_level="warning")
+    async with Stack(options) as stack, Client(stack.address) as client:
+        assert stack.options.model is not None
+        reference = Reference(stack.options.model, arguments.dtype, stack.options.threads)
+        sets = prompt_sets(Path(arguments.data), arguments.limit)
+        samples, sampled = [], []
+        print("reference: transformers' own greedy generate, and plain decoding at temperature 1")
+        sampling = GenerateOptions(
+            sampling=SamplingParams(temperature=1.0),
+            rule=EXACT,
+            max_tokens=arguments.max_tokens,
+            num_speculative_tokens=0,
+        )
+        for name, prompts in sets.items():
+            for index, prompt in enumerate(prompts):
+                ids = await tokenize(client, prompt)
+                expected = reference.generate(ids, arguments.max_tokens)
+                samples.append(Sample(name, ids, expected, index))
+        drawn = [s for i, s in enumerate(samples) if i % arguments.sampled_every == 0]
+        for sample, plain in zip(drawn, await generate_all(client, drawn, sampling), strict=True):
+            sampled.append(replace(sample, expected=plain))
+        ties = reference if arguments.dtype != "float64" else None
+        for drafter in DRAFTERS:
+            for k in arguments.k:
+                greedy = GenerateOptions(
+                    rule=EXACT,
+                    max_tokens=arguments.max_tokens,
+                    drafter=drafter,
+                    num_speculative_tokens=k,
+                )
+                for temperature, case, what in (
+                    (0.0, samples, greedy),
+                    (1.0, sampled, replace(greedy, sampling=sampling.sampling)),
+                ):
+                    started = time.monotonic()
+                    counts = await compare(client, case, what, None if temperature else ties)
+                    for set_name, count in counts.items():
+                        rows.append(
+                            {
+                                "drafter": drafter,
+                                "k": k,
+                                "temperature": temperature,
+                                "set": set_name,
+                                "texts": count.texts,
+                                "equal": count.equal,
+                                "ties": count.ties,
+                                "wrong": count.wrong,
+                            }
+                        )
+                        print(
+                            f"{drafter:14s} K {k:2d}  temperature {temperature:g}  "
+                            f"{set_name:10s} {count.texts:4d} texts  {count.equal:4d} equal  "
+                            f"{count.ties:2d} at ties  {count.wrong:2d} wrong  "
+                            f"({time.monotonic() - started:.0f} s)",
+                            flush=True,
+                        )
+    return {"dtype": arguments.dtype, "max_tokens": arguments.max_tokens, "rows": rows}
+
+
+def main() -> int:
+    """Parse flags, compare, report."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--data", default="../shared/data", help="folder of the prompt files")
+    parser.add_argument("--dtype", default="float64", choices=["float64", "float32", "bfloat16"])
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 15])
+    parser.add_argument("--limit", type=int, help="at most this many prompts of each set")
+    parser.add_argument(
+        "--sampled-every", type=int, default=4, help="share of prompts for temperature 1: every Nth"
+    )
+    parser.add_argument("--json", help="write the report to this file")
+    arguments = parser.parse_args()
+    try:
+        report = asyncio.run(run(arguments))
+    except FlyspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=1))
+    wrong = sum(row["wrong"] for row in report["rows"])
+    total = sum(row["texts"] for row in report["rows"])
+    ties = sum(row["ties"] for row in report["rows"])
+    print(f"{total} texts in {arguments.dtype}: {wrong} wrong, {ties} differ first at a tie")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

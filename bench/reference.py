@@ -1,0 +1,64 @@
+"""The baseline that nobody here wrote: transformers' own greedy `generate`, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from flyspec.errors import ConfigError
+
+
+class Reference:
+    """A target as transformers runs it. `dtype` is a name of torch's; `threads` 0 changes none."""
+
+    def __init__(self, model: str, dtype: str, threads: int = 0, device: str = "cpu") -> None:
+        directory = Path(model).expanduser()
+        if not (directory / "config.json").is_file():
+            raise ConfigError(
+                f"the reference needs the target's directory on this machine, and {model} is none"
+            )
+        if threads:
+            torch.set_num_threads(threads)
+        self._device = torch.device(device)
+        disable_progress_bar()
+        model_class: Any = AutoModelForCausalLM  # its annotations do not know what it returns
+        loaded = model_class.from_pretrained(
+            directory,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        self._model = loaded.to(self._device).eval()
+
+    @torch.inference_mode()
+    def generate(
+        self, prompt_token_ids: Sequence[int], max_tokens: int, ignore_eos: bool = False
+    ) -> list[int]:
+        """Greedy output tokens, an end of sequence included."""
+        ids = torch.tensor([list(prompt_token_ids)], device=self._device)
+        output = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            min_new_tokens=max_tokens if ignore_eos else None,
+            # The checkpoint's own sampling defaults do not apply to greedy decoding.
+            temperature=None,
+            top_p=None,
+            top_k=None,
+        )
+        tokens: list[int] = output[0, ids.shape[1] :].tolist()
+        return tokens
+
+    @torch.inference_mode()
+    def best_gap(self, token_ids: Sequence[int]) -> float:
+        """By how much the most likely next token's log-probability exceeds the second's."""
+        ids = torch.tensor([list(token_ids)], device=self._device)
+        logits = self._model(ids, logits_to_keep=1).logits[0, -1]
+        best = torch.log_softmax(logits.double(), dim=-1).topk(2).values
+        return float(best[0] - best[1])

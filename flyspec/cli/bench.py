@@ -1,0 +1,133 @@
+"""`flyspec bench`: how fast, against plain decoding and transformers. Measures in `bench.speed`."""
+
+from __future__ import annotations
+
+import json as json_
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flyspec.cli.options import ModelFlags, with_flags
+
+if TYPE_CHECKING:
+    from flyspec.cli.stack import Stack
+    from flyspec.client import Client
+
+
+@with_flags
+def bench(
+    models: ModelFlags,
+    prompt_file: Annotated[
+        list[str] | None,
+        typer.Option(help="Lines, HumanEval, GSM8K, Spec-Bench or MGSM; repeatable."),
+    ] = None,
+    problems: Annotated[
+        int | None,
+        typer.Option(
+            help="Fresh word problems.", min=0, show_default="20 if no --prompt-file is given"
+        ),
+    ] = None,
+    problem_seed: Annotated[int, typer.Option(help="Seed of the word problems.")] = 7,
+    limit: Annotated[int | None, typer.Option(help="Most prompts of a file.", min=1)] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="Of a running stack.", show_default="one is started for this command"),
+    ] = None,
+    local: Annotated[bool, typer.Option("--local", help="Start a stack (the default).")] = False,
+    rules: Annotated[str, typer.Option(help="Rules to measure, with commas.")] = "exact,fly",
+    drafter: Annotated[
+        str, typer.Option(help="Drafter to measure.", show_default="the server's")
+    ] = "",
+    num_speculative_tokens: Annotated[int, typer.Option(help="K.", min=1)] = 15,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=1)] = 128,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Outputs of max-tokens, whatever is in them.")
+    ] = False,
+    repeats: Annotated[int, typer.Option(help="Runs of every prompt and mode.", min=1)] = 3,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Ask an assistant.",
+            show_default="questions are asked, code is continued",
+        ),
+    ] = None,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Time transformers' greedy generate as well.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Also write the JSON document, with all samples, here.")
+    ] = None,
+) -> None:
+    """Compare plain decoding, acceptance rules and transformers, prompt by prompt in turn."""
+    from bench.prompts import groups as read_groups
+    from bench.speed import SpeedOptions, count, measure, report, to_document
+    from flyspec.cli.runtime import print_json, refuse_model_flags, run_async, with_server
+    from flyspec.types import Rule
+
+    refuse_model_flags(models, local or address is None, address)
+    groups = read_groups(prompt_file or [], problems, problem_seed, limit)
+    options = SpeedOptions(
+        rules=[Rule(name.strip()) for name in rules.split(",") if name.strip()],
+        num_speculative_tokens=num_speculative_tokens,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        drafter=drafter,
+        chat=chat,
+        ignore_eos=ignore_eos,
+    )
+
+    async def use(client: Client, stack: Stack | None) -> dict[str, Any]:
+        from flyspec.cli.progress import progress_bar
+        from flyspec.cli.runtime import error_console
+
+        target = (await client.list_models()).target
+        threads = stack.options.threads if stack else models.threads
+        baseline = None
+        if reference:
+            from bench.reference import Reference
+
+            baseline = Reference(target.name, target.dtype, threads, target.device)
+        console = error_console()
+        total = count(groups, options, reference)
+        console.print(f"measuring {total} generations on {target.name}", markup=False)
+        with progress_bar(console) as progress:
+            bar = progress.add_task("measuring", total=total)
+            samples = await measure(
+                client, groups, options, baseline, lambda: progress.advance(bar)
+            )
+        reports = report(samples)
+        facts = {
+            "target": target.name,
+            "dtype": target.dtype,
+            "device": target.device,
+            "threads": threads or None,
+            "draft_model": stack.options.draft_model if stack else None,
+            "num_speculative_tokens": num_speculative_tokens,
+            "max_tokens": max_tokens,
+            "repeats": repeats,
+        }
+        document = to_document(reports, **facts)
+        if output is not None:
+            output.write_text(json_.dumps({**document, "samples": [vars(s) for s in samples]}))
+        if not json:
+            _print(reports)
+        return document
+
+    stack_options = models.to_stack_options(log_level="warning") if address is None else None
+    document = run_async(with_server(stack_options, address, use))
+    if json:
+        print_json(document)
+
+
+def _print(reports: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from bench.tables import SPEED_NOTES, speed_table
+
+    console = Console(highlight=False)
+    for name, of in reports.items():
+        console.print(speed_table(name, of))
+    console.print(SPEED_NOTES, style="dim")

@@ -1,0 +1,130 @@
+"""A whole stack in this process: tiny models in float64, real services on free ports."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from draft_service.server import build as build_draft
+from draft_service.service import DraftService
+from flyspec import rpc
+from flyspec.client import AdminClient, Client
+from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.engine.loading import load_model
+from flyspec.v1 import draft_pb2_grpc, verify_pb2_grpc
+from orchestrator.server import Orchestrator
+from tests.tiny import make_model
+from verify_service.server import build as build_verify
+
+
+@dataclass
+class Stack:
+    """The running parts."""
+
+    client: Client
+    admin: AdminClient
+    verify_engine: Any
+    draft_sessions: Any
+    verify_server: rpc.GrpcServer
+    draft_server: rpc.GrpcServer
+    orchestrator: Orchestrator
+
+    async def idle(self, seconds: float = 5.0) -> bool:
+        """Whether all sessions are gone within that time."""
+        for _ in range(int(seconds / 0.02)):
+            status = await self.admin.status()
+            if not (
+                status.verify.sessions.active
+                or status.draft.sessions.active
+                or status.active_generations
+                or status.waiting_generations
+            ):
+                return True
+            await asyncio.sleep(0.02)
+        return False
+
+
+@pytest.fixture(scope="session")
+def model_dirs(tmp_path_factory):
+    """A target and a draft of one tokenizer; random, yet agreeing now and then."""
+    base = tmp_path_factory.mktemp("models")
+    return (
+        str(make_model(base / "target", seed=3)),
+        str(make_model(base / "draft", seed=3, hidden_size=40)),
+    )
+
+
+@asynccontextmanager
+async def start_stack(model_dirs, draft: dict[str, Any] | None = None, **options):
+    """Start everything; `options` are the orchestrator's settings, `draft` the draft service's."""
+    target, draft_model = model_dirs
+    verify_settings = VerifySettings(model=target, dtype="float64", max_sessions=16)
+    engine, verify = build_verify(verify_settings)
+    engine.start()
+    verify_server = rpc.GrpcServer(
+        "127.0.0.1",
+        0,
+        [(verify_pb2_grpc.add_VerifyServiceServicer_to_server, verify)],
+        ["flyspec.v1.VerifyService"],
+    )
+    values = {"model": draft_model, "dtype": "float64", "max_sessions": 16, **(draft or {})}
+    sessions, draft_engine = await build_draft(DraftSettings(**values))
+    draft_server = rpc.GrpcServer(
+        "127.0.0.1",
+        0,
+        [(draft_pb2_grpc.add_DraftServiceServicer_to_server, DraftService(sessions))],
+        ["flyspec.v1.DraftService"],
+    )
+    settings = OrchestratorSettings(
+        port=0,
+        admin_port=0,
+        verify_address=f"127.0.0.1:{await verify_server.start()}",
+        draft_address=f"127.0.0.1:{await draft_server.start()}",
+        **options,
+    )
+    orchestrator = Orchestrator(settings)
+    try:
+        await orchestrator.start()
+        port, admin_port = orchestrator.ports
+        async with (
+            Client(f"127.0.0.1:{port}") as client,
+            AdminClient(f"127.0.0.1:{admin_port}") as admin,
+        ):
+            yield Stack(client, admin, engine, sessions, verify_server, draft_server, orchestrator)
+    finally:
+        await orchestrator.stop(0)
+        await draft_server.stop(0)
+        await verify_server.stop(0)
+        engine.stop()
+        if draft_engine is not None:
+            await draft_engine.stop()
+
+
+@pytest.fixture(scope="session")
+async def stack(model_dirs):
+    torch.set_num_threads(1)
+    async with start_stack(model_dirs) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def greedy(model_dirs):
+    """transformers' own greedy continuation in float64."""
+    loaded = load_model(model_dirs[0], "cpu", "float64")
+
+    def generate(token_ids, max_new_tokens):
+        with torch.inference_mode():
+            output = loaded.model.generate(
+                torch.tensor([list(token_ids)]),
+                attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+            )
+        return output[0, len(token_ids) :].tolist()
+
+    return generate
