@@ -99,15 +99,18 @@ async def evaluate(
         on_result()
         return generation
 
-    results: dict[str, list[Generation]] = {}
-    async with asyncio.TaskGroup() as tasks:
-        started = {
-            c.name: [tasks.create_task(solve(c, i)) for i in range(len(group.prompts))]
-            for c in conditions
-        }
-    for name, of in started.items():
-        results[name] = [task.result() for task in of]
-    return _report(group, results)
+    tasks = {
+        c.name: [asyncio.ensure_future(solve(c, i)) for i in range(len(group.prompts))]
+        for c in conditions
+    }
+    every = [task for of in tasks.values() for task in of]
+    try:
+        await asyncio.gather(*every)
+    finally:
+        for task in every:
+            task.cancel()
+        await asyncio.gather(*every, return_exceptions=True)
+    return _report(group, {name: [task.result() for task in of] for name, of in tasks.items()})
 
 
 def to_document(reports: Sequence[AccuracyReport], **facts: Any) -> dict[str, Any]:

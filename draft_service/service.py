@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from time import perf_counter_ns
 from typing import Any
 
-from draft_service.sessions import SessionIdleError, Sessions
+from draft_service.sessions import Session, Sessions
 from flyspec import rpc, wire
 from flyspec.errors import InvalidArgumentError
 from flyspec.types import DraftAdvance, DraftOpen
@@ -20,52 +18,46 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
 
-    @rpc.unary
+    @rpc.handler
     async def Describe(
         self, request: draft_pb2.DraftServiceDescribeRequest, context: Any
     ) -> draft_pb2.DraftServiceDescribeResponse:
         """What this service drafts with, and how busy it is."""
         return wire.draft_info_to_proto(self._sessions.describe())
 
-    @rpc.streaming
-    async def Draft(
-        self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Any
-    ) -> AsyncIterator[draft_pb2.DraftResponse]:
+    @rpc.handler
+    async def Draft(self, requests: Any, context: Any) -> None:
         """A session: one `open`, then any number of `advance`, one proposal each."""
-        first = await self._read(request_iterator)
+        first = await self._read(context)
         if first is None:
             return
         if not isinstance(first, DraftOpen):
             raise InvalidArgumentError("DraftRequest.request: the first message must be open")
         with self._sessions.open(first) as session:
-            while (request := await self._read(request_iterator)) is not None:
-                arrival_ns = perf_counter_ns()
-                if not isinstance(request, DraftAdvance):
-                    raise InvalidArgumentError(
-                        "DraftRequest.request: open may only come first; "
-                        "use another stream for another session"
-                    )
-                session.advance(request, arrival_ns)
-                last = False
-                while not last:
-                    chunk = await session.next_chunk()
-                    response = wire.draft_chunk_to_proto(chunk)
-                    last = chunk.last
-                    if last:
-                        response.service_ns = perf_counter_ns() - arrival_ns
-                    yield response
+            while (request := await self._read(context)) is not None:
+                await self._propose(session, request, context)
 
-    async def _read(
-        self, requests: AsyncIterator[draft_pb2.DraftRequest]
-    ) -> DraftOpen | DraftAdvance | None:
-        """The client's next message, None at the end. Raises `SessionIdleError`."""
-        idle_timeout_s = self._sessions.limits.idle_timeout_s
-        try:
-            async with asyncio.timeout(idle_timeout_s):
-                message = await anext(requests, None)
-        except TimeoutError:
-            raise SessionIdleError(
-                f"no message for {idle_timeout_s:g} s, the session is closed; "
-                "open another, or raise --idle-timeout-s"
-            ) from None
+    async def _propose(
+        self, session: Session, request: DraftOpen | DraftAdvance, context: Any
+    ) -> None:
+        """Answer one `advance`, chunk by chunk."""
+        arrival_ns = perf_counter_ns()
+        if not isinstance(request, DraftAdvance):
+            raise InvalidArgumentError(
+                "DraftRequest.request: open may only come first; "
+                "use another stream for another session"
+            )
+        session.advance(request, arrival_ns)
+        last = False
+        while not last:
+            chunk = await session.next_chunk()
+            response = wire.draft_chunk_to_proto(chunk)
+            last = chunk.last
+            if last:
+                response.service_ns = perf_counter_ns() - arrival_ns
+            await context.write(response)
+
+    async def _read(self, context: Any) -> DraftOpen | DraftAdvance | None:
+        """The client's next message, None at the end. Raises `IdleTimeoutError`."""
+        message = await rpc.read(context, self._sessions.limits.idle_timeout_s)
         return None if message is None else wire.draft_request_from_proto(message)

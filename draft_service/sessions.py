@@ -13,20 +13,9 @@ from dataclasses import dataclass
 from draft_service.drafters.base import Drafter
 from draft_service.engine import Engine
 from draft_service.proposal import Proposal, SessionState
-from flyspec.errors import (
-    FlyspecError,
-    InvalidArgumentError,
-    NotFoundError,
-    ResourceExhaustedError,
-)
+from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftServiceInfo, SessionStatus
 from flyspec.validation import validate_sampling
-
-
-class SessionIdleError(FlyspecError):
-    """A session was closed because its client sent nothing for too long."""
-
-    status = "DEADLINE_EXCEEDED"
 
 
 @dataclass(frozen=True, slots=True)

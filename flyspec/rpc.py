@@ -1,13 +1,12 @@
 """What every gRPC server and channel of flyspec has in common: limits, errors, health, drain.
 
-A service's `__main__` builds its servicer and calls `serve`; a servicer's methods are decorated
-with `unary` or `streaming`, which turn `FlyspecError` into its gRPC status.
+A service builds its servicer and puts it into a `GrpcServer`; a servicer's methods are decorated
+with `handler`, which turns `FlyspecError` into its gRPC status.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import gc
 import json
@@ -15,8 +14,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import grpc
 import uvloop
@@ -24,8 +23,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from flyspec.errors import ConfigError, FlyspecError, IdleTimeoutError
-
-R = TypeVar("R")
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +72,15 @@ async def _abort(context: Any, method: str, error: Exception) -> None:
     await context.abort(grpc.StatusCode.INTERNAL, f"internal error in {method}: {error!r}")
 
 
-def unary(method: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
-    """Decorate a unary servicer method: what it raises becomes the call's status."""
+def handler(method: Callable[..., Awaitable[Any]]) -> Any:
+    """Decorate a servicer method: what it raises becomes the call's status.
+
+    For unary methods, and for streams that read and write through their context: leaving such a
+    method, cancelled or not, runs its own `finally` at once.
+    """
 
     @functools.wraps(method)
-    async def wrapped(self: Any, request: Any, context: Any) -> R:
+    async def wrapped(self: Any, request: Any, context: Any) -> Any:
         try:
             return await method(self, request, context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
@@ -89,33 +90,6 @@ def unary(method: Callable[..., Awaitable[R]]) -> Callable[..., Awaitable[R]]:
             raise
 
     return wrapped
-
-
-def streaming(method: Callable[..., AsyncIterator[R]]) -> Callable[..., AsyncIterator[R]]:
-    """Decorate a servicer method that yields responses: what it raises becomes the status."""
-
-    @functools.wraps(method)
-    async def wrapped(self: Any, request: Any, context: Any) -> AsyncIterator[R]:
-        try:
-            async with contextlib.aclosing(method(self, request, context)) as responses:  # type: ignore[type-var]
-                async for response in responses:
-                    yield response
-        except (grpc.aio.AbortError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            await _abort(context, method.__qualname__, error)
-            raise
-
-    return wrapped
-
-
-def handler(method: Callable[..., Awaitable[Any]]) -> Any:
-    """Decorate a servicer method: what it raises becomes the call's status.
-
-    For unary methods, and for streams that read and write through their context: leaving such a
-    method, cancelled or not, runs its own `finally` at once.
-    """
-    return unary(method)
 
 
 async def read(context: Any, idle_timeout_s: float) -> Any:

@@ -35,12 +35,17 @@ def list_drafters(
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "kind", "default", "usable", "model", "address")
+    table = Table()
+    for column in ("name", "default", "usable", "model", "address"):
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
     for d in drafters:
         table.add_row(
-            d.name, d.kind, "yes" if d.active else "", "yes" if d.usable else f"no: {d.reason}",
-            f"{d.model.name} ({d.model.num_parameters / 1e6:.1f} M)" if d.model else "-", d.address,
-        )  # fmt: skip
+            d.name,
+            "yes" if d.active else "",
+            "yes" if d.usable else f"no: {d.reason}",
+            f"{d.model.name} ({d.model.num_parameters / 1e6:.1f} M)" if d.model else "-",
+            d.address,
+        )
     Console().print(table)
 
 

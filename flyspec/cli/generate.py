@@ -151,7 +151,10 @@ async def _one(
                     seconds = time.perf_counter() - begin
                     _write("\n")
                     generation = Generation(started, chunks, event)
-                    console.print(render.summary(generation, seconds), style="dim", markup=False)
+                    line = render.summary(generation, seconds)
+                    if not options.sampling.greedy:
+                        line += f" · seed {started.seed}"
+                    console.print(line, style="dim", markup=False)
 
 
 async def _many(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flyspec.cli import bench, drafters, evaluate, generate, healthcheck, serve
-from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError
+from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, NotFoundError
 
 app = typer.Typer(
     name="flyspec",
@@ -52,7 +52,7 @@ def main() -> None:
         app()
     except FlyspecError as error:
         print(f"error: {error}", file=sys.stderr)
-        asked_wrongly = isinstance(error, ConfigError | InvalidArgumentError)
+        asked_wrongly = isinstance(error, ConfigError | InvalidArgumentError | NotFoundError)
         raise SystemExit(2 if asked_wrongly else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

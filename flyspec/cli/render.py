@@ -74,14 +74,15 @@ def visible(text: str) -> str:
 
 def pieces(chunk: Chunk) -> list[tuple[str, Style]]:
     """The text of a chunk with the style of each piece's origin."""
-    if len(chunk.token_texts) == len(chunk.origins):
+    if len(chunk.token_texts) == len(chunk.origins) and chunk.token_texts:
         return [
             (text, STYLES[origin])
             for text, origin in zip(chunk.token_texts, chunk.origins, strict=True)
             if text
         ]
-    same = len(set(chunk.origins)) == 1  # without texts a token, only a uniform chunk has a colour
-    return [(chunk.text, STYLES[chunk.origins[0]] if same else Style())]
+    # Without a text for each token, only tokens of one origin have a colour.
+    origins = set(chunk.origins)
+    return [(chunk.text, STYLES[origins.pop()] if len(origins) == 1 else Style())]
 
 
 def paint(text: str, style: Style) -> str:

@@ -8,33 +8,21 @@ told to `on_event`, what the services log to `on_log`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
-import re
 import signal
-import sys
-from collections import deque
+import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-import flyspec
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.cli.service import ROOT, Service, ServiceDiedError
+from flyspec.errors import ConfigError
 from flyspec.types import DEFAULT_NUM_SPECULATIVE_TOKENS
 
 T = TypeVar("T")
 
-ROOT = Path(flyspec.__file__).resolve().parent.parent
 DEMO_MODELS = ROOT / "demo" / "models"
 LOOPBACK = "127.0.0.1"
-KEPT_LOG_LINES = 20
-_DRAFT_FLAGS = re.compile(r"--(model|device|dtype|threads|port)\b")
-
-
-class ServiceDiedError(FlyspecError):
-    """A service ended although nobody asked it to."""
 
 
 def _ignore(_: str) -> None:
@@ -95,37 +83,6 @@ class StackOptions:
         changes["threads"] = self.threads or default_threads()
         changes["draft_threads"] = self.draft_threads or default_threads()
         return StackOptions(**{**vars(self), **changes})
-
-
-@dataclass
-class Service:
-    """A child process: what it is called, what it said, where it listens."""
-
-    name: str
-    process: asyncio.subprocess.Process
-    facts: dict[str, Any] = field(default_factory=dict)
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LOG_LINES))
-    reader: asyncio.Task[None] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        return self.process.pid
-
-    async def failure(self) -> FlyspecError:
-        """Why it ended, once it has: its own message, or its exit code and last words."""
-        code = await self.process.wait()
-        if self.reader is not None:
-            await asyncio.wait([self.reader], timeout=1.0)
-        errors = [line for line in self.lines if "error: " in line]
-        if code == 2 and errors:
-            message = errors[-1].split("error: ", 1)[1]
-            if self.name == "draft":
-                message = _DRAFT_FLAGS.sub(r"--draft-\1", message)
-            return ConfigError(f"{self.name} service: {message}")
-        how = f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-        said = "".join(f"\n  {line}" for line in self.lines) or " nothing"
-        return ServiceDiedError(f"the {self.name} service ended with {how}; its last lines:{said}")
 
 
 class Stack:
@@ -220,19 +177,39 @@ class Stack:
             for names in (("orchestrator",), ("draft", "verify")):
                 services = [self.services[n] for n in names if n in self.services]
                 for service in services:
-                    _send(service, signal.SIGTERM)
+                    service.send(signal.SIGTERM)
                 ends = [asyncio.ensure_future(s.process.wait()) for s in services]
                 if ends:
                     await asyncio.wait(ends, timeout=grace + 2.0)
         finally:
             for service in self.services.values():
-                _send(service, signal.SIGKILL)
+                service.send(signal.SIGKILL)
             for service in self.services.values():
-                await service.process.wait()
-                if service.reader is not None:
-                    await asyncio.wait([service.reader], timeout=1.0)
+                await service.ended()
+
+    def _check_ports(self) -> None:
+        """Find a port in use now, not when a large model has been loaded."""
+        o = self.options
+        for flag, host, port in (
+            ("--port", o.host, o.port),
+            ("--admin-port", o.host, o.admin_port),
+            ("--draft-port", LOOPBACK, o.draft_port),
+            ("--verify-port", LOOPBACK, o.verify_port),
+        ):
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.socket(family) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, port))
+                except (OSError, OverflowError) as error:
+                    raise ConfigError(
+                        f"{flag} {port}: cannot listen on {host}: "
+                        f"{getattr(error, 'strerror', None) or error}; stop the other process or "
+                        "choose another port (0 picks a free one)"
+                    ) from None
 
     async def _start(self) -> None:
+        self._check_ports()
         o = self.options
         common = ["--log-level", o.log_level, "--drain-grace-s", str(o.drain_grace_s)]
         limits = [*common, "--host", LOOPBACK, "--max-sessions", str(o.max_sessions)]
@@ -248,82 +225,23 @@ class Stack:
             await self._spawn("verify", "verify_service", [*limits, *verify], o.threads),
             await self._spawn("draft", "draft_service", [*limits, *draft], o.draft_threads),
         ]
-        await _all_or_first_error([self._ready(*started) for started in first])
+        await _all_or_first_error([self._ready(service) for service in first])
         orchestrator = [*common, "--host", o.host, "--port", str(o.port), "--admin-port",
                         str(o.admin_port), "--verify-address", self.verify_address,
                         "--draft-address", self.draft_address, "--rule", o.rule,
                         "--num-speculative-tokens", str(o.num_speculative_tokens)]  # fmt: skip
         self._on_event("starting the orchestrator")
-        await self.guard(
-            self._ready(*await self._spawn("orchestrator", "orchestrator", orchestrator, 1))
-        )
+        last = await self._spawn("orchestrator", "orchestrator", orchestrator, 1)
+        await self.guard(self._ready(last))
 
-    async def _spawn(
-        self, name: str, module: str, flags: list[str], threads: int
-    ) -> tuple[Service, asyncio.StreamReader, asyncio.BaseTransport]:
-        """Start a service; the reader gives the line that it writes when it is ready."""
-        read_fd, write_fd = os.pipe()
-        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", "flyspec.cli.child", module, *flags,
-                "--ready-fd", str(write_fd),
-                stdin=asyncio.subprocess.PIPE,  # its end tells the child that this process is gone
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[write_fd],
-                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
-                env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads),
-                     "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
-        except BaseException:
-            os.close(read_fd)
-            raise
-        finally:
-            os.close(write_fd)
-        service = self.services[name] = Service(name, process)
-        service.reader = asyncio.ensure_future(self._read_log(service))
-        reader = asyncio.StreamReader()
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_fd, "rb")
-        )
-        return service, reader, transport
+    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Service:
+        service = await Service.start(name, module, flags, threads, self._on_log)
+        self.services[name] = service
+        return service
 
-    async def _ready(
-        self, service: Service, reader: asyncio.StreamReader, transport: asyncio.BaseTransport
-    ) -> None:
-        """Wait until a service is warm, or raise why it ended."""
-        try:
-            line = await reader.readline()
-        finally:
-            transport.close()
-        if not line:
-            raise await service.failure()
-        service.facts = json.loads(line)
+    async def _ready(self, service: Service) -> None:
+        await service.ready()
         self._on_event(f"the {service.name} service is ready")
-
-    async def _read_log(self, service: Service) -> None:
-        """Keep the last lines. Reads blocks, not lines: a service must never wait for its log."""
-        assert service.process.stdout is not None
-        rest = ""
-        while block := await service.process.stdout.read(1 << 16):
-            *lines, rest = (rest + block.decode(errors="replace")).split("\n")
-            rest = rest[-(1 << 16) :]
-            for line in filter(str.strip, lines):
-                service.lines.append(line.rstrip())
-                self._on_log(line.rstrip())
-        if rest.strip():
-            service.lines.append(rest)
-
-
-def _send(service: Service, number: signal.Signals) -> None:
-    """Signal a service that is still there; a kill is for all that it started, too."""
-    if service.process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            if number is signal.SIGKILL:
-                os.killpg(service.pid, number)
-            else:
-                service.process.send_signal(number)
 
 
 async def _all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:

@@ -135,9 +135,8 @@ def test_long_prompts_are_cached_in_pieces(
 
 
 @pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
-def test_abandoned_proposal_leaves_a_usable_session(
-    kind: Any, runner: CountingRunner, prompt: list[int]
-) -> None:
+def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingRunner) -> None:
+    prompt = [5, 6, 7, 8, 9, 5, 6]
     session = kind(runner, []).open(prompt, GREEDY, 0)
     work = session.propose(10)
     step = next(work)

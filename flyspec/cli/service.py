@@ -1,0 +1,137 @@
+"""One service as a child of this process: started, awaited until warm, listened to, signalled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import flyspec
+from flyspec.errors import ConfigError, FlyspecError
+
+ROOT = Path(flyspec.__file__).resolve().parent.parent
+KEPT_LOG_LINES = 20
+_BLOCK = 1 << 16
+_ERROR = re.compile(r"(?:\w+: )?error: (.*)")
+_DRAFT_FLAGS = re.compile(r"--(model|device|dtype|threads|port)\b")
+
+
+class ServiceDiedError(FlyspecError):
+    """A service ended although nobody asked it to."""
+
+
+@dataclass
+class Service:
+    """A child process: what it is called, what it said, where it listens (`facts`)."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    announcement: asyncio.StreamReader
+    pipe: asyncio.BaseTransport
+    facts: dict[str, Any] = field(default_factory=dict)
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LOG_LINES))
+    reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        module: str,
+        flags: list[str],
+        threads: int,
+        on_log: Callable[[str], None],
+    ) -> Service:
+        """Start `python -m MODULE FLAGS`; it ends with this process, however this one ends."""
+        read_fd, write_fd = os.pipe()
+        python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "flyspec.cli.child", module, *flags,
+                "--ready-fd", str(write_fd),
+                stdin=asyncio.subprocess.PIPE,  # its end tells the child that this process is gone
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[write_fd],
+                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+                env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads),
+                     "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+        except BaseException:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        announcement = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(announcement), os.fdopen(read_fd, "rb")
+        )
+        service = cls(name, process, announcement, pipe)
+        service.reader = asyncio.ensure_future(service._read_log(on_log))
+        return service
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    async def ready(self) -> None:
+        """Wait until it listens and is warm, or raise why it ended."""
+        try:
+            line = await self.announcement.readline()
+        finally:
+            self.pipe.close()
+        if not line:
+            raise await self.failure()
+        self.facts = json.loads(line)
+
+    async def ended(self) -> int:
+        """Wait for its end and its last words; the exit code."""
+        code = await self.process.wait()
+        if self.reader is not None:
+            await asyncio.wait([self.reader], timeout=1.0)
+        return code
+
+    async def failure(self) -> FlyspecError:
+        """Why it ended, once it has: its own message, or its exit code and last lines."""
+        code = await self.ended()
+        errors = [match[1] for line in self.lines if (match := _ERROR.match(line))]
+        if code == 2 and errors:
+            message = errors[-1]
+            if self.name == "draft":
+                message = _DRAFT_FLAGS.sub(r"--draft-\1", message)
+            return ConfigError(f"{self.name} service: {message}")
+        how = f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        said = "".join(f"\n  {line}" for line in self.lines) or " none"
+        return ServiceDiedError(f"the {self.name} service ended with {how}; its last lines:{said}")
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal it if it is still there; a kill is for all that it started, too."""
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                if number is signal.SIGKILL:
+                    os.killpg(self.pid, number)
+                else:
+                    self.process.send_signal(number)
+
+    async def _read_log(self, on_log: Callable[[str], None]) -> None:
+        """Keep the last lines. Reads blocks, not lines: a service must never wait for its log."""
+        assert self.process.stdout is not None
+        rest = ""
+        while block := await self.process.stdout.read(_BLOCK):
+            *lines, rest = (rest + block.decode(errors="replace")).split("\n")
+            rest = rest[-_BLOCK:]
+            for line in filter(str.strip, lines):
+                self.lines.append(line.rstrip())
+                if not _ERROR.match(line):  # its end is told with these words
+                    on_log(line.rstrip())
+        if rest.strip():
+            self.lines.append(rest)

@@ -1,0 +1,72 @@
+"""Clients that vanish leave nothing behind, in separate processes on the bundled models."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from demo.corpus import problems
+from flyspec.cli.stack import Stack
+from flyspec.client import AdminClient, Chat, Client, GenerateOptions
+from flyspec.types import Rule
+
+LONG = GenerateOptions(rule=Rule("exact"), max_tokens=2000, ignore_eos=True)
+
+
+async def idle(stack: Stack, seconds: float = 10.0) -> bool:
+    """Whether every session is gone within that time."""
+    async with AdminClient(stack.admin_address) as admin:
+        for _ in range(int(seconds / 0.05)):
+            status = await admin.status()
+            busy = (
+                status.verify.sessions.active,
+                status.draft.sessions.active,
+                status.active_generations,
+                status.waiting_generations,
+            )
+            if not any(busy):
+                return True
+            await asyncio.sleep(0.05)
+    return False
+
+
+async def test_a_killed_client_leaves_no_session(stack):
+    for delay in (0.0, 0.2, 0.5):
+        client = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "flyspec.cli",
+            "generate",
+            "--address",
+            stack.address,
+            "--ignore-eos",
+            "--max-tokens",
+            "2000",
+            "--color",
+            "never",
+            "import os\n",
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert client.stdout is not None
+        await client.stdout.read(16)
+        await asyncio.sleep(delay)
+        client.send_signal(signal.SIGKILL)
+        await client.wait()
+        assert await idle(stack)
+
+
+async def test_two_hundred_cancelled_requests(stack):
+    (problem,) = problems("cancellation", 1)
+    prompt = Chat.of_user(problem.question)
+    async with Client(stack.address) as client:
+        before = await client.complete(prompt, GenerateOptions(max_tokens=40))
+        for wait in (0.05, 1.0):
+            tasks = [asyncio.create_task(client.complete(prompt, LONG)) for _ in range(200)]
+            await asyncio.sleep(wait)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            assert await idle(stack)
+        after = await client.complete(prompt, GenerateOptions(max_tokens=40))
+        assert after.token_ids == before.token_ids

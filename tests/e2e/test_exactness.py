@@ -1,0 +1,24 @@
+"""The short form of `make check-exact`: a few prompts of each set, every drafter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_exact_equals_generate_and_plain_decoding():
+    command = [sys.executable, "-m", "bench.exactness", "--limit", "3", "--k", "1", "15"]
+    done = subprocess.run(
+        [*command, "--max-tokens", "48", "--sampled-every", "3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 wrong, 0 differ first at a tie" in done.stdout

@@ -1,0 +1,187 @@
+"""The client against a real stack of tiny models."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from flyspec.cli.stack import Stack, StackOptions
+from flyspec.client import (
+    AdminClient,
+    Chat,
+    Chunk,
+    Client,
+    Completion,
+    GenerateOptions,
+    SpeculationMetrics,
+    Started,
+)
+from flyspec.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from flyspec.types import Origin, Rule, SamplingParams
+from tests.tiny import make_model
+
+LONG = GenerateOptions(max_tokens=200, ignore_eos=True, num_speculative_tokens=2)
+SHORT = GenerateOptions(max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> StackOptions:
+    folder = tmp_path_factory.mktemp("models")
+    target, draft = (make_model(folder / n, seed=i) for i, n in enumerate(("target", "draft")))
+    return StackOptions(model=str(target), draft_model=str(draft))
+
+
+@pytest.fixture(scope="module")
+async def stack(models: StackOptions) -> AsyncIterator[Stack]:
+    async with Stack(models) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(stack: Stack) -> AsyncIterator[Client]:
+    async with Client(stack.address) as opened:
+        yield opened
+
+
+async def test_events_come_in_order_and_add_up(client: Client) -> None:
+    events = [event async for event in client.generate("the cat", SHORT)]
+    started, *chunks, completion = events
+    assert isinstance(started, Started)
+    assert isinstance(completion, Completion)
+    assert started.rule.name == "fly"
+    assert started.rule.fly_window_size is not None
+    assert started.num_speculative_tokens == 15
+    tokens = 0
+    for chunk in chunks:
+        assert isinstance(chunk, Chunk)
+        assert len(chunk.token_ids) == len(chunk.origins) == len(chunk.token_texts)
+        assert "".join(chunk.token_texts) == chunk.text
+        tokens += len(chunk.token_ids)
+    assert tokens == completion.completion_tokens
+    assert completion.prompt_tokens == len(started.prompt_token_ids)
+    assert completion.timings.total_ns > 0
+
+
+async def test_three_forms_of_a_prompt(client: Client) -> None:
+    text = await client.complete("the cat", SHORT)
+    ids = await client.complete(text.started.prompt_token_ids, SHORT)
+    assert ids.token_ids == text.token_ids
+    chat = await client.complete(Chat.of_user("the cat"), SHORT)
+    assert len(chat.started.prompt_token_ids) > len(text.started.prompt_token_ids)
+
+
+async def test_options_reach_the_server(client: Client) -> None:
+    options = GenerateOptions(
+        sampling=SamplingParams(1.0, 0.9, 50),
+        seed=7,
+        max_tokens=5,
+        drafter="prompt_lookup",
+        rule=Rule("fly-paper", fly_window_size=2),
+        num_speculative_tokens=4,
+    )
+    first, second = (
+        await client.complete("the cat", options),
+        await client.complete("the cat", options),
+    )
+    assert first.token_ids == second.token_ids
+    assert first.started.seed == 7
+    assert first.started.drafter == "prompt_lookup"
+    assert first.started.num_speculative_tokens == 4
+    assert (first.started.rule.name, first.started.rule.fly_window_size) == ("fly-paper", 2)
+    plain = await client.complete(
+        "the cat", GenerateOptions(max_tokens=3, num_speculative_tokens=0)
+    )
+    assert set(plain.origins) == {Origin.PLAIN}
+    assert plain.started.drafter == ""
+    assert plain.mean_accepted_tokens == 1.0
+
+
+async def test_closing_the_iterator_cancels_the_request(stack: Stack, client: Client) -> None:
+    for _ in range(5):
+        async with aclosing(client.generate("the cat", LONG)) as events:
+            async for event in events:
+                if isinstance(event, Chunk):
+                    break
+    async with AdminClient(stack.admin_address) as admin:
+        for _ in range(100):
+            status = await admin.status()
+            busy = (
+                status.active_generations,
+                status.verify.sessions.active,
+                status.draft.sessions.active,
+            )
+            if busy == (0, 0, 0):
+                break
+            await asyncio.sleep(0.05)
+        assert busy == (0, 0, 0)
+        assert status.ready
+
+
+async def test_models_drafters_and_health(stack: Stack, client: Client) -> None:
+    models = await client.list_models()
+    assert models.target.name == stack.options.model
+    assert models.rules[0] == "fly"
+    assert await client.check_health() == "SERVING"
+    async with AdminClient(stack.admin_address) as admin:
+        drafters = await admin.list_drafters()
+        assert await admin.check_health() == "SERVING"
+    assert [d.name for d in drafters] == list(models.drafters)
+    assert [d.active for d in drafters] == [True, False, False]
+
+
+async def test_errors_are_those_of_the_server(client: Client) -> None:
+    with pytest.raises(InvalidArgumentError, match="text is empty"):
+        await client.complete("")
+    with pytest.raises(InvalidArgumentError, match="no token ids"):
+        await client.complete([])
+    with pytest.raises(InvalidArgumentError, match="token id 400 is out of range"):
+        await client.complete([400])
+    with pytest.raises(NotFoundError, match="no drafter 'x'"):
+        await client.complete("a", GenerateOptions(drafter="x"))
+    with pytest.raises(InvalidArgumentError, match="cannot be written"):
+        await client.complete([-1])
+    with pytest.raises(NotFoundError):
+        await client.check_health("no.such.Service")
+
+
+async def test_no_server() -> None:
+    async with Client("127.0.0.1:1") as client, AdminClient("127.0.0.1:1") as admin:
+        begin = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"no server at 127\.0\.0\.1:1; .* --address"):
+            await client.complete("x")
+        with pytest.raises(UnavailableError, match="--admin-address"):
+            await admin.status()
+        assert time.monotonic() - begin < 5.0
+
+
+async def test_a_server_that_does_not_answer() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with Client(f"127.0.0.1:{port}") as client:
+            with pytest.raises(UnavailableError, match="did not answer in time"):
+                await client.check_health(timeout_s=0.3)
+
+
+async def test_losing_the_server_in_mid_stream(models: StackOptions) -> None:
+    async with Stack(models) as stack, Client(stack.address) as client:
+        events = client.generate("the cat", LONG)
+        await anext(events)
+        os.kill(stack.services["orchestrator"].pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match="lost the server at 127"):
+            async for _ in events:
+                pass
+
+
+def test_metrics_without_drafts() -> None:
+    assert SpeculationMetrics(num_rounds=3).mean_acceptance_length == 1.0
+    assert SpeculationMetrics(num_rounds=3).draft_acceptance_rate == 0.0
