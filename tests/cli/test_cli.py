@@ -1,0 +1,355 @@
+"""The command line as users run it: processes, exit codes, output. On tiny random models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flyspec.cli.stack import DEMO_MODELS, ROOT, ServiceDiedError, Stack, StackOptions
+from flyspec.client import Client
+from flyspec.errors import ConfigError
+from tests.tiny import make_model
+
+COMMAND = [sys.executable, "-m", "flyspec.cli"]
+FREE_PORTS = ["--port", "0", "--admin-port", "0", "--draft-port", "0", "--verify-port", "0"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+
+@dataclass
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT, cwd=ROOT
+    )
+
+
+async def flyspec(*arguments: str, stdin: str = "") -> Result:
+    process = await start(*arguments)
+    out, err = await process.communicate(stdin.encode())
+    result = Result(process.returncode or 0, out.decode(), err.decode())
+    assert "Traceback" not in result.err
+    return result
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for has ended, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+async def all_gone(pids: list[int], within_s: float = 15.0) -> bool:
+    end = time.monotonic() + within_s
+    while not all(map(is_gone, pids)):
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.1)
+    return True
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags that name a tiny pair."""
+    folder = tmp_path_factory.mktemp("models")
+    target = make_model(folder / "target", seed=0)
+    draft = make_model(folder / "draft", seed=1, hidden_size=32)
+    return ["--model", str(target), "--draft-model", str(draft)]
+
+
+@pytest.fixture(scope="module")
+async def stack(models: list[str]) -> AsyncIterator[Stack]:
+    async with Stack(StackOptions(model=models[1], draft_model=models[3])) as running:
+        yield running
+
+
+# --- without a server -----------------------------------------------------------------------
+
+
+async def test_help_is_quick_and_names_the_commands() -> None:
+    begin = time.monotonic()
+    result = await flyspec("--help")
+    assert result.code == 0
+    assert time.monotonic() - begin < 5.0
+    for command in ("serve", "generate", "drafters", "bench", "eval", "healthcheck"):
+        assert command in result.out
+
+
+@pytest.mark.parametrize(
+    "module", ["flyspec.cli.main", "flyspec.client", "flyspec.cli.stack", "flyspec.cli.render"]
+)
+async def test_the_command_line_imports_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=ROOT)
+    assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["generate", "--address", "127.0.0.1:1", "x"], 1, "no server at 127.0.0.1:1; start one"),
+        (["generate", "--local", "--address", "a:1", "x"], 2, "give one of them"),
+        (["generate", "--model", "m", "x"], 2, "only with --local"),
+        (["generate", ""], 2, "prompt: is empty"),
+        (["generate"], 2, "standard input: no prompts in it"),
+        (["generate", "--prompt-file", "/nowhere", "x"], 2, "/nowhere: cannot be read"),
+        (["healthcheck", "--address", "127.0.0.1:1", "--timeout", "1"], 1, ""),
+        (["drafters", "list", "--admin-address", "127.0.0.1:1"], 1, "or pass --admin-address"),
+        (["eval", "--model", "/nowhere", "--problems", "1"], 2, "verify service: --model /nowhere"),
+        (["serve", "--model", "/nowhere", *FREE_PORTS], 2, "--model /nowhere"),
+        (["serve", "--model", "m", "--max-sessions", "9999", *FREE_PORTS], 2, "--max-sessions: "),
+        (["serve", "--port", "99999", "--model", "m"], 2, "--port 99999"),
+    ],
+)
+async def test_errors_are_a_message_and_an_exit_code(
+    arguments: list[str], code: int, message: str
+) -> None:
+    result = await flyspec(*arguments)
+    assert result.code == code
+    assert message in result.err
+    if result.err.startswith("error"):
+        assert result.err.count("\n") == 1
+
+
+async def test_port_in_use_is_found_before_models_are_loaded(models: list[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = await flyspec("serve", *models, *FREE_PORTS, "--verify-port", str(port))
+    assert result.code == 2
+    assert f"error: --verify-port {port}: cannot listen on 127.0.0.1" in result.err
+    assert "loading" not in result.err
+
+
+# --- against a running stack ----------------------------------------------------------------
+
+
+async def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> None:
+    result = await flyspec(
+        "generate", "--address", stack.address, "--json", "--max-tokens", "6",
+        "--concurrency", "3", stdin="The cat\n\nthe dog\nthe log\nThe cat\n",
+    )  # fmt: skip
+    assert result.code == 0
+    assert result.err == ""
+    documents = result.documents
+    assert len(documents) == 4
+    assert documents[0] == documents[3] != documents[1]
+    for d in documents:
+        assert set(d) == {
+            "text", "token_ids", "prompt_token_ids", "finish_reason", "origins", "metrics",
+        }  # fmt: skip
+        assert len(d["token_ids"]) == len(d["origins"]) <= 6
+        assert d["finish_reason"] in ("stop", "length")
+        assert set(d["metrics"]) == {"speculative_decoding"}
+
+
+async def test_rules_seeds_and_parameters_reach_the_server(stack: Stack) -> None:
+    address = ["--address", stack.address, "--json", "--max-tokens", "8", "--ignore-eos"]
+    sampled = [*address, "--temperature", "1", "--seed", "3", "the cat"]
+    exact = await flyspec("generate", "--rule", "exact", *sampled)
+    plain = await flyspec("generate", "--num-speculative-tokens", "0", *sampled)
+    assert exact.documents[0]["token_ids"] == plain.documents[0]["token_ids"]
+    assert set(plain.documents[0]["origins"]) == {"PLAIN"}
+    loose = await flyspec(
+        "generate", "--rule", "fly", "--fly-window-size", "0", "--fly-entropy-threshold", "0",
+        "--fly-entropy-top-k", "5", "--entropy-measure", "top_k", *address, "the cat",
+    )  # fmt: skip
+    assert "LOOSE" in loose.documents[0]["origins"]
+    bound = await flyspec(
+        "generate", "--rule", "fly", "--fly-window-size", "0", "--fly-entropy-threshold", "0",
+        "--max-loose-tokens", "1", *address, "the cat",
+    )  # fmt: skip
+    assert bound.documents[0]["metrics"]["speculative_decoding"]["num_loose_tokens"] == 1
+
+
+async def test_streamed_text_is_all_of_standard_output(stack: Stack) -> None:
+    arguments = ["generate", "--address", stack.address, "--max-tokens", "8", "the cat"]
+    shown, documents = await flyspec(*arguments), await flyspec(*arguments, "--json")
+    assert shown.out == documents.documents[0]["text"] + "\n"
+    assert "mean accepted" in shown.err
+    assert shown.err.count("\n") == 1
+    colored = await flyspec(*arguments, "--color", "always")
+    assert "loosely accepted" in colored.err
+    assert "\x1b[" in colored.out
+
+
+async def test_chat_is_rendered_by_the_target(stack: Stack) -> None:
+    result = await flyspec(
+        "generate", "--address", stack.address, "--json", "--max-tokens", "1", "--chat", "the cat"
+    )
+    plain = await flyspec(
+        "generate", "--address", stack.address, "--json", "--max-tokens", "1", "the cat"
+    )
+    rendered, text = (r.documents[0]["prompt_token_ids"] for r in (result, plain))
+    assert len(rendered) > len(text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rule", "nothing"], "rule.name must be one of exact, fly"),
+        (["--num-speculative-tokens", "5000"], "num_speculative_tokens must be between 0 and"),
+        (["--drafter", "nothing"], "no drafter 'nothing'"),
+        (["--max-tokens", "0"], "max_tokens must be at least 1"),
+        (["--fly-entropy-threshold", "-1", "--rule", "fly"], "fly_entropy_threshold must be"),
+        (["--seed", str(1 << 70)], "cannot be written"),
+    ],
+)
+async def test_what_the_server_refuses(stack: Stack, arguments: list[str], message: str) -> None:
+    result = await flyspec("generate", "--address", stack.address, *arguments, "x")
+    assert result.code == 2
+    assert message in result.err
+    assert result.err.startswith("error: ")
+
+
+async def test_one_bad_prompt_of_many_is_named(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text("fine\n" + "too long " * 400 + "\n")
+    result = await flyspec("generate", "--address", stack.address, "--prompt-file", str(path))
+    assert result.code == 2
+    assert f"error: {path}: line 2: prompt: " in result.err
+
+
+async def test_healthcheck_and_drafters(stack: Stack) -> None:
+    health = await flyspec(
+        "healthcheck", "--address", stack.address, "--admin-address", stack.admin_address, "--json"
+    )
+    assert health.code == 0
+    assert health.documents[0]["status"] == "SERVING"
+    assert health.documents[0]["orchestrator"]["active_generations"] == 0
+    for address in (stack.draft_address, stack.verify_address):
+        assert (await flyspec("healthcheck", "--address", address)).code == 0
+    drafters = await flyspec("drafters", "list", "--admin-address", stack.admin_address, "--json")
+    names = [d["name"] for d in drafters.documents[0]["drafters"]]
+    assert sorted(names) == ["model", "multi_level", "prompt_lookup"]
+
+
+async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
+    path = tmp_path / "questions"
+    path.write_text('{"question": "the cat", "answer": "#### 1"}\n' * 2)
+    result = await flyspec(
+        "bench", "--address", stack.address, "--prompt-file", str(path), "--repeats", "1",
+        "--max-tokens", "6", "--num-speculative-tokens", "4", "--reference", "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    modes = {m["mode"]: m for m in result.documents[0]["groups"]["questions"]}
+    assert list(modes) == ["plain", "transformers", "exact", "fly"]
+    assert modes["exact"]["same_as_plain"] == modes["exact"]["prompts"] == 2
+    assert modes["plain"]["ratio_to_plain"] == 1.0
+    result = await flyspec(
+        "eval", "--address", stack.address, "--prompt-file", str(path), "--max-tokens", "4",
+        "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    conditions = [c["condition"] for c in result.documents[0]["conditions"]]
+    assert conditions == ["plain", "exact", "fly", "fly, W = 0"]
+
+
+async def test_interrupt_ends_a_generation_without_a_trace(stack: Stack) -> None:
+    process = await start(
+        "generate", "--address", stack.address, "--ignore-eos", "--max-tokens", "240",
+        "--json", *["the cat"] * 200,
+    )  # fmt: skip
+    assert process.stdout is not None
+    await process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = await process.communicate()
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+# --- stacks of their own --------------------------------------------------------------------
+
+
+async def test_serve_says_where_it_listens_and_stops_on_interrupt(models: list[str]) -> None:
+    process = await start("serve", *models, *FREE_PORTS, "--json")
+    assert process.stdout is not None
+    facts = json.loads(await process.stdout.readline())
+    assert set(facts) == {
+        "address", "admin_address", "draft_address", "verify_address", "pids",
+    }  # fmt: skip
+    async with Client(facts["address"]) as client:
+        assert (await client.list_models()).drafters[0] == "model"
+    process.send_signal(signal.SIGINT)
+    out, err = await process.communicate()
+    assert process.returncode == 0
+    assert out == b""
+    assert b"Traceback" not in err
+    assert await all_gone(list(facts["pids"].values()), within_s=1.0)
+
+
+async def test_serve_names_the_service_that_died(models: list[str]) -> None:
+    process = await start("serve", *models, *FREE_PORTS, "--json")
+    assert process.stdout is not None
+    facts = json.loads(await process.stdout.readline())
+    os.kill(facts["pids"]["verify"], signal.SIGKILL)
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert "error: the verify service ended with signal SIGKILL; its last lines:" in err.decode()
+    assert await all_gone(list(facts["pids"].values()), within_s=1.0)
+
+
+async def test_services_end_when_serve_is_killed(models: list[str]) -> None:
+    process = await start("serve", *models, *FREE_PORTS, "--json")
+    assert process.stdout is not None
+    facts = json.loads(await process.stdout.readline())
+    process.kill()
+    await process.wait()
+    assert await all_gone(list(facts["pids"].values()))
+
+
+async def test_stack_stops_everything_when_one_cannot_start(models: list[str]) -> None:
+    stack = Stack(StackOptions(model=models[1], draft_model="/nowhere"))
+    with pytest.raises(ConfigError, match="draft service: --draft-model /nowhere"):
+        await stack.__aenter__()
+    assert await all_gone([s.pid for s in stack.services.values()], within_s=1.0)
+
+
+async def test_guard_raises_why_a_service_died(models: list[str]) -> None:
+    async with Stack(StackOptions(model=models[1], draft_model="")) as stack:
+        assert stack.options.draft_model == ""
+
+        async def kill_and_wait() -> None:
+            os.kill(stack.services["draft"].pid, signal.SIGKILL)
+            await asyncio.sleep(60)
+
+        with pytest.raises(ServiceDiedError, match="the draft service ended with signal SIGKILL"):
+            await stack.guard(kill_and_wait())
+
+
+@pytest.mark.skipif(
+    not (DEMO_MODELS / "target" / "model.safetensors").is_file(),
+    reason="the bundled models are not trained yet: make models",
+)
+async def test_local_generation_on_the_bundled_pair() -> None:
+    result = await flyspec(
+        "generate", "--local", "--json", "--chat", "--rule", "exact",
+        "Tom has 3 apples and buys 4 more. How many apples does he have?",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "####" in result.documents[0]["text"]
+    assert result.documents[0]["finish_reason"] == "stop"

@@ -1,0 +1,113 @@
+"""The JSON document, colours and summary of a generation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from flyspec.cli import render
+from flyspec.client import (
+    Chunk,
+    Completion,
+    Generation,
+    GenerationTimings,
+    SpeculationMetrics,
+    Started,
+)
+from flyspec.types import FinishReason, Origin, Rule
+
+METRICS = SpeculationMetrics(
+    num_spec_steps=2,
+    num_draft_tokens=8,
+    num_accepted_draft_tokens=3,
+    num_loose_tokens=1,
+    loose_cost_nats=0.5,
+    acceptance_histogram=[0, 1, 1],
+    num_rounds=2,
+)
+
+
+def generation(metrics: SpeculationMetrics = METRICS) -> Generation:
+    chunks = [
+        Chunk("Hi ", [5, 6], [Origin.EXACT_MODEL, Origin.LOOSE], ["Hi", " "]),
+        Chunk("é\n", [7, 8, 9], [Origin.CORRECTION, Origin.BONUS, Origin.PLAIN], ["", "é", "\n"]),
+    ]
+    started = Started("id", "target", "model", 7, [1, 2], Rule("fly"), 4)
+    timings = GenerationTimings()
+    return Generation(started, chunks, Completion(FinishReason.STOP, None, 2, 5, metrics, timings))
+
+
+def test_document_has_the_names_that_users_rely_on() -> None:
+    document = json.loads(json.dumps(render.document(generation())))
+    assert document == {
+        "text": "Hi é\n",
+        "token_ids": [5, 6, 7, 8, 9],
+        "prompt_token_ids": [1, 2],
+        "finish_reason": "stop",
+        "origins": ["EXACT_MODEL", "LOOSE", "CORRECTION", "BONUS", "PLAIN"],
+        "metrics": {
+            "speculative_decoding": {
+                "mean_acceptance_length": 2.5,
+                "draft_acceptance_rate": 0.375,
+                "num_spec_steps": 2,
+                "num_draft_tokens": 8,
+                "num_accepted_draft_tokens": 3,
+                "num_loose_tokens": 1,
+                "loose_cost_nats": 0.5,
+                "num_rollbacks": 0,
+                "acceptance_histogram": [0, 1, 1],
+            }
+        },
+    }
+
+
+def test_plain_decoding_has_numbers_too() -> None:
+    metrics = render.speculation_document(SpeculationMetrics(num_rounds=5))
+    assert metrics["mean_acceptance_length"] == 1.0
+    assert metrics["draft_acceptance_rate"] == 0.0
+    assert "not speculated" in render.summary(generation(SpeculationMetrics(num_rounds=5)), 1.0)
+
+
+def test_summary() -> None:
+    line = render.summary(generation(), 0.5)
+    for part in ("5 tokens", "10 tokens/s", "2.50 a round", "loose 20.0% (0.50 nats)", "stop"):
+        assert part in line
+    assert "\n" not in line
+    assert "2 prompts · 10 tokens" in render.total([generation(), generation()], 1.0)
+
+
+def test_every_token_has_the_colour_of_its_origin() -> None:
+    first, second = generation().chunks
+    assert render.pieces(first) == [
+        ("Hi", render.STYLES[Origin.EXACT_MODEL]),
+        (" ", render.STYLES[Origin.LOOSE]),
+    ]
+    assert [style for _, style in render.pieces(second)] == [
+        render.STYLES[Origin.BONUS],
+        render.STYLES[Origin.PLAIN],
+    ]
+    assert "\x1b[32mHi\x1b[0m" in render.painted(first, color=True)
+    assert render.painted(first, color=False) == "Hi "
+
+
+def test_styles_tell_all_origins_apart() -> None:
+    assert set(render.STYLES) == set(render.LABELS) == set(Origin)
+    assert len(set(render.STYLES.values())) == len(Origin)
+    assert "loosely accepted" in render.legend().plain
+
+
+def test_chunk_without_token_texts_still_shows() -> None:
+    assert "ab" in render.painted(Chunk("ab", [1, 2], [Origin.PLAIN, Origin.BONUS]), color=True)
+    assert "\x1b[34mab" in render.painted(Chunk("ab", [1], [Origin.BONUS]), color=True)
+    assert render.painted(Chunk("end", [], []), color=True) == "end"
+
+
+@pytest.mark.parametrize("text", ["\x1b[2J", "\x07", "\x08", "\x9b31m", "\r", "\x7f"])
+def test_output_cannot_steer_the_terminal(text: str) -> None:
+    shown = render.painted(Chunk(text, [1], [Origin.PLAIN]), color=False)
+    assert text[0] not in shown
+
+
+def test_no_colour_runs_over_a_line_break() -> None:
+    assert render.paint("a\nb", render.STYLES[Origin.LOOSE]).count("\x1b[0m") == 2
