@@ -66,7 +66,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             )
             first_token_ns = 0
             try:
-                rounds = Rounds(plan, drafting, verifying, output, ledger)
+                rounds = Rounds(plan, drafting, verifying, ledger)
                 async with contextlib.aclosing(rounds.__aiter__()) as running:  # type: ignore[type-var]
                     async for round_ in running:
                         piece = output.push(round_.token_ids, round_.origins)
