@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.prompt_lookup import PromptLookupDrafter
@@ -71,12 +70,9 @@ def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter]]:
         torch.set_num_threads(settings.threads)
     loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
     runner = ModelRunner(loaded, settings.max_sessions)
-    synchronize: Callable[[], None] | None = None
-    if loaded.model.device.type == "cuda":
-        synchronize = torch.cuda.synchronize
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
-    return Engine(runner, prepare, synchronize), drafters
+    return Engine(runner, prepare, runner.synchronize), drafters
 
 
 async def serve(settings: DraftSettings) -> None:

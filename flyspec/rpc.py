@@ -27,6 +27,9 @@ from flyspec.errors import ConfigError, FlyspecError, IdleTimeoutError
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
+# A status travels in a header, 12 bytes a character at worst; gRPC refuses one beyond 8 KiB, and
+# the client would see that instead.
+MAX_DETAILS_CHARACTERS = 600
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -67,9 +70,18 @@ def error_of(error: grpc.aio.AioRpcError) -> FlyspecError:
 async def _abort(context: Any, method: str, error: Exception) -> None:
     """End the call with the status that `error` stands for; a bug is logged with its trace."""
     if isinstance(error, FlyspecError):
-        await context.abort(status_of(error), str(error))
+        await context.abort(status_of(error), _details(str(error)))
     log.exception("%s failed", method)
-    await context.abort(grpc.StatusCode.INTERNAL, f"internal error in {method}: {error!r}")
+    details = _details(f"internal error in {method}: {error!r}")
+    await context.abort(grpc.StatusCode.INTERNAL, details)
+
+
+def _details(message: str) -> str:
+    """A message short enough for a status: what a client sent may be quoted in its middle."""
+    half = MAX_DETAILS_CHARACTERS // 2
+    if len(message) <= 2 * half:
+        return message
+    return f"{message[:half]} ... {message[-half:]}"
 
 
 def handler(method: Callable[..., Awaitable[Any]]) -> Any:

@@ -77,9 +77,13 @@ class Tokenizer:
         environment.filters["tojson"] = lambda value, **kw: json.dumps(
             value, ensure_ascii=False, **kw
         )
-        self._template = (
-            environment.from_string(bundle.chat_template) if bundle.chat_template else None
-        )
+        self._template = None
+        self._no_template = "the target has no chat template"
+        if bundle.chat_template:
+            try:
+                self._template = environment.from_string(bundle.chat_template)
+            except TemplateError as error:  # such as a tag that only transformers knows
+                self._no_template = f"the target's chat template cannot be read ({error})"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; special tokens as the tokenizer's own post-processor adds them."""
@@ -89,9 +93,7 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
         """Token ids of a chat of (role, content), ready for the assistant to answer."""
         if self._template is None:
-            raise InvalidArgumentError(
-                "chat: the target has no chat template; send text or token_ids instead"
-            )
+            raise InvalidArgumentError(f"chat: {self._no_template}; send text or token_ids instead")
         try:
             text = self._template.render(
                 messages=[{"role": role, "content": content} for role, content in messages],
@@ -132,12 +134,26 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, perhaps none."""
-        text = self._stream.step(self._tokenizer, token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception:  # tokenizers has no error of its own
+            return self._restart(token_id)
         if text is None:
             self._pending.append(token_id)
             return ""
         self._pending.clear()
         return str(text)
+
+    def _restart(self, token_id: int) -> str:
+        """The text up to this token, by a fresh stream.
+
+        With byte fallback, bytes that are no UTF-8 change how a byte token before them reads, which
+        the stream does not survive.
+        """
+        pending, self._pending = [*self._pending, token_id], []
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream.step(self._tokenizer, token_id)  # what follows a token may depend on it
+        return self._tokenizer.decode(pending, skip_special_tokens=True)
 
     def flush(self) -> str:
         """What an output that ends in half a character still holds, as replacement characters."""

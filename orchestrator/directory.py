@@ -77,15 +77,20 @@ class Directory:
                 log.warning("no draft service yet; going on with prompt lookup")
                 return
             await asyncio.sleep(RETRY_S)
-        if reason := incompatibility(self.drafters[0], info):
-            raise IncompatibleError(reason)
 
     async def monitor(self) -> None:
-        """Look for the draft service as long as it is missing."""
+        """Look for the draft service as long as it is missing; one that does not fit stays out."""
+        refused = ""
         while True:
             await asyncio.sleep(MONITOR_S)
-            if self.draft is not None and self._draft_info is None:
+            if self.draft is None or self._draft_info is not None:
+                continue
+            try:
                 await self._describe_draft()
+            except IncompatibleError as error:
+                if str(error) != refused:
+                    refused = str(error)
+                    log.error("going on with prompt lookup: %s", error)
 
     async def _wait_for_target(self) -> VerifyServiceInfo:
         waiting = False
@@ -106,6 +111,7 @@ class Directory:
             return info
 
     async def _describe_draft(self) -> bool:
+        """Whether the draft service is there. Raises `IncompatibleError` when it does not fit."""
         assert self.draft is not None
         try:
             info = await self.draft.describe()
@@ -117,6 +123,8 @@ class Directory:
                 f"the draft service speaks protocol {info.protocol_version}, this "
                 f"orchestrator {PROTOCOL_VERSION}: run the same release of both"
             )
+        if reason := incompatibility(info.drafters[0], self.target.info):
+            raise IncompatibleError(reason)
         self._draft_info = info
         return True
 
@@ -166,9 +174,10 @@ class Directory:
 
     def open_drafting(self, drafter: DrafterInfo, sampling: SamplingParams, seed: int) -> Drafting:
         """A generation's drafting with that drafter."""
+        vocab_size = self.target.info.model.vocab_size
         if self.draft is None or self._draft_info is None:
-            return Drafting(LocalLookup())
-        return Drafting(self.draft.session(sampling, seed, drafter.name))
+            return Drafting(LocalLookup(), vocab_size)
+        return Drafting(self.draft.session(sampling, seed, drafter.name), vocab_size)
 
     async def close(self) -> None:
         """Close the connections."""

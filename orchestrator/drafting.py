@@ -55,13 +55,25 @@ class LocalLookup:
 class Drafting:
     """A generation's drafter, replaced by prompt lookup for its remainder once it fails."""
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self._drafter = drafter
+        self._vocab_size = vocab_size
 
     async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
-        """See `Drafter`; never fails for the drafter's sake."""
+        """See `Drafter`; never fails for the drafter's sake.
+
+        Ends before a token that the target does not have: equal tokenizers may be padded to
+        vocabularies of different sizes.
+        """
         if max_tokens <= 0:
             return Proposal()
+        proposal = await self._propose(sequence, max_tokens, round_id)
+        if max(proposal.token_ids, default=0) >= self._vocab_size:
+            end = next(i for i, t in enumerate(proposal.token_ids) if t >= self._vocab_size)
+            del proposal.token_ids[end:], proposal.origins[end:]
+        return proposal
+
+    async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         try:
             return await self._drafter.propose(sequence, max_tokens, round_id)
         except FlyspecError as error:

@@ -52,11 +52,6 @@ class Output:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | None = None
 
-    @property
-    def remaining(self) -> int:
-        """Tokens that may still come."""
-        return self._max_tokens - self.num_tokens
-
     def push(self, token_ids: Sequence[int], origins: Sequence[Origin]) -> Piece:
         """Take in final tokens up to the end of the output; what can be sent now."""
         piece = Piece()

@@ -62,7 +62,7 @@ def make_plan(
     )
     validate_sampling(sampling)
     speculation = request.speculation
-    k = settings.num_speculative_tokens
+    k = min(settings.num_speculative_tokens, max_draft_tokens)
     if speculation.HasField("num_speculative_tokens"):
         k = speculation.num_speculative_tokens
         if k > max_draft_tokens:
@@ -87,14 +87,16 @@ def make_plan(
         ignore_eos=request.ignore_eos,
         drafter=speculation.drafter,
         rule=resolve_rule(rule, k),
-        num_speculative_tokens=min(k, max_draft_tokens),
+        num_speculative_tokens=k,
         max_loose_tokens=(
             speculation.max_loose_tokens if speculation.HasField("max_loose_tokens") else None
         ),
         max_loose_cost_nats=(
             speculation.max_loose_cost_nats if speculation.HasField("max_loose_cost_nats") else None
         ),
-        exact_until_position=len(prompt) + speculation.exact_prefix_tokens,
+        exact_until_position=min(
+            len(prompt) + speculation.exact_prefix_tokens, target.model.context_length
+        ),
         context_length=target.model.context_length,
         max_plain_tokens=target.max_plain_tokens,
     )

@@ -62,13 +62,15 @@ class Rounds:
         )
 
     def _draft_limit(self) -> int:
-        """K of the next round: no more than fits the context.
+        """K of the next round: no more than fits the context, none after the output's end.
 
         An exact round near the end of the output drafts no more than can still be sent. A lossy
         one does not stop short: its verdict may depend on the drafts that follow, and the text
         must not depend on `max_tokens`.
         """
         plan = self._plan
+        if self._remaining <= 0:
+            return 0
         limit = min(plan.num_speculative_tokens, plan.context_length - len(self._sequence))
         if plan.rule.name == "exact":
             limit = min(limit, self._remaining - 1)

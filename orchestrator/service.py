@@ -6,6 +6,7 @@ cancelled, and leaving it frees both services' sessions.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -31,6 +32,9 @@ from orchestrator.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
+LONG_REQUEST_BYTES = 1 << 16
+"""A longer request is read in a thread: to tokenize a megabyte takes a second."""
+
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Streams generations."""
@@ -47,13 +51,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """One generation: admitted, started, its rounds written as they end, completed."""
         arrived = time.perf_counter_ns()
         target = self._directory.target
-        plan = make_plan(
+        arguments = (
             request,
             target.tokenizer,
             target.info,
             self._settings,
             self._directory.max_draft_tokens,
         )
+        if request.ByteSize() > LONG_REQUEST_BYTES:
+            plan = await asyncio.to_thread(make_plan, *arguments)
+        else:
+            plan = make_plan(*arguments)
         drafter = self._directory.choose_drafter(plan.drafter)
         output = Output(target.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
         ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)

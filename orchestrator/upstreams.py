@@ -18,6 +18,7 @@ import grpc
 from flyspec import rpc, wire
 from flyspec.errors import (
     FlyspecError,
+    IdleTimeoutError,
     PrefixMismatchError,
     ResourceExhaustedError,
     UnavailableError,
@@ -94,11 +95,11 @@ class DraftSession:
         self._sampling, self._seed, self._drafter = sampling, seed, drafter
         self._call: Any = None
         self._synced = 0  # tokens on which the service's sequence and ours agree
-        self._held = 0  # tokens that the service holds, its last proposal included
+        self._held = 0  # tokens that the service holds and that may stand, its proposal included
 
     def accept(self, length: int) -> None:
         """Tell that the first `length` tokens of sequence and last proposal stand."""
-        self._synced = min(length, self._held)
+        self._synced = self._held = min(length, self._held)
 
     async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         """Up to `max_tokens` tokens to follow `sequence`.
@@ -121,16 +122,18 @@ class DraftSession:
         tokens = sequence.tokens
         if self._call is None:
             self._call = self._upstream.stub.Draft()
-            await self._call.write(
+            await _write(
+                self._call,
                 wire.draft_open_to_proto(
                     DraftOpen(tokens, self._sampling, self._seed, self._drafter)
-                )
+                ),
             )
             self._synced = len(tokens)
-        await self._call.write(
+        await _write(
+            self._call,
             wire.draft_advance_to_proto(
                 DraftAdvance(round_id, self._synced, tokens[self._synced :], max_tokens)
-            )
+            ),
         )
         proposal = Proposal()
         while True:
@@ -141,8 +144,8 @@ class DraftSession:
             expected = len(tokens) + len(proposal.token_ids)
             if chunk.round_id != round_id or chunk.start_position != expected:
                 raise UnavailableError(
-                    f"the draft service answered round {chunk.round_id} at position "
-                    f"{chunk.start_position} instead of round {round_id} at {expected}"
+                    f"answered round {chunk.round_id} at position {chunk.start_position} "
+                    f"instead of round {round_id} at {expected}"
                 )
             proposal.token_ids += chunk.token_ids
             proposal.origins += chunk.origins
@@ -238,13 +241,33 @@ class VerifySession:
     async def _check(
         self, sequence: TokenSequence, round_: VerifyRound
     ) -> AsyncIterator[RoundVerdict]:
-        tokens = sequence.tokens
         timeout_s = self._upstream.timeout_s
+        async with asyncio.timeout(timeout_s):
+            await self._send(sequence, round_)
+        while True:
+            async with asyncio.timeout(timeout_s):
+                message = await self._call.read()
+            if message is grpc.aio.EOF:
+                raise await _stream_error(self._call)
+            verdict = wire.round_verdict_from_proto(message)
+            if verdict.round_id != round_.round_id:
+                raise UnavailableError(
+                    f"answered round {verdict.round_id} instead of {round_.round_id}"
+                )
+            self._synced = verdict.keep_length + 1
+            yield verdict
+            if verdict.last:
+                return
+
+    async def _send(self, sequence: TokenSequence, round_: VerifyRound) -> None:
+        """Send a round with its prefix; on a new stream, open the session first."""
+        tokens = sequence.tokens
         if self._call is None:
             self._call = self._upstream.stub.Verify()
-            await self._call.write(wire.verify_open_to_proto(VerifyOpen(tokens, *self._open)))
+            await _write(self._call, wire.verify_open_to_proto(VerifyOpen(tokens, *self._open)))
             self._synced = len(tokens)
-        await self._call.write(
+        await _write(
+            self._call,
             wire.verify_round_to_proto(
                 VerifyRound(
                     round_id=round_.round_id,
@@ -256,23 +279,8 @@ class VerifySession:
                     budget=round_.budget,
                     exact_until_position=round_.exact_until_position,
                 )
-            )
+            ),
         )
-        while True:
-            async with asyncio.timeout(timeout_s):
-                message = await self._call.read()
-            if message is grpc.aio.EOF:
-                raise await _stream_error(self._call)
-            verdict = wire.round_verdict_from_proto(message)
-            if verdict.round_id != round_.round_id:
-                raise UnavailableError(
-                    f"the verify service answered round {verdict.round_id} "
-                    f"instead of {round_.round_id}"
-                )
-            self._synced = verdict.keep_length + 1
-            yield verdict
-            if verdict.last:
-                return
 
     def close(self) -> None:
         """End the stream; the service frees the session."""
@@ -286,10 +294,20 @@ def _level(error: FlyspecError) -> int:
     return logging.DEBUG if isinstance(error, ResourceExhaustedError) else logging.WARNING
 
 
+async def _write(call: Any, message: Any) -> None:
+    """Send a message; raises why the stream ended if it has."""
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:
+        raise await _stream_error(call) from None
+
+
 async def _stream_error(call: Any) -> FlyspecError:
     """Why a stream ended."""
-    code = await call.code()
-    return rpc.error_of_status(code, await call.details() or "the stream ended")
+    code, details = await call.code(), await call.details()
+    if code is grpc.StatusCode.OK:
+        return UnavailableError("the stream ended")
+    return rpc.error_of_status(code, details or code.name)
 
 
 @contextlib.contextmanager
@@ -299,14 +317,16 @@ def _upstream_errors(what: str, address: str) -> Any:
         yield
     except grpc.aio.AioRpcError as error:
         raise _named(rpc.error_of(error), what, address) from error
-    except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+    except (UnavailableError, IdleTimeoutError) as error:
+        raise _named(error, what, address) from error
+    except grpc.aio.UsageError as error:
         raise UnavailableError(f"{what} at {address}: the stream ended: {error}") from error
     except TimeoutError as error:
         raise UnavailableError(f"{what} at {address} did not answer in time") from error
 
 
 def _named(error: FlyspecError, what: str, address: str) -> FlyspecError:
-    """The same error, with the name of the service in front when it cannot be reached."""
-    if isinstance(error, UnavailableError):
-        return UnavailableError(f"{what} at {address} cannot be reached: {error}")
+    """The same error; one that another attempt may mend is `UnavailableError` and names it."""
+    if isinstance(error, UnavailableError | IdleTimeoutError):
+        return UnavailableError(f"{what} at {address}: {error}")
     return error

@@ -182,6 +182,7 @@ class VerifyEngine:
         started = time.perf_counter_ns()
         steps = [pending.session.step(pending.round.draft_token_ids) for pending in rounds]
         logits = self._runner.forward(steps)
+        self._runner.synchronize()
         forwarded = time.perf_counter_ns()
         for pending, rows in zip(rounds, logits, strict=True):
             judging = time.perf_counter_ns()

@@ -79,19 +79,26 @@ def load_model(name: str, device: str, dtype: str, max_model_len: int = 0) -> Lo
         )
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype=resolve_dtype(dtype, where, config),
             attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
+        model, report = loaded
+        model = model.to(where).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ConfigError(f"--model {name}: cannot be loaded: {reason}") from error
-    model = model.to(where).eval()
+    except Exception as error:  # safetensors, huggingface_hub and tokenizers have their own bases
+        reason = " ".join(str(error).split()) or repr(error)
+        raise ConfigError(f"--model {name}: cannot be loaded: {reason:.300}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"--model {name}: the checkpoint lacks {len(missing)} of the model's tensors, "
+            f"{missing[0]} among them; give a complete checkpoint of a causal language model"
+        )
     bundle = tokenizer_bundle(tokenizer, model.generation_config)
     text_config = config.get_text_config()
     limit = int(getattr(text_config, "max_position_embeddings", 0) or 2048)

@@ -53,6 +53,11 @@ class ModelRunner:
         self.forward([Step(slot, length - 1, [0], 1)])
         self.cache.release(slot)
 
+    def synchronize(self) -> None:
+        """Wait for the device, so that what follows is not charged with the forward's time."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def forward(self, steps: Sequence[Step]) -> list[Tensor]:
         """Logits [num_logits, vocab] of each step, on the model's device."""
         with torch.inference_mode():

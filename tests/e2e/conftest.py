@@ -6,12 +6,17 @@ import pytest
 
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 
-if not (DEMO_MODELS / "target" / "model.safetensors").is_file():
-    pytest.skip("the bundled models are not there; run `make models`", allow_module_level=True)
+
+@pytest.fixture(autouse=True, scope="session")
+def bundled_models():
+    """Skip, and say so, where there are none."""
+    for name in ("target", "draft"):
+        if not (DEMO_MODELS / name / "model.safetensors").is_file():
+            pytest.skip(f"demo/models/{name} has no weights; run `make models`")
 
 
 @pytest.fixture(scope="session")
-async def stack():
+async def stack(bundled_models):
     """float64: no numerical ties."""
     options = StackOptions(dtype="float64", draft_dtype="float64", log_level="warning")
     async with Stack(options) as running:

@@ -30,9 +30,17 @@ class Stack:
     admin: AdminClient
     verify_engine: Any
     draft_sessions: Any
+    verify_servicer: Any
     verify_server: rpc.GrpcServer
     draft_server: rpc.GrpcServer
     orchestrator: Orchestrator
+
+    async def restart_verify(self) -> None:
+        """Break every stream to the verify service; it comes back without its sessions."""
+        port = self.verify_server.port
+        await self.verify_server.stop(0)
+        self.verify_server = _verify_server(self.verify_servicer, port)
+        await self.verify_server.start()
 
     async def idle(self, seconds: float = 5.0) -> bool:
         """Whether all sessions are gone within that time."""
@@ -59,19 +67,24 @@ def model_dirs(tmp_path_factory):
     )
 
 
+def _verify_server(servicer, port=0):
+    add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
+    return rpc.GrpcServer("127.0.0.1", port, [(add, servicer)], ["flyspec.v1.VerifyService"])
+
+
 @asynccontextmanager
-async def start_stack(model_dirs, draft: dict[str, Any] | None = None, **options):
-    """Start everything; `options` are the orchestrator's settings, `draft` the draft service's."""
+async def start_stack(
+    model_dirs,
+    draft: dict[str, Any] | None = None,
+    verify: dict[str, Any] | None = None,
+    **options,
+):
+    """Start everything; `options` are the orchestrator's settings, the others the services'."""
     target, draft_model = model_dirs
-    verify_settings = VerifySettings(model=target, dtype="float64", max_sessions=16)
-    engine, verify = build_verify(verify_settings)
+    values = {"model": target, "dtype": "float64", "max_sessions": 16, **(verify or {})}
+    engine, verify_servicer = build_verify(VerifySettings(**values))
     engine.start()
-    verify_server = rpc.GrpcServer(
-        "127.0.0.1",
-        0,
-        [(verify_pb2_grpc.add_VerifyServiceServicer_to_server, verify)],
-        ["flyspec.v1.VerifyService"],
-    )
+    verify_server = _verify_server(verify_servicer)
     values = {"model": draft_model, "dtype": "float64", "max_sessions": 16, **(draft or {})}
     sessions, draft_engine = await build_draft(DraftSettings(**values))
     draft_server = rpc.GrpcServer(
@@ -95,7 +108,18 @@ async def start_stack(model_dirs, draft: dict[str, Any] | None = None, **options
             Client(f"127.0.0.1:{port}") as client,
             AdminClient(f"127.0.0.1:{admin_port}") as admin,
         ):
-            yield Stack(client, admin, engine, sessions, verify_server, draft_server, orchestrator)
+            running = Stack(
+                client,
+                admin,
+                engine,
+                sessions,
+                verify_servicer,
+                verify_server,
+                draft_server,
+                orchestrator,
+            )
+            yield running
+            verify_server = running.verify_server
     finally:
         await orchestrator.stop(0)
         await draft_server.stop(0)

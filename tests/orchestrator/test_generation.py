@@ -137,6 +137,26 @@ async def test_budgets_and_the_exact_prefix(stack, greedy):
     assert none.token_ids == greedy(ids, 50)
 
 
+async def test_an_exact_prefix_may_be_longer_than_the_context(stack, greedy):
+    loose = Rule("fly", fly_window_size=0, fly_entropy_threshold=0.0)
+    options = GenerateOptions(rule=loose, max_tokens=30, exact_prefix_tokens=2**32 - 1)
+    generation = await stack.client.complete(PROMPT, options)
+    assert generation.token_ids == greedy(generation.started.prompt_token_ids, 30)
+
+
+@pytest.mark.parametrize("k", [0, 1, 15])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+async def test_room_for_one_token(stack, greedy, drafter, k):
+    prompt = [random.Random(8).randrange(3, 400) for _ in range(255)]
+    for max_tokens in (None, 1, 2**32 - 1):
+        options = GenerateOptions(
+            rule=EXACT, drafter=drafter, num_speculative_tokens=k, max_tokens=max_tokens
+        )
+        generation = await stack.client.complete(prompt, options)
+        assert generation.token_ids == greedy(prompt, 1)
+        assert generation.completion.finish_reason is FinishReason.LENGTH
+
+
 async def test_a_stop_string_inside_an_accepted_run(stack):
     plain = await stack.client.complete(PROMPT, GenerateOptions(rule=EXACT, max_tokens=60))
     stop = plain.text[20:23]
@@ -172,6 +192,7 @@ async def test_chat(stack):
         ([], {}, "INVALID_ARGUMENT", "no token ids"),
         (Chat(()), {}, "INVALID_ARGUMENT", "no messages"),
         ([5] * 256, {}, "INVALID_ARGUMENT", "shorten the prompt"),
+        ("word " * 20_000, {}, "INVALID_ARGUMENT", "shorten the prompt"),
         ([400], {}, "INVALID_ARGUMENT", "ids 0 to 399"),
         ("x", {"rule": Rule("loose")}, "INVALID_ARGUMENT", "exact, fly"),
         (
@@ -188,6 +209,9 @@ async def test_chat(stack):
         ("x", {"stop": [""]}, "INVALID_ARGUMENT", "stop"),
         ("x", {"max_loose_cost_nats": float("nan")}, "INVALID_ARGUMENT", "max_loose_cost"),
         ("x", {"drafter": "nobody"}, "NOT_FOUND", "model, multi_level, prompt_lookup"),
+        # Longer than a status may be, and its characters are of four bytes.
+        ("x", {"drafter": "😀" * 9999}, "NOT_FOUND", "model, multi_level, prompt_lookup"),
+        ("x", {"rule": Rule("x" * 99999)}, "INVALID_ARGUMENT", "exact, fly"),
     ],
 )
 async def test_bad_requests_are_refused_by_name(stack, prompt, options, status, text):

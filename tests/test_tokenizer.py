@@ -1,0 +1,62 @@
+"""The target's tokenizer where checkpoints differ: byte fallback, chat templates."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tokenizers import Tokenizer as RustTokenizer
+from tokenizers import decoders, models
+
+from flyspec.errors import InvalidArgumentError
+from flyspec.tokenizer import Tokenizer
+from flyspec.types import TokenizerBundle
+
+WORDS = ["▁", "a", "b", "▁a", "▁the", "é", "数", "\n", "."]
+
+
+@pytest.fixture(scope="module")
+def data():
+    """A tokenizer that writes unknown characters as bytes, as Llama's first ones did."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocab |= {word: 256 + i for i, word in enumerate(WORDS)}
+    tokenizer = RustTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer.to_str().encode()
+
+
+def _streamed(tokenizer, ids):
+    stream = tokenizer.detokenizer()
+    return "".join([*(stream.push(i) for i in ids), stream.flush()])
+
+
+def test_bytes_that_are_no_characters_do_not_end_a_stream(data):
+    tokenizer = Tokenizer(TokenizerBundle(data, "f", (), ()))
+    rng = random.Random(1)
+    for _ in range(100):
+        ids = [rng.randrange(128, 256) if rng.random() < 0.5 else 256 + rng.randrange(len(WORDS))
+               for _ in range(40)]  # fmt: skip
+        assert _streamed(tokenizer, ids).count("数") == tokenizer.decode(ids).count("数")
+    stray = [0x09, 0xE6, 0x95, 259, 260]  # half a character behind a tab, then words
+    assert _streamed(tokenizer, stray).endswith(" a the")
+
+
+def test_characters_in_bytes_are_whole(data):
+    tokenizer = Tokenizer(TokenizerBundle(data, "f", (), ()))
+    ids = [260, *"😀ü".encode(), 259, *"数学".encode(), 0x0A]
+    assert _streamed(tokenizer, ids) == tokenizer.decode(ids) == "the😀ü a数学\n"
+
+
+def test_an_unreadable_chat_template_only_refuses_chats(data):
+    bundle = TokenizerBundle(data, "f", (), (), chat_template="{% generation %}")
+    tokenizer = Tokenizer(bundle)
+    assert tokenizer.decode([257]) == "a"
+    with pytest.raises(InvalidArgumentError, match=r"cannot be read.*send text or token_ids"):
+        tokenizer.encode_chat([("user", "hi")])
