@@ -1,0 +1,276 @@
+"""Measures the bundled models and prints the table of docs/demo-models.md.
+
+Belongs here: greedy decoding in batches, exact answers, bits per byte, agreement, entropies.
+
+    python -m demo.evaluate            # a few minutes on two cores
+    python -m demo.evaluate --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+from demo import corpus
+from demo.problems import Problem
+
+MODELS = Path(__file__).parent / "models"
+THRESHOLD = 0.3  # of both entropy measures, as FLy's presets have it
+
+
+@dataclass(slots=True)
+class Row:
+    """One model's line of the table; None: not measured for it."""
+
+    model: str
+    parameters: int
+    megabytes: float
+    exact_answers: float
+    unfinished: float
+    code_bits_per_byte: float
+    agreement_on_problems: float | None = None
+    agreement_on_code: float | None = None
+
+
+@dataclass(slots=True)
+class Freedom:
+    """How often the target is undecided along its own solutions."""
+
+    positions: int
+    normalized_entropy_share: float
+    top3_entropy_share: float
+
+
+def load(folder: Path) -> tuple[LlamaForCausalLM, Tokenizer]:
+    """A model in float32 and its tokenizer."""
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def pad_id(model: LlamaForCausalLM) -> int:
+    """The padding token's id."""
+    return int(model.config.pad_token_id or 0)
+
+
+def end_ids(model: LlamaForCausalLM) -> set[int]:
+    """Ids of the tokens that end a text."""
+    ends = model.config.eos_token_id
+    return set(ends) if isinstance(ends, list) else {int(ends or 0)}
+
+
+@torch.no_grad()
+def continuations(
+    model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], limit: int, batch: int = 64
+) -> list[list[int]]:
+    """Greedy continuations up to and with the token that ends them."""
+    pad, ends = pad_id(model), end_ids(model)
+    results: list[list[int]] = []
+    for first in range(0, len(prompts), batch):
+        rows = prompts[first : first + batch]
+        width = max(map(len, rows))
+        ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
+        given = model.generate(  # type: ignore[misc]
+            input_ids=ids,
+            attention_mask=torch.ne(ids, pad).long(),
+            max_new_tokens=limit,
+            do_sample=False,
+            eos_token_id=sorted(ends),
+            pad_token_id=pad,
+        )
+        for row in given[:, width:].tolist():
+            stop = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
+            results.append(row[: stop + 1])
+    return results
+
+
+def encode_prompts(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[list[int]]:
+    """Prompts as the chat template gives them."""
+    texts = [corpus.chat_prompt(problem.question) for problem in problems]
+    return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def read_answers(tokenizer: Tokenizer, outputs: Sequence[Sequence[int]]) -> list[int | None]:
+    """Answers of outputs; none where a solution did not end by itself."""
+    end = tokenizer.token_to_id(corpus.END)
+    return [
+        corpus.extract_answer(tokenizer.decode(list(output[:-1]))) if output[-1] == end else None
+        for output in outputs
+    ]
+
+
+def answers(
+    model: LlamaForCausalLM, tokenizer: Tokenizer, problems: Sequence[Problem]
+) -> list[int | None]:
+    """The model's answers, greedily decoded."""
+    limit = 220 if tokenizer.get_vocab_size() > 1000 else 900
+    outputs = continuations(model, encode_prompts(tokenizer, problems), limit)
+    return read_answers(tokenizer, outputs)
+
+
+def _windows(tokenizer: Tokenizer, texts: Sequence[str], length: int = 512) -> list[list[int]]:
+    """Texts cut into windows, each behind a BOS."""
+    bos = int(tokenizer.token_to_id(corpus.BOS) or 0)
+    cut: list[list[int]] = []
+    for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False):
+        ids = encoding.ids
+        cut += [[bos, *ids[i : i + length]] for i in range(0, len(ids), length)]
+    return cut
+
+
+def _logits(
+    model: LlamaForCausalLM, rows: Sequence[Sequence[int]], batch: int = 8
+) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """Each row with the logits after each of its tokens."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    for first in range(0, len(order), batch):
+        group = [list(rows[i]) for i in order[first : first + batch]]
+        width = max(map(len, group))
+        pad = pad_id(model)
+        ids = torch.tensor([row + [pad] * (width - len(row)) for row in group])
+        with torch.no_grad():  # padding is on the right, where a causal model does not see it
+            logits = model(input_ids=ids, use_cache=False).logits
+        for row, values in zip(group, logits, strict=True):
+            yield row, values[: len(row)]
+
+
+def bits_per_byte(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    """Bits for each byte of held-out text."""
+    nats = 0.0
+    for row, logits in _logits(model, _windows(tokenizer, texts)):
+        nats += float(F.cross_entropy(logits[:-1], torch.tensor(row[1:]), reduction="sum"))
+    return nats / math.log(2) / sum(len(text.encode()) for text in texts)
+
+
+def agreement(
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    rows: Sequence[Sequence[int]],
+    prompt_lengths: dict[tuple[int, ...], int] | None = None,
+) -> float:
+    """Share of positions (after the prompt) where both models' best tokens are the same."""
+    same = total = 0
+    both = zip(_logits(target, rows), _logits(draft, rows), strict=True)
+    for (row, of_target), (_, of_draft) in both:
+        start = prompt_lengths[tuple(row)] - 1 if prompt_lengths else 0
+        equal = of_target[start:-1].argmax(-1) == of_draft[start:-1].argmax(-1)
+        same, total = same + int(equal.sum()), total + len(equal)
+    return same / total
+
+
+def freedom(
+    target: LlamaForCausalLM,
+    rows: Sequence[Sequence[int]],
+    prompt_lengths: dict[tuple[int, ...], int],
+) -> Freedom:
+    """Shares of undecided positions along the target's own outputs."""
+    normalized, top3 = [], []
+    for row, logits in _logits(target, rows):
+        logs = F.log_softmax(logits[prompt_lengths[tuple(row)] - 1 : -1].double(), dim=-1)
+        normalized.append(-(logs.exp() * logs).sum(-1) / math.log(logs.shape[-1]))
+        best = logs.topk(3, dim=-1).values
+        top3.append(-(best.exp() * best).sum(-1))
+    n, t = torch.cat(normalized), torch.cat(top3)
+    return Freedom(
+        positions=len(n),
+        normalized_entropy_share=float((n >= THRESHOLD).double().mean()),
+        top3_entropy_share=float((t >= THRESHOLD).double().mean()),
+    )
+
+
+def evaluate(models: Path, count: int, seed: int) -> tuple[list[Row], Freedom]:
+    """Measure all models found in the folder; the target must be one."""
+    problems = corpus.problems(seed, count)
+    held_out = corpus.code_split()[1]
+    rows: list[Row] = []
+    target, target_tokenizer = load(models / "target")
+    prompts = encode_prompts(target_tokenizer, problems)
+    outputs: list[list[int]] = []
+    texts: list[list[int]] = []
+    for name in ("target", "draft", "draft-bytes"):
+        if not (models / name / "model.safetensors").exists():
+            continue
+        model, tokenizer = (target, target_tokenizer) if name == "target" else load(models / name)
+        own = tokenizer.get_vocab_size() != target_tokenizer.get_vocab_size()
+        began = time.monotonic()
+        given = continuations(model, encode_prompts(tokenizer, problems), 900 if own else 220)
+        found = read_answers(tokenizer, given)
+        row = Row(
+            model=name,
+            parameters=sum(p.numel() for p in model.parameters()),
+            megabytes=(models / name / "model.safetensors").stat().st_size / 1e6,
+            exact_answers=sum(a == p.answer for a, p in zip(found, problems, strict=True)) / count,
+            unfinished=sum(a is None for a in found) / count,
+            code_bits_per_byte=bits_per_byte(model, tokenizer, held_out),
+        )
+        if name == "target":
+            outputs = given
+            texts = [[*prompt, *output] for prompt, output in zip(prompts, outputs, strict=True)]
+        elif not own:
+            starts = {tuple(t): len(p) for t, p in zip(texts, prompts, strict=True)}
+            row.agreement_on_problems = agreement(target, model, texts, starts)
+            row.agreement_on_code = agreement(target, model, _windows(tokenizer, held_out))
+        rows.append(row)
+        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    starts = {tuple(t): len(p) for t, p in zip(texts, prompts, strict=True)}
+    return rows, freedom(target, texts, starts)
+
+
+def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
+    """The results as Markdown."""
+
+    def share(value: float | None) -> str:
+        return "–" if value is None else f"{100 * value:.1f} %"
+
+    lines = [
+        f"{count} fresh problems (seed {seed}), greedy, float32; code: {corpus.python_version()}",
+        "",
+        "| model | parameters | MB | exact answers | no answer | held-out code, bits/byte "
+        "| agrees with target: problems | code |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r.model} | {r.parameters / 1e6:.2f} M | {r.megabytes:.1f} | {share(r.exact_answers)} "
+        f"| {share(r.unfinished)} | {r.code_bits_per_byte:.3f} "
+        f"| {share(r.agreement_on_problems)} | {share(r.agreement_on_code)} |"
+        for r in rows
+    ]
+    lines += [
+        "",
+        f"Along the target's own solutions ({free.positions} positions): normalized entropy >= "
+        f"{THRESHOLD} at {share(free.normalized_entropy_share)}, top-3 entropy >= {THRESHOLD} nats "
+        f"at {share(free.top3_entropy_share)}.",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.evaluate")
+    parser.add_argument("--models", type=Path, default=MODELS)
+    parser.add_argument("--problems", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    rows, free = evaluate(args.models, args.problems, args.seed)
+    if args.json:
+        print(json.dumps({"models": [asdict(r) for r in rows], "target_freedom": asdict(free)}))
+    else:
+        print(table(rows, free, args.problems, args.seed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,351 @@
+"""Trains the bundled models from nothing: tokenizers, target, draft, byte-level draft.
+
+Belongs here: sizes, optimizers, schedules, checkpoints, saving. Everything drawn depends on the
+seed; the schedule runs over `--steps`, and `--minutes` ends it early (decaying in time) where the
+machine is slower than the one it was set on.
+
+    python -m demo.train --what all --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from demo import corpus
+from demo.batches import Batch, Batches, Mix
+from demo.evaluate import answers
+from demo.tokenizer import build_bytes, save, train_bpe
+
+MODELS = Path(__file__).parent / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Size and training of one model."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    phases: tuple[tuple[float, Mix], ...]  # until which share of the training, which rows
+    steps: int
+    minutes: float
+    muon_lr: float
+    adam_lr: float
+    long: Mix | None = None  # instead of every 16th batch
+    distilled: bool = False
+
+
+RECIPES = {
+    "target": Recipe(
+        hidden=384,
+        intermediate=1024,
+        layers=6,
+        heads=8,
+        kv_heads=4,
+        head_size=64,
+        phases=(
+            (0.3, Mix(256, problems=11, drills=6, code=7)),  # the arithmetic is learnt first
+            (0.6, Mix(256, problems=15, drills=1, code=8, copying=True)),
+            (0.745, Mix(256, problems=19, drills=1, code=4, copying=True)),
+            (1.0, Mix(256, problems=21, drills=1, code=2, copying=True, hard=True)),
+        ),
+        long=Mix(1024, problems=0, drills=0, code=6),
+        steps=3600,
+        minutes=90,
+        muon_lr=1e-2,
+        adam_lr=2e-3,
+    ),
+    "draft": Recipe(
+        hidden=128,
+        intermediate=384,
+        layers=2,
+        heads=4,
+        kv_heads=4,
+        head_size=32,
+        phases=(
+            (0.3, Mix(256, problems=15, drills=4, code=5, copying=True)),
+            (1.0, Mix(256, problems=18, drills=1, code=5, copying=True)),
+        ),
+        steps=1225,
+        minutes=12,
+        muon_lr=2e-2,
+        adam_lr=4e-3,
+        distilled=True,
+    ),
+    "draft-bytes": Recipe(
+        hidden=128,
+        intermediate=384,
+        layers=4,
+        heads=4,
+        kv_heads=4,
+        head_size=32,
+        phases=(
+            (0.3, Mix(640, problems=9, drills=4, code=3, copying=True)),
+            (1.0, Mix(640, problems=12, drills=1, code=3, copying=True)),
+        ),
+        steps=1500,
+        minutes=7,
+        muon_lr=2e-2,
+        adam_lr=4e-3,
+    ),
+}
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    return int(tokenizer.token_to_id(token) or 0)
+
+
+def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    """A model with random weights."""
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.intermediate,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.head_size,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.token_to_id(corpus.BOS),
+        eos_token_id=[_id(tokenizer, corpus.EOS), _id(tokenizer, corpus.END)],
+        pad_token_id=tokenizer.token_to_id(corpus.PAD),
+    )
+    model = LlamaForCausalLM(config)
+    # With masks, and rows this short, faster than SDPA on a CPU.
+    model.set_attn_implementation("eager")
+    return model
+
+
+def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokenizer:
+    """The model's tokenizer: made for target and bytes, the target's own for the draft."""
+    path = folder / what / "tokenizer.json"
+    if what == "draft":
+        path = folder / "target" / "tokenizer.json"
+    elif what == "draft-bytes":
+        return build_bytes()
+    if path.exists():
+        return Tokenizer.from_file(str(path))
+    drawn = [corpus.chat_text(p) for p in corpus.problems(f"tokenizer-{seed}", 12_000)]
+    return train_bpe([*drawn, *code])
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
+    """Weights in bf16, configs and tokenizer, as `from_pretrained` wants them."""
+    copy = LlamaForCausalLM(model.config)
+    copy.load_state_dict(model.state_dict())
+    copy.to(dtype=torch.bfloat16)  # type: ignore[call-arg]
+    copy.config.dtype = "bfloat16"
+    copy.generation_config = GenerationConfig(
+        bos_token_id=model.config.bos_token_id,
+        eos_token_id=model.config.eos_token_id,
+        pad_token_id=model.config.pad_token_id,
+        do_sample=False,
+    )
+    copy.save_pretrained(folder)
+    save(tokenizer, folder)
+
+
+def _loss(
+    logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, teacher: torch.Tensor | None
+) -> torch.Tensor:
+    if teacher is None:
+        each = F.cross_entropy(logits.float(), labels, reduction="none")
+    else:
+        logs = F.log_softmax(logits.float(), dim=-1)
+        each = F.kl_div(logs, F.log_softmax(teacher.float(), -1), reduction="none", log_target=True)
+        each = each.sum(-1)
+    return (each * weights).sum() / weights.sum()
+
+
+class Trainer:
+    """One model's training, resumable from its checkpoint."""
+
+    def __init__(
+        self,
+        what: str,
+        recipe: Recipe,
+        tokenizer: Tokenizer,
+        batches: Batches,
+        *,
+        seed: int,
+        checkpoint: Path,
+        teacher: LlamaForCausalLM | None,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.what, self.recipe, self.tokenizer, self.batches = what, recipe, tokenizer, batches
+        self.model = build(recipe, tokenizer)
+        matrices: list[torch.nn.Parameter] = []
+        rest: list[torch.nn.Parameter] = []
+        for name, parameter in self.model.named_parameters():
+            is_matrix = parameter.ndim == 2 and "embed" not in name
+            (matrices if is_matrix else rest).append(parameter)
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.01), recipe.muon_lr),
+            (
+                torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+                recipe.adam_lr,
+            ),
+        ]
+        self.step, self.elapsed, self.code_rows, self.tokens = 0, 0.0, 0, 0
+        self.path = checkpoint
+        self.teacher: Any = torch.compile(teacher.model, dynamic=False) if teacher else None
+        self.teacher_head = teacher.lm_head if teacher else None
+        self.body: Any = torch.compile(self.model.model, dynamic=False)
+        self.loss = torch.compile(_loss, dynamic=False)
+        if checkpoint.exists():
+            state = torch.load(checkpoint, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.step, self.elapsed, self.code_rows, self.tokens = state["counts"]
+            print(f"resumed at step {self.step}", flush=True)
+
+    def save_checkpoint(self) -> None:
+        """Write the checkpoint beside the old one, then swap."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
+            "counts": (self.step, self.elapsed, self.code_rows, self.tokens),
+        }
+        torch.save(state, self.path.with_suffix(".new"))
+        self.path.with_suffix(".new").replace(self.path)
+
+    def train_step(self, batch: Batch, progress: float) -> torch.Tensor:
+        """One step; the loss is taken only where something is to be learnt."""
+        rate = min(1.0, (self.step + 1) / 40) * min(1.0, (1.0 - progress) / 0.5 + 0.01)
+        for optimizer, lr in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr * rate
+        flat = batch.weights.flatten()
+        # A fixed number of places, so that nothing is compiled twice.
+        capacity = flat.numel() * 13 // 16 if flat.numel() == 24 * 256 else flat.numel()
+        places = flat.nonzero().flatten()[:capacity]
+        places = F.pad(places, (0, capacity - len(places)))
+        weights = flat[places].clone()
+        weights[int((flat > 0).sum()) :] = 0.0
+        labels = batch.ids.flatten()[(places + 1).clamp(max=flat.numel() - 1)]
+        inputs = {
+            "input_ids": batch.ids,
+            "attention_mask": batch.mask(),
+            "position_ids": batch.positions,
+            "use_cache": False,
+        }
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            guide = None
+            if self.teacher is not None and self.teacher_head is not None:
+                with torch.no_grad():
+                    seen = self.teacher(**inputs).last_hidden_state.flatten(0, 1)[places]
+                    guide = self.teacher_head(seen)
+            hidden = self.body(**inputs).last_hidden_state.flatten(0, 1)[places]
+            loss: torch.Tensor = self.loss(self.model.lm_head(hidden), labels, weights, guide)
+        loss.backward()
+        for optimizer, _ in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    def run(self, steps: int, minutes: float, every: float) -> None:
+        """Train until `steps` or `minutes` are up, whichever is first."""
+        fresh = corpus.problems("watch", 50)
+        last, shown, looked = time.monotonic(), 0.0, self.elapsed
+        told = self.tokens, self.elapsed
+        while True:
+            progress = max(self.step / steps, self.elapsed / (60 * minutes))
+            if progress >= 1.0:
+                break
+            mix = next(mix for until, mix in self.recipe.phases if progress < until)
+            if self.recipe.long is not None and self.step % 16 == 15:
+                mix = self.recipe.long
+            # Long rows cover the code from its other end, at their own length.
+            batch = self.batches.batch(self.step, mix, self.code_rows)
+            self.code_rows += mix.code if mix.length != 1024 else 0
+            value = self.train_step(batch, progress)
+            shown = float(value) if shown == 0.0 else 0.95 * shown + 0.05 * float(value)
+            self.step += 1
+            self.tokens += batch.ids.numel()
+            now = time.monotonic()
+            self.elapsed += now - last
+            if self.step % 20 == 0:
+                rate = (self.tokens - told[0]) / (self.elapsed - told[1])
+                print(
+                    f"{self.what} step {self.step} minutes {self.elapsed / 60:.1f} "
+                    f"loss {shown:.4f} tokens {self.tokens} tokens/s {rate:.0f}",
+                    flush=True,
+                )
+                told = self.tokens, self.elapsed
+            if self.elapsed - looked > 60 * every:
+                looked = self.elapsed
+                self.save_checkpoint()
+                given = answers(self.model, self.tokenizer, fresh)
+                right = sum(a == p.answer for a, p in zip(given, fresh, strict=True))
+                print(f"{self.what} right answers {right} of {len(fresh)}", flush=True)
+                self.elapsed += time.monotonic() - now
+            last = time.monotonic()
+        self.save_checkpoint()
+
+
+def train(what: str, seed: int, args: argparse.Namespace) -> None:
+    """Train one model and save it."""
+    recipe = RECIPES[what]
+    code, _ = corpus.code_split()
+    tokenizer = get_tokenizer(what, code, seed, args.models)
+    save(tokenizer, args.models / what)
+    batches = Batches(tokenizer, seed, code)
+    print(f"{what}: {corpus.python_version()}, {batches.code_tokens} tokens of code", flush=True)
+    teacher = None
+    if recipe.distilled and not args.plain:
+        teacher = LlamaForCausalLM.from_pretrained(
+            args.models / "target", dtype=torch.bfloat16, attn_implementation="eager"
+        )
+    trainer = Trainer(
+        what,
+        recipe,
+        tokenizer,
+        batches,
+        seed=seed,
+        checkpoint=args.checkpoints / f"{what}.pt",
+        teacher=teacher,
+    )
+    count = sum(p.numel() for p in trainer.model.parameters())
+    print(f"{what}: {count} parameters", flush=True)
+    trainer.run(args.steps or recipe.steps, args.minutes or recipe.minutes, args.every)
+    save_model(trainer.model, tokenizer, args.models / what)
+    print(f"{what}: saved after {trainer.step} steps, {trainer.tokens} tokens", flush=True)
+
+
+def main() -> int:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.train")
+    parser.add_argument("--what", choices=[*RECIPES, "all"], default="all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, help="end of the schedule")
+    parser.add_argument("--minutes", type=float, help="end it by the clock if that is earlier")
+    parser.add_argument("--every", type=float, default=5.0, help="minutes between checkpoints")
+    parser.add_argument("--plain", action="store_true", help="draft: cross-entropy, no teacher")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", type=Path, default=MODELS, help="where models are written")
+    parser.add_argument("--checkpoints", type=Path, default=Path("out"))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    for what in RECIPES if args.what == "all" else [args.what]:
+        train(what, args.seed, args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
