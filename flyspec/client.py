@@ -266,8 +266,7 @@ class _Connection:
         """The server's own error, or that there is none: gRPC uses UNAVAILABLE for both."""
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return UnavailableError(f"{self.address} did not answer in time")
-        connected = self._channel.get_state() is grpc.ChannelConnectivity.READY
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or connected:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE or rpc.was_said(error):
             return rpc.error_of(error)
         if "failed to connect" in (error.details() or ""):
             return UnavailableError(

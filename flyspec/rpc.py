@@ -30,6 +30,9 @@ MAX_MESSAGE_BYTES = 32 << 20
 # A status travels in a header, 12 bytes a character at worst; gRPC refuses one beyond 8 KiB, and
 # the client would see that instead.
 MAX_DETAILS_CHARACTERS = 600
+# Goes with every status that a flyspec server chose, so that a client can tell its UNAVAILABLE from
+# gRPC's own for a lost connection.
+SAID = (("flyspec-said", "1"),)
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -67,10 +70,15 @@ def error_of(error: grpc.aio.AioRpcError) -> FlyspecError:
     return error_of_status(error.code(), error.details() or error.code().name)
 
 
+def was_said(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a flyspec server chose this status, rather than gRPC for want of a connection."""
+    return any(tuple(item) in SAID for item in error.trailing_metadata() or ())
+
+
 async def _abort(context: Any, method: str, error: Exception) -> None:
     """End the call with the status that `error` stands for; a bug is logged with its trace."""
     if isinstance(error, FlyspecError):
-        await context.abort(status_of(error), _details(str(error)))
+        await context.abort(status_of(error), _details(str(error)), trailing_metadata=SAID)
     log.exception("%s failed", method)
     details = _details(f"internal error in {method}: {error!r}")
     await context.abort(grpc.StatusCode.INTERNAL, details)
