@@ -28,7 +28,7 @@ def main() -> None:
         stderr=subprocess.STDOUT,
         text=True,
         check=True,
-    ).stdout
+    ).stdout.replace(f"{ROOT}/", "")
     # A progress bar redraws its line: only its last state stays.
     lines = [line.rsplit("\r", 1)[-1] for line in shown.replace("\r\n", "\n").split("\n")]
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
