@@ -36,13 +36,15 @@ class Rounds:
         proposing = self._propose()
         try:
             while True:
-                proposal = await proposing
+                answered = proposing
+                proposal = await answered
                 request = self._request(proposal)
                 async for verdict in self._verifying.check(self._sequence, request):
                     round_ = self._extend(proposal, verdict)
-                    proposing = self._propose() if verdict.last else proposing
+                    if verdict.last:
+                        proposing = self._propose()
                     yield round_
-                if proposing.done() and proposing.result() is proposal:
+                if proposing is answered:
                     # The target was lost in the middle of plain decoding; go on from there.
                     proposing = self._propose()
         finally:

@@ -82,6 +82,7 @@ async def serve(settings: OrchestratorSettings) -> None:
     await asyncio.wait({termination, starting}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
+        await orchestrator.stop(0)
         return
     starting.result()
     port, admin_port = orchestrator.ports

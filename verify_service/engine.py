@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -48,7 +48,7 @@ class PendingRound:
     deliver: Callable[[Answer], None]
     arrived_ns: int
     remaining: int
-    begun: bool = field(default=False)
+    begun: bool = False
 
 
 class VerifyEngine:

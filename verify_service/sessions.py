@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flyspec.engine.runner import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
@@ -32,7 +32,7 @@ class Session:
     seed: int
     info: ModelInfo
     cached: int = 0
-    closed: bool = field(default=False)
+    closed: bool = False
 
     def begin(self, round_: VerifyRound) -> None:
         """Set the sequence to what the round builds on.
