@@ -19,9 +19,7 @@ from draft_service.proposal import Proposal, SessionState
 from flyspec.errors import FlyspecError, UnavailableError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flyspec.engine.runner import Step
+    from flyspec.engine.runner import Draw
 
 log = logging.getLogger(__name__)
 
@@ -29,25 +27,18 @@ log = logging.getLogger(__name__)
 class Runner(Protocol):
     """What the engine needs of `flyspec.engine.runner.ModelRunner`."""
 
-    def forward(self, steps: Sequence[Step]) -> list[Tensor]:
-        """Logits [num_logits, vocab] of each step."""
+    def draw(self, draws: Sequence[Draw]) -> list[list[int]]:
+        """The tokens drawn from each step's rows, read from the device."""
 
 
 class Engine:
     """Runs proposals over a model.
 
-    `prepare` runs first, in the engine's thread: thread settings, warm-up. `synchronize` waits for
-    the device after a forward, so that `model_ns` is the model's time.
+    `prepare` runs first, in the engine's thread: thread settings, warm-up.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        prepare: Callable[[], None] = lambda: None,
-        synchronize: Callable[[], None] | None = None,
-    ) -> None:
-        self._runner = runner
-        self._prepare, self._synchronize = prepare, synchronize
+    def __init__(self, runner: Runner, prepare: Callable[[], None] = lambda: None) -> None:
+        self._runner, self._prepare = runner, prepare
         self._commands: SimpleQueue[Proposal | SessionState | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="draft-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,7 +79,7 @@ class Engine:
 
     def _run(self) -> None:
         """Drive all proposals under way, one step each a turn; block when there is none."""
-        active: dict[SessionState, tuple[Proposal, Step]] = {}
+        active: dict[SessionState, tuple[Proposal, Draw]] = {}
         commands = self._commands
         while True:
             while not active or not commands.empty():
@@ -101,22 +92,20 @@ class Engine:
                     _close(command, active.pop(command, None))
                     continue
                 try:
-                    step = command.start()
+                    draw = command.start()
                 except Exception as error:
                     _fail(command, error)
                     continue
-                if step is not None:
-                    active[command.state] = (command, step)
+                if draw is not None:
+                    active[command.state] = (command, draw)
             self._turn(active)
 
-    def _turn(self, active: dict[SessionState, tuple[Proposal, Step]]) -> None:
+    def _turn(self, active: dict[SessionState, tuple[Proposal, Draw]]) -> None:
         """Run one step of every proposal under way as one batch."""
         proposals = list(active.values())
         began = perf_counter_ns()
         try:
-            logits = self._runner.forward([step for _, step in proposals])
-            if self._synchronize is not None:
-                self._synchronize()
+            drawn = self._runner.draw([draw for _, draw in proposals])
         except Exception as error:
             # One batch, one failure: each of its sessions ends, the engine goes on.
             active.clear()
@@ -124,17 +113,17 @@ class Engine:
                 _fail(proposal, error)
             return
         elapsed = perf_counter_ns() - began
-        for (proposal, _), rows in zip(proposals, logits, strict=True):
+        for (proposal, _), token_ids in zip(proposals, drawn, strict=True):
             proposal.model_ns += elapsed
             try:
-                step = proposal.resume(rows)
+                draw = proposal.resume(token_ids)
             except Exception as error:
-                step = None
+                draw = None
                 _fail(proposal, error)
-            if step is None:
+            if draw is None:
                 del active[proposal.state]
             else:
-                active[proposal.state] = (proposal, step)
+                active[proposal.state] = (proposal, draw)
 
 
 def _fail(proposal: Proposal, error: Exception) -> None:
@@ -146,7 +135,7 @@ def _fail(proposal: Proposal, error: Exception) -> None:
         proposal.fail(error)
 
 
-def _close(state: SessionState, running: tuple[Proposal, Step] | None) -> None:
+def _close(state: SessionState, running: tuple[Proposal, Draw] | None) -> None:
     """End a session, in mid-proposal if there is one."""
     try:
         if running is not None:

@@ -6,7 +6,7 @@ threads, no gRPC and no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,7 @@ from draft_service.drafters.base import Drafted, Drafter, DrafterSession, Work, 
 from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftTimings, Origin
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flyspec.engine.runner import Step
+    from flyspec.engine.runner import Draw
 
 Deliver = Callable[[DraftChunk | Exception], None]
 
@@ -45,7 +43,7 @@ class SessionState:
 
 
 class Proposal:
-    """The answer to one `advance`: `start`, then `resume` with logits until it wants no more.
+    """The answer to one `advance`: `start`, then `resume` with what was drawn, to the end.
 
     `deliver` gets every chunk, the last one flagged. A chunk goes out once `chunk_tokens` tokens
     wait in it and a further step is due; what exists already is never split. `arrival_ns` is the
@@ -86,8 +84,8 @@ class Proposal:
         self._origins: list[Origin] = []
         self._base = self._sent = self._next_token_id = self._first_step_ns = 0
 
-    def start(self) -> Step | None:
-        """Move the session and ask for the first step; None if the proposal is already complete.
+    def start(self) -> Draw | None:
+        """Move the session and ask for the first draw; None if the proposal is already complete.
 
         Raises `PrefixMismatchError` or `InvalidArgumentError` for a move that cannot be made.
         """
@@ -98,17 +96,18 @@ class Proposal:
         self._next_token_id = session.token_ids[-1]
         self._work = session.propose(advance.max_tokens)
         self._first_step_ns = perf_counter_ns()
-        return self.resume(None)
+        return self.resume(())
 
-    def resume(self, logits: Tensor | None) -> Step | None:
-        """Hand over the logits of the last step; the next step, or None when all is delivered."""
-        send = self._work.send
+    def resume(self, drawn: Sequence[int]) -> Draw | None:
+        """Hand over the tokens of the last draw; the next draw, or None when all is delivered."""
+        work = self._work
         try:
-            item = send(logits)
+            # A generator that has not begun takes None only; `next` serves it.
+            item = work.send(drawn) if drawn else next(work)
             while isinstance(item, Drafted):
                 self._ids += item.token_ids
                 self._origins += item.origins
-                item = send(None)
+                item = next(work)
         except StopIteration:
             self._flush(last=True)
             return None

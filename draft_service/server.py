@@ -72,7 +72,7 @@ def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter]]:
     runner = ModelRunner(loaded, settings.max_sessions)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
-    return Engine(runner, prepare, runner.synchronize), drafters
+    return Engine(runner, prepare), drafters
 
 
 async def serve(settings: DraftSettings) -> None:

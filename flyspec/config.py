@@ -71,7 +71,7 @@ class DraftSettings(ModelServerSettings):
     drafter: Literal["", "model", "prompt_lookup", "multi_level"] = Field(
         "", description="drafter of requests that name none; empty: model if there is one"
     )
-    chunk_tokens: int = Field(8, ge=1, le=1024, description="proposed tokens a streamed message")
+    chunk_tokens: int = Field(16, ge=1, le=1024, description="proposed tokens a streamed message")
 
 
 class VerifySettings(ModelServerSettings):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = 15
 PROTOCOL_VERSION = 1
@@ -90,8 +91,7 @@ class Budget:
     loose_cost_nats: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What is said of one drafted token.
 
     `target_token_id` is the target's own token there. `entropy` is in the rule's measure and set

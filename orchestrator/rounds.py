@@ -43,6 +43,7 @@ class Rounds:
                     round_ = self._extend(proposal, verdict)
                     if verdict.last:
                         proposing = self._propose()
+                        await asyncio.sleep(0)  # its request leaves before the caller works
                     yield round_
                 if proposing is answered:
                     # The target was lost in the middle of plain decoding; go on from there.

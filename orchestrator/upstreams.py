@@ -7,18 +7,14 @@ the next call opens a new one with the whole sequence.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import grpc
 
 from flyspec import rpc, wire
 from flyspec.errors import (
     FlyspecError,
-    IdleTimeoutError,
     PrefixMismatchError,
     ResourceExhaustedError,
     UnavailableError,
@@ -39,6 +35,7 @@ from flyspec.types import (
     VerifyServiceInfo,
 )
 from flyspec.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from orchestrator.attempt import Attempt, read, write
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +66,9 @@ class DraftUpstream:
 
     async def describe(self) -> DraftServiceInfo:
         """What it drafts with. Raises `UnavailableError` when it does not answer."""
-        with _upstream_errors("draft service", self.address):
+        async with Attempt("draft service", self.address, DESCRIBE_TIMEOUT_S):
             return wire.draft_info_from_proto(
-                await self.stub.Describe(
-                    draft_pb2.DraftServiceDescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
-                )
+                await self.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
             )
 
     def session(self, sampling: SamplingParams, seed: int, drafter: str) -> DraftSession:
@@ -106,12 +101,13 @@ class DraftSession:
 
         Raises `FlyspecError` when the service fails on every attempt, each on a new stream.
         """
+        upstream = self._upstream
         for backoff in DRAFT_BACKOFF_S:
-            await asyncio.sleep(backoff)
+            if backoff:
+                await asyncio.sleep(backoff)
             try:
-                with _upstream_errors("draft service", self._upstream.address):
-                    async with asyncio.timeout(self._upstream.timeout_s):
-                        return await self._propose(sequence, max_tokens, round_id)
+                async with Attempt("draft service", upstream.address, upstream.timeout_s):
+                    return await self._propose(sequence, max_tokens, round_id)
             except RETRIED as error:
                 self.close()
                 last_error: FlyspecError = error
@@ -122,14 +118,14 @@ class DraftSession:
         tokens = sequence.tokens
         if self._call is None:
             self._call = self._upstream.stub.Draft()
-            await _write(
+            await write(
                 self._call,
                 wire.draft_open_to_proto(
                     DraftOpen(tokens, self._sampling, self._seed, self._drafter)
                 ),
             )
             self._synced = len(tokens)
-        await _write(
+        await write(
             self._call,
             wire.draft_advance_to_proto(
                 DraftAdvance(round_id, self._synced, tokens[self._synced :], max_tokens)
@@ -137,10 +133,7 @@ class DraftSession:
         )
         proposal = Proposal()
         while True:
-            message = await self._call.read()
-            if message is grpc.aio.EOF:
-                raise await _stream_error(self._call)
-            chunk = wire.draft_chunk_from_proto(message)
+            chunk = wire.draft_chunk_from_proto(await read(self._call))
             expected = len(tokens) + len(proposal.token_ids)
             if chunk.round_id != round_id or chunk.start_position != expected:
                 raise UnavailableError(
@@ -172,17 +165,15 @@ class VerifyUpstream:
 
     async def describe(self) -> VerifyServiceInfo:
         """What it verifies with. Raises `UnavailableError` when it does not answer."""
-        with _upstream_errors("verify service", self.address):
+        async with Attempt("verify service", self.address, DESCRIBE_TIMEOUT_S):
             return wire.verify_info_from_proto(
-                await self.stub.Describe(
-                    verify_pb2.VerifyServiceDescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
-                )
+                await self.stub.Describe(verify_pb2.VerifyServiceDescribeRequest())
             )
 
     async def tokenizer(self) -> TokenizerBundle:
         """The target's tokenizer."""
-        with _upstream_errors("verify service", self.address):
-            call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest(), timeout=self.timeout_s)
+        async with Attempt("verify service", self.address, self.timeout_s):
+            call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
             return wire.tokenizer_from_protos([message async for message in call])
 
     def session(
@@ -222,14 +213,17 @@ class VerifySession:
         already handed out stand; the rest of the round is then the caller's next round.
         """
         for backoff in VERIFY_BACKOFF_S:
-            await asyncio.sleep(backoff)
+            if backoff:
+                await asyncio.sleep(backoff)
             answered = False
             try:
-                with _upstream_errors("verify service", self._upstream.address):
-                    async for verdict in self._check(sequence, round_):
-                        answered = True
-                        yield verdict
-                return
+                await self._send(sequence, round_)
+                while True:
+                    verdict = await self._read(round_.round_id)
+                    answered = True
+                    yield verdict
+                    if verdict.last:
+                        return
             except RETRIED as error:
                 self.close()
                 if answered:
@@ -238,49 +232,33 @@ class VerifySession:
                 log.log(_level(error), "reopening verify session: %s", error)
         raise last_error
 
-    async def _check(
-        self, sequence: TokenSequence, round_: VerifyRound
-    ) -> AsyncIterator[RoundVerdict]:
-        timeout_s = self._upstream.timeout_s
-        async with asyncio.timeout(timeout_s):
-            await self._send(sequence, round_)
-        while True:
-            async with asyncio.timeout(timeout_s):
-                message = await self._call.read()
-            if message is grpc.aio.EOF:
-                raise await _stream_error(self._call)
-            verdict = wire.round_verdict_from_proto(message)
-            if verdict.round_id != round_.round_id:
-                raise UnavailableError(
-                    f"answered round {verdict.round_id} instead of {round_.round_id}"
-                )
-            self._synced = verdict.keep_length + 1
-            yield verdict
-            if verdict.last:
-                return
+    async def _read(self, round_id: int) -> RoundVerdict:
+        """The next verdict."""
+        async with self._attempt():
+            verdict = wire.round_verdict_from_proto(await read(self._call))
+            if verdict.round_id != round_id:
+                raise UnavailableError(f"answered round {verdict.round_id} instead of {round_id}")
+        self._synced = verdict.keep_length + 1
+        return verdict
 
     async def _send(self, sequence: TokenSequence, round_: VerifyRound) -> None:
         """Send a round with its prefix; on a new stream, open the session first."""
         tokens = sequence.tokens
-        if self._call is None:
-            self._call = self._upstream.stub.Verify()
-            await _write(self._call, wire.verify_open_to_proto(VerifyOpen(tokens, *self._open)))
-            self._synced = len(tokens)
-        await _write(
-            self._call,
-            wire.verify_round_to_proto(
-                VerifyRound(
-                    round_id=round_.round_id,
-                    keep_length=self._synced,
-                    append_token_ids=tokens[self._synced :],
-                    draft_token_ids=round_.draft_token_ids,
-                    prefix_hash=sequence.hash,
-                    max_plain_tokens=round_.max_plain_tokens,
-                    budget=round_.budget,
-                    exact_until_position=round_.exact_until_position,
-                )
-            ),
-        )
+        async with self._attempt():
+            if self._call is None:
+                self._call = self._upstream.stub.Verify()
+                await write(self._call, wire.verify_open_to_proto(VerifyOpen(tokens, *self._open)))
+                self._synced = len(tokens)
+            prefixed = replace(
+                round_,
+                keep_length=self._synced,
+                append_token_ids=tokens[self._synced :],
+                prefix_hash=sequence.hash,
+            )
+            await write(self._call, wire.verify_round_to_proto(prefixed))
+
+    def _attempt(self) -> Attempt:
+        return Attempt("verify service", self._upstream.address, self._upstream.timeout_s)
 
     def close(self) -> None:
         """End the stream; the service frees the session."""
@@ -292,41 +270,3 @@ class VerifySession:
 def _level(error: FlyspecError) -> int:
     """A full service is everyday, a lost one is not."""
     return logging.DEBUG if isinstance(error, ResourceExhaustedError) else logging.WARNING
-
-
-async def _write(call: Any, message: Any) -> None:
-    """Send a message; raises why the stream ended if it has."""
-    try:
-        await call.write(message)
-    except asyncio.InvalidStateError:
-        raise await _stream_error(call) from None
-
-
-async def _stream_error(call: Any) -> FlyspecError:
-    """Why a stream ended."""
-    code, details = await call.code(), await call.details()
-    if code is grpc.StatusCode.OK:
-        return UnavailableError("the stream ended")
-    return rpc.error_of_status(code, details or code.name)
-
-
-@contextlib.contextmanager
-def _upstream_errors(what: str, address: str) -> Any:
-    """Say which service failed, and map deadlines and lost connections to `UnavailableError`."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise _named(rpc.error_of(error), what, address) from error
-    except (UnavailableError, IdleTimeoutError) as error:
-        raise _named(error, what, address) from error
-    except grpc.aio.UsageError as error:
-        raise UnavailableError(f"{what} at {address}: the stream ended: {error}") from error
-    except TimeoutError as error:
-        raise UnavailableError(f"{what} at {address} did not answer in time") from error
-
-
-def _named(error: FlyspecError, what: str, address: str) -> FlyspecError:
-    """The same error; one that another attempt may mend is `UnavailableError` and names it."""
-    if isinstance(error, UnavailableError | IdleTimeoutError):
-        return UnavailableError(f"{what} at {address}: {error}")
-    return error

@@ -13,9 +13,7 @@ from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.types import DrafterInfo, Origin, SamplingParams
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flyspec.engine.runner import Step
+    from flyspec.engine.runner import Draw
 
 
 class Drafted(NamedTuple):
@@ -25,9 +23,9 @@ class Drafted(NamedTuple):
     origins: Sequence[Origin]
 
 
-Work: TypeAlias = "Generator[Step | Drafted, Tensor | None, None]"
-"""A proposal in the making. Each `Step` that it yields wants that step's logits [num_logits, vocab]
-sent back; each `Drafted` is output and wants nothing back."""
+Work: TypeAlias = "Generator[Draw | Drafted, Sequence[int], None]"
+"""A proposal in the making. Each `Draw` that it yields wants the tokens drawn sent back; each
+`Drafted` is output and wants nothing back."""
 
 
 class DrafterSession(Protocol):
@@ -63,7 +61,7 @@ class Drafter(Protocol):
 
     @property
     def needs_model(self) -> bool:
-        """Whether its proposals yield steps; if so its sessions live in the engine's thread."""
+        """Whether its proposals yield draws; if so its sessions live in the engine's thread."""
 
     def open(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> DrafterSession:
         """Start a session on a checked sequence. Raises `ResourceExhaustedError`: no free slot."""

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING
 
 from draft_service.drafters.base import Drafted, Work
-from flyspec.engine.runner import ModelRunner, Step
-from flyspec.engine.sampling import choose
+from flyspec.engine.runner import Draw, ModelRunner, Step
 from flyspec.types import DrafterInfo, Origin, SamplingParams
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 PREFILL_STEP = 512
 """Prompt tokens a step: between two steps others get their turn and a cancelled session ends."""
@@ -20,10 +15,11 @@ _ONE_FROM_MODEL = (Origin.EXACT_MODEL,)
 
 
 class CachedPrefix:
-    """A slot, and how many of its positions hold the sequence's tokens."""
+    """A slot, how many of its positions hold the sequence's tokens, and how to draw behind them."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, sampling: SamplingParams, seed: int) -> None:
         self._cache = runner.cache
+        self._sampling, self._seed = sampling, seed
         self._slot = runner.cache.acquire()
         self.length = 0
 
@@ -33,21 +29,22 @@ class CachedPrefix:
 
     def extend(
         self, tokens: Sequence[int], guess: Sequence[int] = ()
-    ) -> Generator[Step, Tensor, Tensor]:
-        """Cache `tokens` and then `guess`; yields the steps that this takes.
+    ) -> Generator[Draw, Sequence[int], Sequence[int]]:
+        """Cache `tokens` and then `guess`; yields the draws that this takes.
 
-        Returns the logits after the last token and after each guessed one, [1 + guess, vocab]. The
+        Returns the model's own token after the last of `tokens` and after each guessed one. The
         guess counts as cached: call `keep` if it does not stand.
         """
         total = len(tokens)
         start = min(self.length, total - 1)
         while total - start > PREFILL_STEP:
-            yield Step(self._slot, start, tokens[start : start + PREFILL_STEP])
+            yield Draw(Step(self._slot, start, tokens[start : start + PREFILL_STEP]))
             start += PREFILL_STEP
             self.length = start
-        logits = yield Step(self._slot, start, [*tokens[start:], *guess], 1 + len(guess))
+        step = Step(self._slot, start, [*tokens[start:], *guess], 1 + len(guess))
+        drawn = yield Draw(step, self._sampling, self._seed)
         self.length = total + len(guess)
-        return logits
+        return drawn
 
     def release(self) -> None:
         """Give the slot back."""
@@ -84,9 +81,9 @@ class ModelSession:
         seed: int,
     ) -> None:
         self._tokens = list(token_ids)
-        self._prefix = CachedPrefix(runner)
+        self._prefix = CachedPrefix(runner, sampling, seed)
         self._context_length = runner.info.context_length
-        self._eos, self._sampling, self._seed = eos, sampling, seed
+        self._eos = eos
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -103,8 +100,7 @@ class ModelSession:
         """One step a token; none after the last."""
         tokens, extend = self._tokens, self._prefix.extend
         for _ in range(min(max_tokens, self._context_length - len(tokens))):
-            logits = yield from extend(tokens)
-            token = int(choose(logits, self._sampling, len(tokens), self._seed).item())
+            (token,) = yield from extend(tokens)
             tokens.append(token)
             yield Drafted((token,), _ONE_FROM_MODEL)
             if token in self._eos:

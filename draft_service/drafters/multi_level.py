@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from draft_service.drafters.base import Drafted, Work
 from draft_service.drafters.model import CachedPrefix
 from flyspec.engine.runner import ModelRunner
-from flyspec.engine.sampling import choose
 from flyspec.lookup import PromptLookup
 from flyspec.types import DrafterInfo, Origin, SamplingParams
 
@@ -49,9 +48,9 @@ class MultiLevelSession:
         seed: int,
     ) -> None:
         self._lookup = PromptLookup(token_ids)
-        self._prefix = CachedPrefix(runner)
+        self._prefix = CachedPrefix(runner, sampling, seed)
         self._context_length = runner.info.context_length
-        self._eos, self._sampling, self._seed = eos, sampling, seed
+        self._eos = eos
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -73,12 +72,11 @@ class MultiLevelSession:
             guess = lookup.propose(min(left, MAX_GUESS))
             # The token at the proposal's end needs no step after it.
             fed = guess[: left - 1]
-            logits = yield from prefix.extend(tokens, fed)
-            chosen: list[int] = choose(logits, self._sampling, base, self._seed).tolist()
+            chosen = yield from prefix.extend(tokens, fed)
             agreed = 0
             while agreed < len(fed) and chosen[agreed] == guess[agreed]:
                 agreed += 1
-            run = chosen[: agreed + 1]
+            run = list(chosen[: agreed + 1])
             ended = next((i for i, token in enumerate(run) if token in self._eos), None)
             if ended is not None:
                 run = run[: ended + 1]

@@ -64,6 +64,7 @@ def bench(
     """Compare plain decoding, acceptance rules and transformers, prompt by prompt in turn."""
     from bench.prompts import groups as read_groups
     from bench.speed import SpeedOptions, count, measure, report, to_document
+    from bench.transport import round_trip_ns
     from flyspec.cli.runtime import print_json, refuse_model_flags, run_async, with_server
     from flyspec.types import Rule
 
@@ -99,6 +100,7 @@ def bench(
                 client, groups, options, baseline, lambda: progress.advance(bar)
             )
         reports = report(samples)
+        bare_ms = await round_trip_ns() / 1e6
         facts = {
             "target": target.name,
             "dtype": target.dtype,
@@ -108,12 +110,13 @@ def bench(
             "num_speculative_tokens": num_speculative_tokens,
             "max_tokens": max_tokens,
             "repeats": repeats,
+            "grpc_round_trip_p50_ms": bare_ms,
         }
         document = to_document(reports, **facts)
         if output is not None:
             output.write_text(json_.dumps({**document, "samples": [vars(s) for s in samples]}))
         if not json:
-            _print(reports)
+            _print(reports, bare_ms)
         return document
 
     stack_options = models.to_stack_options(log_level="warning") if address is None else None
@@ -122,7 +125,7 @@ def bench(
         print_json(document)
 
 
-def _print(reports: dict[str, Any]) -> None:
+def _print(reports: dict[str, Any], bare_ms: float) -> None:
     from rich.console import Console
 
     from bench.tables import SPEED_NOTES, speed_table
@@ -131,3 +134,7 @@ def _print(reports: dict[str, Any]) -> None:
     for name, of in reports.items():
         console.print(speed_table(name, of))
     console.print(SPEED_NOTES, style="dim")
+    console.print(
+        f"A bare gRPC stream's round trip takes {bare_ms:.2f} ms here; a round makes two.",
+        style="dim",
+    )

@@ -1,4 +1,4 @@
-"""Runs a model over slots: the only place that calls a model's forward.
+"""Runs a model over slots: the only place that calls a model's forward, and draws from it.
 
 `forward` takes a batch of steps of different sequences. Today it runs one after the other; the
 callers already hand over all that is ready at once.
@@ -7,18 +7,19 @@ callers already hand over all that is ready at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flyspec.engine.loading import LoadedModel
+from flyspec.engine.sampling import choose
 from flyspec.engine.slots import SlotCache
 from flyspec.errors import ConfigError
+from flyspec.types import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Continue `slot` behind its first `start` tokens with `token_ids` (at least one)."""
 
     slot: int
@@ -26,6 +27,17 @@ class Step:
     token_ids: Sequence[int]
     num_logits: int = 1
     """Rows wanted: the logits after each of the last `num_logits` tokens."""
+
+
+class Draw(NamedTuple):
+    """A step, and how the model's own tokens are chosen from its rows; None only fills the cache.
+
+    A row's token is the one at the position behind the row's.
+    """
+
+    step: Step
+    sampling: SamplingParams | None = None
+    seed: int = 0
 
 
 class ModelRunner:
@@ -62,6 +74,21 @@ class ModelRunner:
         """Logits [num_logits, vocab] of each step, on the model's device."""
         with torch.inference_mode():
             return [self._one(step) for step in steps]
+
+    def draw(self, draws: Sequence[Draw]) -> list[list[int]]:
+        """The model's own tokens for each draw's rows: forward, choice, and reading the ids."""
+        logits = self.forward([draw.step for draw in draws])
+        with torch.inference_mode():
+            return [self._choose(draw, rows) for draw, rows in zip(draws, logits, strict=True)]
+
+    @staticmethod
+    def _choose(draw: Draw, rows: Tensor) -> list[int]:
+        step, sampling, seed = draw
+        if sampling is None:
+            return []
+        first = step.start + len(step.token_ids) - step.num_logits + 1
+        tokens: list[int] = choose(rows, sampling, first, seed).tolist()
+        return tokens
 
     def _one(self, step: Step) -> Tensor:
         """One step, long inputs in chunks so that activations stay bounded."""

@@ -151,6 +151,20 @@ def sample(
     return (_noise(keys[:, None] + steps) + processed).argmax(dim=-1)
 
 
+def choose_processed(
+    processed: Tensor,
+    sampling: SamplingParams,
+    positions: Sequence[int],
+    seed: int,
+    stream: int = TARGET_STREAM,
+) -> Tensor:
+    """As `choose`, from rows that `process_logits` made; row i is at positions[i]."""
+    if not sampling.greedy:
+        return sample(processed, positions, seed, stream)
+    # Of the same meaning as argmax, and on CPU several times faster in half precision.
+    return processed.max(dim=-1).indices
+
+
 def choose(
     logits: Tensor,
     sampling: SamplingParams,
@@ -162,10 +176,5 @@ def choose(
 
     Greedy takes the first of equally likely tokens.
     """
-    if sampling.greedy:
-        if logits.dtype.itemsize < 4:
-            # Of the same meaning as argmax, and on CPU several times faster in half precision.
-            return logits.max(dim=-1).indices
-        return logits.argmax(dim=-1)
     positions = range(first_position, first_position + logits.shape[0])
-    return sample(process_logits(logits, sampling), positions, seed, stream)
+    return choose_processed(process_logits(logits, sampling), sampling, positions, seed, stream)

@@ -240,7 +240,9 @@ class DraftResponse(_message.Message):
     queue_ns: _builtins.int
     """With `last`: time from the request's arrival to its first model step, ns."""
     model_ns: _builtins.int
-    """With `last`: time inside the draft model, ns."""
+    """With `last`: time inside the draft model, the choice of its tokens
+    included, ns.
+    """
     service_ns: _builtins.int
     """With `last`: time from the request's arrival to this response, ns."""
     @_builtins.property

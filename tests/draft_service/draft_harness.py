@@ -44,18 +44,18 @@ def drive(
     tokens: list[int] = []
     origins: list[Origin] = []
     work = session.propose(max_tokens)
-    logits = None
+    drawn: list[int] | None = None
     while True:
         try:
-            item = work.send(logits)
+            item = next(work) if drawn is None else work.send(drawn)
         except StopIteration:
             return tokens, origins
-        logits = None
+        drawn = None
         if isinstance(item, Drafted):
             tokens += item.token_ids
             origins += item.origins
         else:
-            (logits,) = runner.forward([item])
+            (drawn,) = runner.draw([item])
 
 
 class Client:

@@ -14,7 +14,6 @@ from draft_harness import CONTEXT_LENGTH, GREEDY, VOCAB_SIZE, Service, StartServ
 
 from draft_service.drafters.model import ModelDrafter
 from flyspec import wire
-from flyspec.config import DraftSettings
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.errors import ConfigError
@@ -358,4 +357,3 @@ def test_reference_is_what_the_service_streams(loaded: LoadedModel) -> None:
     runner = ModelRunner(loaded, 1)
     tokens, _ = drive(runner, ModelDrafter(runner, []).open([1, 2], GREEDY, 1), 3)
     assert len(tokens) == 3
-    assert DraftSettings(model="x").chunk_tokens == 8

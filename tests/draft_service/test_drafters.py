@@ -19,6 +19,7 @@ from draft_service.drafters.model import PREFILL_STEP, ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from flyspec.engine.loading import LoadedModel
+from flyspec.engine.runner import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.types import Origin, SamplingParams
 
@@ -139,11 +140,12 @@ def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingR
     prompt = [5, 6, 7, 8, 9, 5, 6]
     session = kind(runner, []).open(prompt, GREEDY, 0)
     work = session.propose(10)
-    step = next(work)
+    draw = next(work)
+    assert isinstance(draw, Draw)
     # Lookup guesses wrongly here: the cache holds the guess, the sequence the model's token.
-    assert (step.num_logits > 1) == (kind is MultiLevelDrafter)
-    (logits,) = runner.forward([step])
-    assert len(work.send(logits).token_ids) == 1
+    assert (draw.step.num_logits > 1) == (kind is MultiLevelDrafter)
+    (drawn,) = runner.draw([draw])
+    assert len(work.send(drawn).token_ids) == 1
     work.close()
     assert len(session.token_ids) == len(prompt) + 1
     session.move(len(prompt) + 1, [9])
@@ -209,9 +211,11 @@ class Rounds(RuleBasedStateMachine):
         for _ in range(steps):
             if item is None:
                 break
-            reply = None if isinstance(item, tuple) else self.runner.forward([item])[0]
             try:
-                item = work.send(reply)
+                if isinstance(item, Draw):
+                    item = work.send(self.runner.draw([item])[0])
+                else:
+                    item = next(work)
             except StopIteration:
                 break
         work.close()

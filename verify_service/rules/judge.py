@@ -57,12 +57,12 @@ def judge(
     decisions: list[Decision] = []
 
     for index, draft in enumerate(drafts):
-        own, gap = seen.own[index], seen.gaps[index]
+        own = seen.own[index]
         exactly = start_position + index < exact_until_position or purse.spent
         if draft == own or (seen.matches[index] and not exactly):
             decisions.append(Decision(Outcome.EXACT, draft))
             continue
-        number = None
+        number, gap = None, seen.gaps[index]
         loose = (
             not exactly
             and not parts.criterion.never

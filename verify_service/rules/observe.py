@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from flyspec.engine.sampling import SECOND_STREAM, process_logits, sample
+from flyspec.engine.sampling import SECOND_STREAM, choose_processed, process_logits
 from flyspec.types import SamplingParams
-from verify_service.rules.criteria import Criterion
 from verify_service.rules.presets import Composition
 
 
@@ -19,15 +19,15 @@ class Observed:
     """Facts of a round of K drafted tokens, from index 0.
 
     `own` has the target's own token at each of the K + 1 positions; `matches` is in the rule's
-    sense; `gaps` are raw logp(most likely) - logp(drafted); `possible` is False where the drafted
-    token's processed probability is 0, that is, its logit -inf; `measure` gives the criterion's
-    number at an index.
+    sense. At least where the drafted token is not the target's own: `gaps` are raw logp(most
+    likely) - logp(drafted), `possible` is False where the drafted token's processed probability is
+    0, that is, its logit -inf, and `measure` gives the criterion's number.
     """
 
     own: list[int]
     matches: list[bool]
-    gaps: list[float]
-    possible: list[bool]
+    gaps: Mapping[int, float]
+    possible: Mapping[int, bool]
     measure: Callable[[int], float]
 
 
@@ -39,51 +39,64 @@ def observe(
     seed: int,
     start_position: int,
 ) -> Observed:
-    """Look at logits [K + 1, V] for what the rule needs; the last row has no drafted token."""
+    """Look at logits [K + 1, V] for what the rule needs; the last row has no drafted token.
+
+    On a CPU reading costs nothing, so mismatches alone are looked at. Elsewhere all rows are, and
+    everything is read at once: to come back for the mismatches would cost another wait.
+    """
     num_drafts = len(draft_token_ids)
-    # The bonus row gets a dummy, so that all columns below are equally long.
-    drafted = torch.tensor([*draft_token_ids, 0], dtype=torch.int64, device=rows.device)[:, None]
-    drafted_logits = rows.gather(1, drafted)[:, 0]
-    if sampling.greedy:
-        processed = rows
-        top_logits, own = rows.max(dim=-1)
-        columns = [own, top_logits, drafted_logits]
+    processed = process_logits(rows, sampling)
+    positions = range(start_position, start_position + num_drafts + 1)
+    chosen = [choose_processed(processed, sampling, positions, seed)]
+    if parts.two_samples and not sampling.greedy:
+        chosen.append(choose_processed(processed, sampling, positions, seed, SECOND_STREAM))
+    criterion = parts.criterion
+    judged_rows = rows if criterion.raw else processed
+
+    if rows.device.type == "cpu":
+        chosen_ids = [ids.tolist() for ids in chosen]
+        own = chosen_ids[0]
+        at = [i for i in range(num_drafts) if draft_token_ids[i] != own[i]]
+        columns = _columns(rows, processed, draft_token_ids, at) if at else []
+        facts = [column.tolist() for column in columns]
+
+        def measure(index: int) -> float:
+            return float(criterion.measure(judged_rows[index : index + 1]).item())
     else:
-        processed = process_logits(rows, sampling)
-        positions = range(start_position, start_position + num_drafts + 1)
-        own = sample(processed, positions, seed)
-        top_logits = rows.amax(dim=-1)
-        columns = [own, top_logits, drafted_logits, processed.gather(1, drafted)[:, 0]]
-        if parts.two_samples:
-            columns.append(sample(processed, positions, seed, SECOND_STREAM))
+        at = list(range(num_drafts))
+        columns = _columns(rows, processed, draft_token_ids, at)
+        if not (criterion.never or criterion.always):
+            columns.append(criterion.measure(judged_rows[:num_drafts]))
+        # Token ids and logits of every type are exact in float64. One transfer, one wait.
+        read = torch.cat([c.to(torch.float64) for c in (*chosen, *columns)]).tolist()
+        width = num_drafts + 1
+        chosen_ids = [
+            [int(token) for token in read[i * width : (i + 1) * width]] for i in range(len(chosen))
+        ]
+        read = read[len(chosen) * width :]
+        facts = [read[i * num_drafts : (i + 1) * num_drafts] for i in range(len(columns))]
 
-    judged_rows = (rows if parts.criterion.raw else processed)[:num_drafts]
-    measured_ahead = rows.device.type != "cpu" and _measures(parts.criterion) and num_drafts > 0
-    if measured_ahead:
-        # Cheaper there than to come back once the mismatches are known.
-        numbers = parts.criterion.measure(judged_rows)
-        columns.append(torch.cat([numbers, numbers[:1]]))
+        def measure(index: int) -> float:
+            return float(facts[-1][index])
 
-    # Token ids and logits of every type are exact in float64. One transfer, one wait.
-    read = torch.stack([column.to(torch.float64) for column in columns]).tolist()
-    own_ids = [int(token) for token in read[0]]
-    second = read[4] if parts.two_samples and not sampling.greedy else read[0]
-    truncated = read[2] if sampling.greedy else read[3]
-    drafts = range(num_drafts)
-
-    def measure(index: int) -> float:
-        if measured_ahead:
-            return float(read[-1][index])
-        return float(parts.criterion.measure(judged_rows[index : index + 1]).item())
-
+    most, raw, truncated = facts[:3] if facts else ([], [], [])
     return Observed(
-        own=own_ids,
-        matches=[draft_token_ids[i] in (own_ids[i], second[i]) for i in drafts],
-        gaps=[read[1][i] - read[2][i] for i in drafts],
-        possible=[truncated[i] != float("-inf") for i in drafts],
+        own=chosen_ids[0],
+        matches=[
+            any(draft == ids[i] for ids in chosen_ids) for i, draft in enumerate(draft_token_ids)
+        ],
+        gaps={i: m - r for i, m, r in zip(at, most, raw, strict=True)},
+        possible={i: t != -math.inf for i, t in zip(at, truncated, strict=True)},
         measure=measure,
     )
 
 
-def _measures(criterion: Criterion) -> bool:
-    return not (criterion.never or criterion.always)
+def _columns(
+    rows: Tensor, processed: Tensor, draft_token_ids: Sequence[int], at: list[int]
+) -> list[Tensor]:
+    """At each index: the largest raw logit, the drafted token's raw and its processed one."""
+    index = torch.tensor(at, device=rows.device)
+    tokens = torch.tensor([draft_token_ids[i] for i in at], device=rows.device)
+    raw = rows[index, tokens]
+    most = rows[index].amax(dim=-1) if at else raw
+    return [most, raw, raw if processed is rows else processed[index, tokens]]

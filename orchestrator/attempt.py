@@ -1,0 +1,79 @@
+"""One try at another service: bounded in time, and what goes wrong says which service it was."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from flyspec import rpc
+from flyspec.errors import FlyspecError, IdleTimeoutError, UnavailableError
+
+
+class Attempt:
+    """A block that raises `FlyspecError` alone; what another try may mend is `UnavailableError`.
+
+    That is: a lost connection, a stream that ended, a deadline of `timeout_s` seconds that passed.
+    """
+
+    __slots__ = ("_address", "_timeout", "_what")
+
+    def __init__(self, what: str, address: str, timeout_s: float) -> None:
+        self._what, self._address = what, address
+        self._timeout = asyncio.timeout(timeout_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as timeout:
+            error = timeout
+        if isinstance(error, Exception):
+            named = self._named(error)
+            if named is not error:
+                raise named from error
+
+    def _named(self, error: Exception) -> Exception:
+        """The error to raise for `error`; the same one where it says enough."""
+        service = f"{self._what} at {self._address}"
+        if isinstance(error, TimeoutError):
+            return UnavailableError(f"{service} did not answer in time")
+        if isinstance(error, grpc.aio.UsageError):
+            return UnavailableError(f"{service}: the stream ended: {error}")
+        said = rpc.error_of(error) if isinstance(error, grpc.aio.AioRpcError) else error
+        if isinstance(said, UnavailableError | IdleTimeoutError):
+            return UnavailableError(f"{service}: {said}")
+        return said
+
+
+async def write(call: Any, message: Any) -> None:
+    """Send a message; raises why the stream ended if it has."""
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:
+        raise await _stream_error(call) from None
+
+
+async def read(call: Any) -> Any:
+    """The next message; raises why the stream ended if it has."""
+    message = await call.read()
+    if message is grpc.aio.EOF:
+        raise await _stream_error(call)
+    return message
+
+
+async def _stream_error(call: Any) -> FlyspecError:
+    """Why a stream ended."""
+    code, details = await call.code(), await call.details()
+    if code is grpc.StatusCode.OK:
+        return UnavailableError("the stream ended")
+    return rpc.error_of_status(code, details or code.name)
