@@ -46,7 +46,7 @@ async def round_trip_ns(messages: int = 200, pause_s: float = 0.006) -> int:
     return int(statistics.median(times[messages // 10 :]))
 
 
-class _Echo(grpc.GenericRpcHandler):
+class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
     def service(self, handler_call_details: Any) -> Any:
         async def echo(_: Any, context: Any) -> None:
             while (message := await context.read()) is not grpc.aio.EOF:
