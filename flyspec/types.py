@@ -48,6 +48,21 @@ class EntropyMeasure(IntEnum):
     TOP_K = 2
 
 
+class WindowScope(IntEnum):
+    """How far a window reaches."""
+
+    WITHIN_ROUND = 1
+    ACROSS_ROUNDS = 2
+
+
+class Divergence(IntEnum):
+    """How the target's distribution p and the draft's q are compared."""
+
+    JS = 1
+    KL = 2
+    TV = 3
+
+
 class FinishReason(IntEnum):
     """Why a generation ended."""
 
@@ -57,16 +72,34 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen from logits. `temperature` 0 is greedy; `top_k` 0 keeps all."""
+    """How tokens are chosen from logits (see the proto message of this name).
+
+    `temperature` 0 is greedy; `top_k` 0 keeps all; `logit_bias` is sorted by token id.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
 
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether a token's logit depends on the tokens before it."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +114,15 @@ class Rule:
     fly_entropy_threshold: float | None = None
     fly_entropy_top_k: int | None = None
     entropy_measure: EntropyMeasure | None = None
+    window_scope: WindowScope | None = None
+    margin_threshold: float | None = None
+    divergence: Divergence | None = None
+    divergence_threshold: float | None = None
+    divergence_top_k: int | None = None
+    typical_epsilon: float | None = None
+    typical_delta: float | None = None
+    random_acceptance: float | None = None
+    guarded_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +137,66 @@ class Decision(NamedTuple):
     """What is said of one drafted token.
 
     `target_token_id` is the target's own token there. `entropy` is in the rule's measure and set
-    where the rule looked; `gap_nats` = raw logp(most likely) - logp(drafted), set at mismatches.
-    Of a token that was not reached, `target_token_id` may be missing.
+    where the rule looked, `measure` likewise for a rule that goes by something else; `gap_nats` =
+    raw logp(most likely) - logp(drafted), set at mismatches. Of a token that was not reached,
+    `target_token_id` may be missing.
     """
 
     outcome: Outcome
     target_token_id: int | None = None
     entropy: float | None = None
     gap_nats: float | None = None
+    measure: float | None = None
+
+
+class TokenDistribution(NamedTuple):
+    """A drafter's distribution at one position, as it travels.
+
+    `log_probs` are little-endian half floats: one a token of the vocabulary, or one for each of
+    `token_ids`. Empty: all of the probability is on the drafted token.
+    """
+
+    log_probs: bytes = b""
+    token_ids: tuple[int, ...] = ()
+
+
+class TokenLogprobs(NamedTuple):
+    """The target's raw log-probabilities at one position: the token's, and the most likely ones."""
+
+    logprob: float
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class OpenWindow(NamedTuple):
+    """A loosely accepted token at absolute `position` whose window is not closed yet.
+
+    `remaining_matches` >= 1 drafted positions must still match; if one does not, the sequence goes
+    back to `position` and `target_token_id` takes the token's place.
+    """
+
+    position: int
+    target_token_id: int
+    remaining_matches: int
+    gap_nats: float
+    target_logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule says of a round: `num_accepted` drafts stand, then comes `next_token_id`."""
+    """What a rule says of a round.
+
+    `num_accepted` drafts stand, then comes `next_token_id` at absolute position `keep_length`. If
+    the window that was open before the round failed, it is `failed_window`: no draft stands and
+    `keep_length` is its position. `open_window` is open now.
+    """
 
     num_accepted: int
     next_token_id: int
     decisions: tuple[Decision, ...] = ()
+    keep_length: int = 0
+    open_window: OpenWindow | None = None
+    failed_window: OpenWindow | None = None
 
     @property
     def num_loose(self) -> int:
@@ -191,13 +276,26 @@ class TokenizerBundle:
 
 
 @dataclass(frozen=True, slots=True)
+class DistributionSpec:
+    """Which distributions a drafter sends: its `top_k` most likely tokens, 0 for all.
+
+    `draw_from_it`: it draws from what it sends, with noise of its own (the rule `rejection`).
+    """
+
+    top_k: int = 0
+    draw_from_it: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DraftOpen:
-    """Opens a draft session with the sequence so far."""
+    """Opens a draft session with the sequence so far, `prompt_length` of it the prompt (0: all)."""
 
     token_ids: Sequence[int]
     sampling: SamplingParams
     seed: int
     drafter: str = ""
+    prompt_length: int = 0
+    distribution: DistributionSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +319,10 @@ class DraftTimings:
 
 @dataclass(frozen=True, slots=True)
 class DraftChunk:
-    """A piece of a proposal; `start_position` is that of its first token."""
+    """A piece of a proposal; `start_position` is that of its first token.
+
+    `distributions` has one a token if they were asked for.
+    """
 
     round_id: int
     keep_length: int
@@ -231,17 +332,32 @@ class DraftChunk:
     origins: Sequence[Origin]
     last: bool
     timings: DraftTimings = field(default_factory=DraftTimings)
+    distributions: Sequence[TokenDistribution] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOpen:
-    """Opens a verify session with the sequence so far, `prompt_length` of it the prompt."""
+    """Opens a verify session with the sequence so far, `prompt_length` of it the prompt.
+
+    `logprobs` is the number of most likely tokens to tell the log-probabilities of; None tells none
+    at all.
+    """
 
     token_ids: Sequence[int]
     prompt_length: int
     rule: Rule
     sampling: SamplingParams
     seed: int
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDistributions:
+    """Distributions of drafts of a round, from absolute `first_position` on."""
+
+    round_id: int
+    first_position: int
+    distributions: Sequence[TokenDistribution]
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +372,7 @@ class VerifyRound:
     max_plain_tokens: int = 1
     budget: Budget = field(default_factory=Budget)
     exact_until_position: int = 0
+    open_window: OpenWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +387,11 @@ class VerifyTimings:
 
 @dataclass(frozen=True, slots=True)
 class RoundVerdict:
-    """Answer to a `VerifyRound`: the sequence is `keep_length` tokens, then `next_token_id`."""
+    """Answer to a `VerifyRound`: the sequence is `keep_length` tokens, then `next_token_id`.
+
+    `logprobs`, if asked for, has one for each token from where the round began, or from
+    `keep_length` if that is less, up to and including `next_token_id`.
+    """
 
     round_id: int
     keep_length: int
@@ -279,3 +400,5 @@ class RoundVerdict:
     decisions: Sequence[Decision]
     last: bool
     timings: VerifyTimings = field(default_factory=VerifyTimings)
+    open_window: OpenWindow | None = None
+    logprobs: Sequence[TokenLogprobs] = ()

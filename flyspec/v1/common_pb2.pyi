@@ -3,8 +3,10 @@
 isort:skip_file
 Messages that more than one service of flyspec speaks."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -81,36 +83,145 @@ ENTROPY_MEASURE_TOP_K: EntropyMeasure.ValueType  # 2
 """-sum of p log p over the k most likely tokens, in nats, not renormalised."""
 Global___EntropyMeasure: _TypeAlias = EntropyMeasure  # noqa: Y015
 
+class _WindowScope:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WindowScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WindowScope.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WINDOW_SCOPE_UNSPECIFIED: _WindowScope.ValueType  # 0
+    """The preset's own scope."""
+    WINDOW_SCOPE_WITHIN_ROUND: _WindowScope.ValueType  # 1
+    """The W matches must follow in the same round."""
+    WINDOW_SCOPE_ACROSS_ROUNDS: _WindowScope.ValueType  # 2
+    """They may follow in later rounds; until then the token is provisional."""
+
+class WindowScope(_WindowScope, metaclass=_WindowScopeEnumTypeWrapper):
+    """How far a window reaches."""
+
+WINDOW_SCOPE_UNSPECIFIED: WindowScope.ValueType  # 0
+"""The preset's own scope."""
+WINDOW_SCOPE_WITHIN_ROUND: WindowScope.ValueType  # 1
+"""The W matches must follow in the same round."""
+WINDOW_SCOPE_ACROSS_ROUNDS: WindowScope.ValueType  # 2
+"""They may follow in later rounds; until then the token is provisional."""
+Global___WindowScope: _TypeAlias = WindowScope  # noqa: Y015
+
+class _Divergence:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DivergenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Divergence.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DIVERGENCE_UNSPECIFIED: _Divergence.ValueType  # 0
+    """The preset's own divergence."""
+    DIVERGENCE_JS: _Divergence.ValueType  # 1
+    """Jensen-Shannon: (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, nats."""
+    DIVERGENCE_KL: _Divergence.ValueType  # 2
+    """KL(p || q), nats."""
+    DIVERGENCE_TV: _Divergence.ValueType  # 3
+    """Total variation: half the sum of |p - q|."""
+
+class Divergence(_Divergence, metaclass=_DivergenceEnumTypeWrapper):
+    """How the target's distribution p and the draft's q are compared."""
+
+DIVERGENCE_UNSPECIFIED: Divergence.ValueType  # 0
+"""The preset's own divergence."""
+DIVERGENCE_JS: Divergence.ValueType  # 1
+"""Jensen-Shannon: (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2, nats."""
+DIVERGENCE_KL: Divergence.ValueType  # 2
+"""KL(p || q), nats."""
+DIVERGENCE_TV: Divergence.ValueType  # 3
+"""Total variation: half the sum of |p - q|."""
+Global___Divergence: _TypeAlias = Divergence  # noqa: Y015
+
 @_typing.final
 class SamplingParams(_message.Message):
-    """How tokens are chosen from the target's logits. The same for draft and target."""
+    """How tokens are chosen from the target's logits. The same for draft and target.
+    Order: logit_bias, repetition_penalty, presence and frequency penalties,
+    min_tokens, temperature, top_k, top_p, min_p.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LogitBiasEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    MIN_TOKENS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """Softmax temperature, >= 0. 0 is greedy decoding."""
     top_p: _builtins.float
     """Nucleus mass, in (0, 1]. Unset or 1 keeps every token."""
     top_k: _builtins.int
     """Number of most likely tokens kept, >= 1. Unset or 0 keeps every token."""
+    min_p: _builtins.float
+    """Tokens below this share of the most likely one's probability are dropped,
+    in [0, 1]. 0 keeps every token.
+    """
+    repetition_penalty: _builtins.float
+    """Divides the positive and multiplies the negative logits of tokens that the
+    prompt or the output holds, in (0, 10]. Unset or 1 changes nothing.
+    """
+    presence_penalty: _builtins.float
+    """Subtracted from the logits of tokens that the output holds, in [-2, 2]."""
+    frequency_penalty: _builtins.float
+    """Subtracted once for every time that the output holds the token, in [-2, 2]."""
+    min_tokens: _builtins.int
+    """No end of sequence before the output has this many tokens."""
+    @_builtins.property
+    def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """Added to the logits of these tokens, each in [-100, 100]; at most 1,024."""
+
     def __init__(
         self,
         *,
         temperature: _builtins.float = ...,
         top_p: _builtins.float | None = ...,
         top_k: _builtins.int | None = ...,
+        min_p: _builtins.float = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float = ...,
+        frequency_penalty: _builtins.float = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+        min_tokens: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_k", b"_top_k", "_top_p", b"_top_p", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_k", b"_top_k", "_top_p", b"_top_p", "repetition_penalty", b"repetition_penalty", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_k", b"_top_k", "_top_p", b"_top_p", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty", "_top_k", b"_top_k", "_top_p", b"_top_p", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "min_tokens", b"min_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
@@ -129,11 +240,24 @@ class Rule(_message.Message):
     FLY_ENTROPY_THRESHOLD_FIELD_NUMBER: _builtins.int
     FLY_ENTROPY_TOP_K_FIELD_NUMBER: _builtins.int
     ENTROPY_MEASURE_FIELD_NUMBER: _builtins.int
+    WINDOW_SCOPE_FIELD_NUMBER: _builtins.int
+    MARGIN_THRESHOLD_FIELD_NUMBER: _builtins.int
+    DIVERGENCE_FIELD_NUMBER: _builtins.int
+    DIVERGENCE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    DIVERGENCE_TOP_K_FIELD_NUMBER: _builtins.int
+    TYPICAL_EPSILON_FIELD_NUMBER: _builtins.int
+    TYPICAL_DELTA_FIELD_NUMBER: _builtins.int
+    RANDOM_ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    GUARDED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the preset: exact, fly, fly-paper or fly-reference."""
+    """Name of the preset: exact, fly, fly-paper, fly-reference, margin, fuzzy,
+    fuzzy-reference, rejection, typical or random; or one that the operator
+    named in a file of rules.
+    """
     fly_window_size: _builtins.int
     """W: matching positions that must follow a loosely accepted token, in
-    [0, 1024]. Unset takes the preset's.
+    [0, 1024]; 0 is no window. For every rule that accepts mismatches. Unset
+    takes the preset's.
     """
     fly_entropy_threshold: _builtins.float
     """Entropy at or above which a mismatch may stand, theta, >= 0: at most 1 for
@@ -143,6 +267,33 @@ class Rule(_message.Message):
     """k of the top_k entropy measure, in [2, 1024]. Unset takes the preset's."""
     entropy_measure: Global___EntropyMeasure.ValueType
     """Measure of the entropy. Unspecified takes the preset's."""
+    window_scope: Global___WindowScope.ValueType
+    """Scope of the window. Unspecified takes the preset's."""
+    margin_threshold: _builtins.float
+    """margin: a mismatch may stand if log p(target's most likely token) -
+    log p(drafted token) is below this, tau, nats, >= 0.
+    """
+    divergence: Global___Divergence.ValueType
+    """fuzzy: which divergence. Unspecified takes the preset's."""
+    divergence_threshold: _builtins.float
+    """fuzzy: a mismatch may stand if the divergence is below this, T, >= 0."""
+    divergence_top_k: _builtins.int
+    """fuzzy: compares the k most likely tokens and one bucket for the rest, in
+    [1, 1024]; 0 compares the whole vocabulary. rejection: k > 0 drafts from the
+    draft's k most likely tokens. Unset takes the preset's.
+    """
+    typical_epsilon: _builtins.float
+    """typical: epsilon, in [0, 1]."""
+    typical_delta: _builtins.float
+    """typical: delta, >= 0."""
+    random_acceptance: _builtins.float
+    """random: probability with which a mismatch may stand, in [0, 1]."""
+    @_builtins.property
+    def guarded_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens never accepted loosely, neither as the drafted token nor when the
+        target's own token is one; at most 1,024. Control tokens always are.
+        """
+
     def __init__(
         self,
         *,
@@ -151,25 +302,123 @@ class Rule(_message.Message):
         fly_entropy_threshold: _builtins.float | None = ...,
         fly_entropy_top_k: _builtins.int | None = ...,
         entropy_measure: Global___EntropyMeasure.ValueType = ...,
+        window_scope: Global___WindowScope.ValueType = ...,
+        margin_threshold: _builtins.float | None = ...,
+        divergence: Global___Divergence.ValueType = ...,
+        divergence_threshold: _builtins.float | None = ...,
+        divergence_top_k: _builtins.int | None = ...,
+        typical_epsilon: _builtins.float | None = ...,
+        typical_delta: _builtins.float | None = ...,
+        random_acceptance: _builtins.float | None = ...,
+        guarded_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "random_acceptance", b"random_acceptance", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "name", b"name", "random_acceptance", b"random_acceptance", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__divergence_threshold: _TypeAlias = _typing.Literal["divergence_threshold"]  # noqa: Y015
+    _WhichOneofArgType__divergence_threshold: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__divergence_top_k: _TypeAlias = _typing.Literal["divergence_top_k"]  # noqa: Y015
+    _WhichOneofArgType__divergence_top_k: _TypeAlias = _typing.Literal["_divergence_top_k", b"_divergence_top_k"]  # noqa: Y015
     _WhichOneofReturnType__fly_entropy_threshold: _TypeAlias = _typing.Literal["fly_entropy_threshold"]  # noqa: Y015
     _WhichOneofArgType__fly_entropy_threshold: _TypeAlias = _typing.Literal["_fly_entropy_threshold", b"_fly_entropy_threshold"]  # noqa: Y015
     _WhichOneofReturnType__fly_entropy_top_k: _TypeAlias = _typing.Literal["fly_entropy_top_k"]  # noqa: Y015
     _WhichOneofArgType__fly_entropy_top_k: _TypeAlias = _typing.Literal["_fly_entropy_top_k", b"_fly_entropy_top_k"]  # noqa: Y015
     _WhichOneofReturnType__fly_window_size: _TypeAlias = _typing.Literal["fly_window_size"]  # noqa: Y015
     _WhichOneofArgType__fly_window_size: _TypeAlias = _typing.Literal["_fly_window_size", b"_fly_window_size"]  # noqa: Y015
+    _WhichOneofReturnType__margin_threshold: _TypeAlias = _typing.Literal["margin_threshold"]  # noqa: Y015
+    _WhichOneofArgType__margin_threshold: _TypeAlias = _typing.Literal["_margin_threshold", b"_margin_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__random_acceptance: _TypeAlias = _typing.Literal["random_acceptance"]  # noqa: Y015
+    _WhichOneofArgType__random_acceptance: _TypeAlias = _typing.Literal["_random_acceptance", b"_random_acceptance"]  # noqa: Y015
+    _WhichOneofReturnType__typical_delta: _TypeAlias = _typing.Literal["typical_delta"]  # noqa: Y015
+    _WhichOneofArgType__typical_delta: _TypeAlias = _typing.Literal["_typical_delta", b"_typical_delta"]  # noqa: Y015
+    _WhichOneofReturnType__typical_epsilon: _TypeAlias = _typing.Literal["typical_epsilon"]  # noqa: Y015
+    _WhichOneofArgType__typical_epsilon: _TypeAlias = _typing.Literal["_typical_epsilon", b"_typical_epsilon"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__divergence_threshold) -> _WhichOneofReturnType__divergence_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__divergence_top_k) -> _WhichOneofReturnType__divergence_top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fly_entropy_threshold) -> _WhichOneofReturnType__fly_entropy_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fly_entropy_top_k) -> _WhichOneofReturnType__fly_entropy_top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fly_window_size) -> _WhichOneofReturnType__fly_window_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__margin_threshold) -> _WhichOneofReturnType__margin_threshold | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__random_acceptance) -> _WhichOneofReturnType__random_acceptance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_delta) -> _WhichOneofReturnType__typical_delta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_epsilon) -> _WhichOneofReturnType__typical_epsilon | None: ...
 
 Global___Rule: _TypeAlias = Rule  # noqa: Y015
+
+@_typing.final
+class TokenDistribution(_message.Message):
+    """A drafter's distribution at one position."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_PROBS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    log_probs: _builtins.bytes
+    """Log-probabilities, little-endian IEEE half floats: one a token of the
+    vocabulary, or one for each of `token_ids`. Empty: all of the probability is
+    on the drafted token (prompt lookup, greedy drafts of rejection).
+    """
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The most likely tokens, when not the whole vocabulary was asked for."""
+
+    def __init__(
+        self,
+        *,
+        log_probs: _builtins.bytes = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_probs", b"log_probs", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenDistribution: _TypeAlias = TokenDistribution  # noqa: Y015
+
+@_typing.final
+class TokenLogprobs(_message.Message):
+    """The target's log-probabilities at one position: of its raw logits, nats."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """Of the token that stands there."""
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The most likely tokens, as many as were asked for."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Their log-probabilities, descending."""
+
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        top_logprobs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class BuildsOn(_message.Message):

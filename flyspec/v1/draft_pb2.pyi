@@ -150,10 +150,16 @@ class DraftOpen(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     DRAFTER_FIELD_NUMBER: _builtins.int
+    PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
+    DISTRIBUTION_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Seed of the request's keyed noise."""
     drafter: _builtins.str
     """Name of the drafter. Empty takes the default."""
+    prompt_length: _builtins.int
+    """Tokens of the sequence that are the prompt; 0 is all of them. Penalties tell
+    the output from it.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sequence so far, at least one token."""
@@ -162,6 +168,10 @@ class DraftOpen(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParams:
         """How the target samples: the drafter does the same, with the same noise."""
 
+    @_builtins.property
+    def distribution(self) -> Global___DistributionSpec:
+        """Distributions to send with the proposals. Unset sends none."""
+
     def __init__(
         self,
         *,
@@ -169,14 +179,48 @@ class DraftOpen(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         seed: _builtins.int = ...,
         drafter: _builtins.str = ...,
+        prompt_length: _builtins.int = ...,
+        distribution: Global___DistributionSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_distribution", b"_distribution", "distribution", b"distribution", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distribution", b"_distribution", "distribution", b"distribution", "drafter", b"drafter", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__distribution: _TypeAlias = _typing.Literal["distribution"]  # noqa: Y015
+    _WhichOneofArgType__distribution: _TypeAlias = _typing.Literal["_distribution", b"_distribution"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__distribution) -> _WhichOneofReturnType__distribution | None: ...
+
+Global___DraftOpen: _TypeAlias = DraftOpen  # noqa: Y015
+
+@_typing.final
+class DistributionSpec(_message.Message):
+    """Which distributions a drafter sends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOP_K_FIELD_NUMBER: _builtins.int
+    DRAW_FROM_IT_FIELD_NUMBER: _builtins.int
+    top_k: _builtins.int
+    """Number of most likely tokens to send, in [1, 1024]; 0 sends the whole
+    vocabulary.
+    """
+    draw_from_it: _builtins.bool
+    """Draw from the distribution that is sent, with noise of the drafter's own
+    instead of the target's (for the rule rejection).
+    """
+    def __init__(
+        self,
+        *,
+        top_k: _builtins.int = ...,
+        draw_from_it: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw_from_it", b"draw_from_it", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DraftOpen: _TypeAlias = DraftOpen  # noqa: Y015
+Global___DistributionSpec: _TypeAlias = DistributionSpec  # noqa: Y015
 
 @_typing.final
 class DraftAdvance(_message.Message):
@@ -231,6 +275,7 @@ class DraftResponse(_message.Message):
     QUEUE_NS_FIELD_NUMBER: _builtins.int
     MODEL_NS_FIELD_NUMBER: _builtins.int
     SERVICE_NS_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The `advance` that this answers."""
     start_position: _builtins.int
@@ -259,6 +304,10 @@ class DraftResponse(_message.Message):
         will have if the target agrees.
         """
 
+    @_builtins.property
+    def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
+        """One a token of this chunk, if distributions were asked for."""
+
     def __init__(
         self,
         *,
@@ -271,10 +320,11 @@ class DraftResponse(_message.Message):
         queue_ns: _builtins.int = ...,
         model_ns: _builtins.int = ...,
         service_ns: _builtins.int = ...,
+        distributions: _abc.Iterable[_common_pb2.TokenDistribution] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["builds_on", b"builds_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["builds_on", b"builds_on", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builds_on", b"builds_on", "distributions", b"distributions", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -130,6 +130,8 @@ class Speculation(_message.Message):
     MAX_LOOSE_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_LOOSE_COST_NATS_FIELD_NUMBER: _builtins.int
     EXACT_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
+    EAGER_FIELD_NUMBER: _builtins.int
+    DISABLE_LOOP_GUARD_FIELD_NUMBER: _builtins.int
     drafter: _builtins.str
     """Name of the drafter. Empty takes the server's default."""
     num_speculative_tokens: _builtins.int
@@ -146,6 +148,12 @@ class Speculation(_message.Message):
     """
     exact_prefix_tokens: _builtins.int
     """The first tokens of the output that are judged exactly."""
+    eager: _builtins.bool
+    """Send provisional tokens at once instead of holding them back. The client must
+    understand `retract`.
+    """
+    disable_loop_guard: _builtins.bool
+    """Do not turn exact when the output repeats itself."""
     @_builtins.property
     def rule(self) -> _common_pb2.Rule:
         """Acceptance rule. Unset takes the server's default, `fly`."""
@@ -159,10 +167,12 @@ class Speculation(_message.Message):
         max_loose_tokens: _builtins.int | None = ...,
         max_loose_cost_nats: _builtins.float | None = ...,
         exact_prefix_tokens: _builtins.int = ...,
+        eager: _builtins.bool = ...,
+        disable_loop_guard: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "drafter", b"drafter", "exact_prefix_tokens", b"exact_prefix_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "disable_loop_guard", b"disable_loop_guard", "drafter", b"drafter", "eager", b"eager", "exact_prefix_tokens", b"exact_prefix_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_loose_cost_nats: _TypeAlias = _typing.Literal["max_loose_cost_nats"]  # noqa: Y015
     _WhichOneofArgType__max_loose_cost_nats: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats"]  # noqa: Y015
@@ -194,6 +204,7 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, encoded with the target's tokenizer, special tokens added."""
     seed: _builtins.int
@@ -202,6 +213,10 @@ class GenerateRequest(_message.Message):
     """Most tokens to generate, >= 1. Unset: up to the end of the context."""
     ignore_eos: _builtins.bool
     """Go on after an end of sequence."""
+    logprobs: _builtins.int
+    """Return the target's log-probability of every token, and those of this many
+    most likely ones, in [0, 20]. Unset returns none at all.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, taken as they are."""
@@ -234,17 +249,22 @@ class GenerateRequest(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         ignore_eos: _builtins.bool = ...,
         speculation: Global___Speculation | None = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
@@ -263,17 +283,22 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
+    RETRACT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___GenerationStarted:
         """First, once."""
 
     @_builtins.property
     def chunk(self) -> Global___GenerationChunk:
-        """Text, as it becomes final."""
+        """Text, as it becomes final; with `eager`, before."""
 
     @_builtins.property
     def completion(self) -> Global___GenerationCompletion:
         """Last, once."""
+
+    @_builtins.property
+    def retract(self) -> Global___GenerationRetract:
+        """Takes provisional tokens back; only with `eager`."""
 
     def __init__(
         self,
@@ -281,16 +306,43 @@ class GenerateResponse(_message.Message):
         started: Global___GenerationStarted | None = ...,
         chunk: Global___GenerationChunk | None = ...,
         completion: Global___GenerationCompletion | None = ...,
+        retract: Global___GenerationRetract | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "completion", b"completion", "response", b"response", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "completion", b"completion", "response", b"response", "retract", b"retract", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "completion", b"completion", "response", b"response", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "completion", b"completion", "response", b"response", "retract", b"retract", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["started", "chunk", "completion"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["started", "chunk", "completion", "retract"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class GenerationRetract(_message.Message):
+    """Provisional tokens did not stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_TOKEN_INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_BYTE_OFFSET_FIELD_NUMBER: _builtins.int
+    output_token_index: _builtins.int
+    """Tokens of the output that remain."""
+    text_byte_offset: _builtins.int
+    """Bytes of the output's text, in UTF-8, that remain."""
+    def __init__(
+        self,
+        *,
+        output_token_index: _builtins.int = ...,
+        text_byte_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_token_index", b"output_token_index", "text_byte_offset", b"text_byte_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationRetract: _TypeAlias = GenerationRetract  # noqa: Y015
 
 @_typing.final
 class GenerationStarted(_message.Message):
@@ -305,6 +357,7 @@ class GenerationStarted(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifies the request in logs."""
     model: _builtins.str
@@ -323,6 +376,10 @@ class GenerationStarted(_message.Message):
     def rule(self) -> _common_pb2.Rule:
         """The rule that decides, with every parameter set."""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the caller should know about the parameters, in words."""
+
     def __init__(
         self,
         *,
@@ -333,10 +390,11 @@ class GenerationStarted(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         rule: _common_pb2.Rule | None = ...,
         num_speculative_tokens: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "seed", b"seed", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -352,9 +410,16 @@ class GenerationChunk(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ORIGINS_FIELD_NUMBER: _builtins.int
     TOKEN_TEXTS_FIELD_NUMBER: _builtins.int
+    NUM_FINAL_TOKENS_FIELD_NUMBER: _builtins.int
+    LOOSE_GAPS_NATS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that became complete. A character is never split over chunks; the
     texts of all chunks joined are the output.
+    """
+    num_final_tokens: _builtins.int
+    """Tokens of the output, counted from its first, that are final. More may have
+    been sent only with `eager`.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -370,6 +435,16 @@ class GenerationChunk(_message.Message):
         token that ends inside a character. Joined they are `text`.
         """
 
+    @_builtins.property
+    def loose_gaps_nats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One a LOOSE token of this chunk, in order: log p(most likely token) - log
+        p(token) of the target's raw logits, nats.
+        """
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """One a token, if asked for."""
+
     def __init__(
         self,
         *,
@@ -377,10 +452,13 @@ class GenerationChunk(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         origins: _abc.Iterable[_common_pb2.TokenOrigin.ValueType] | None = ...,
         token_texts: _abc.Iterable[_builtins.str] | None = ...,
+        num_final_tokens: _builtins.int = ...,
+        loose_gaps_nats: _abc.Iterable[_builtins.float] | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["origins", b"origins", "text", b"text", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "loose_gaps_nats", b"loose_gaps_nats", "num_final_tokens", b"num_final_tokens", "origins", b"origins", "text", b"text", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,10 +475,15 @@ class GenerationCompletion(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    LOOP_GUARD_TOKEN_INDEX_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why."""
     stop_reason: _builtins.str
     """The stop string that was found, if one was."""
+    loop_guard_token_index: _builtins.int
+    """Tokens of the output after which the rest was judged exactly because it had
+    begun to repeat itself. Unset if it had not.
+    """
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens counted."""
@@ -421,13 +504,19 @@ class GenerationCompletion(_message.Message):
         usage: Global___Usage | None = ...,
         speculation: Global___SpeculationMetrics | None = ...,
         timings: Global___GenerationTimings | None = ...,
+        loop_guard_token_index: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_reason", b"_stop_reason", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "loop_guard_token_index", b"loop_guard_token_index", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_reason", b"_stop_reason", "finish_reason", b"finish_reason", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__loop_guard_token_index: _TypeAlias = _typing.Literal["loop_guard_token_index"]  # noqa: Y015
+    _WhichOneofArgType__loop_guard_token_index: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index"]  # noqa: Y015
     _WhichOneofReturnType__stop_reason: _TypeAlias = _typing.Literal["stop_reason"]  # noqa: Y015
     _WhichOneofArgType__stop_reason: _TypeAlias = _typing.Literal["_stop_reason", b"_stop_reason"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loop_guard_token_index) -> _WhichOneofReturnType__loop_guard_token_index | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_reason) -> _WhichOneofReturnType__stop_reason | None: ...
 
 Global___GenerationCompletion: _TypeAlias = GenerationCompletion  # noqa: Y015
@@ -472,6 +561,10 @@ class SpeculationMetrics(_message.Message):
     NUM_ROLLBACKS_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _builtins.int
     NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    NUM_REJECTED_TOKENS_FIELD_NUMBER: _builtins.int
+    REJECTED_COST_NATS_FIELD_NUMBER: _builtins.int
+    ROUND_BYTES_FIELD_NUMBER: _builtins.int
+    DISTRIBUTION_BYTES_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Rounds with drafts."""
     num_draft_tokens: _builtins.int
@@ -486,6 +579,16 @@ class SpeculationMetrics(_message.Message):
     """Windows that failed after their round."""
     num_rounds: _builtins.int
     """Rounds of any kind; a plain token is a round of its own."""
+    num_rejected_tokens: _builtins.int
+    """Mismatches that were not accepted, or whose window failed."""
+    rejected_cost_nats: _builtins.float
+    """Sum over them of their gap, nats; with num_rejected_tokens its mean."""
+    round_bytes: _builtins.int
+    """Bytes of the messages of all rounds, to and from both services, drafts'
+    distributions included.
+    """
+    distribution_bytes: _builtins.int
+    """Of them, drafts' distributions."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Element i counts the rounds in which i drafted tokens were accepted."""
@@ -501,10 +604,14 @@ class SpeculationMetrics(_message.Message):
         num_rollbacks: _builtins.int = ...,
         acceptance_histogram: _abc.Iterable[_builtins.int] | None = ...,
         num_rounds: _builtins.int = ...,
+        num_rejected_tokens: _builtins.int = ...,
+        rejected_cost_nats: _builtins.float = ...,
+        round_bytes: _builtins.int = ...,
+        distribution_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_loose_tokens", b"num_loose_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_loose_tokens", b"num_loose_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -226,6 +226,7 @@ class VerifyRequest(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___VerifyOpen:
         """Opens the session."""
@@ -234,17 +235,22 @@ class VerifyRequest(_message.Message):
     def round(self) -> Global___VerifyRound:
         """Asks for a verdict."""
 
+    @_builtins.property
+    def distributions(self) -> Global___DraftDistributions:
+        """Distributions of a round's drafts, before the round; may come in pieces."""
+
     def __init__(
         self,
         *,
         open: Global___VerifyOpen | None = ...,
         round: Global___VerifyRound | None = ...,
+        distributions: Global___DraftDistributions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open", "request", b"request", "round", b"round"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "open", b"open", "request", b"request", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["open", b"open", "request", b"request", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "open", b"open", "request", b"request", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "round"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "round", "distributions"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -261,10 +267,15 @@ class VerifyOpen(_message.Message):
     RULE_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens of it that are the prompt, in [1, number of token_ids]."""
     seed: _builtins.int
     """Seed of the request's keyed noise."""
+    logprobs: _builtins.int
+    """Number of most likely tokens whose log-probabilities are returned with each
+    token's own, in [0, 20]. Unset returns none at all.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sequence so far: prompt and all that was emitted. At least one token."""
@@ -285,14 +296,91 @@ class VerifyOpen(_message.Message):
         rule: _common_pb2.Rule | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         seed: _builtins.int = ...,
+        logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "rule", b"rule", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+
+Global___VerifyOpen: _TypeAlias = VerifyOpen  # noqa: Y015
+
+@_typing.final
+class DraftDistributions(_message.Message):
+    """The drafter's distributions at consecutive positions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_ID_FIELD_NUMBER: _builtins.int
+    FIRST_POSITION_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    round_id: _builtins.int
+    """The round whose drafts they belong to."""
+    first_position: _builtins.int
+    """Absolute position of the first one."""
+    @_builtins.property
+    def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
+        """One a drafted token, in order."""
+
+    def __init__(
+        self,
+        *,
+        round_id: _builtins.int = ...,
+        first_position: _builtins.int = ...,
+        distributions: _abc.Iterable[_common_pb2.TokenDistribution] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["distributions", b"distributions", "first_position", b"first_position", "round_id", b"round_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VerifyOpen: _TypeAlias = VerifyOpen  # noqa: Y015
+Global___DraftDistributions: _TypeAlias = DraftDistributions  # noqa: Y015
+
+@_typing.final
+class OpenWindow(_message.Message):
+    """A loosely accepted token whose window is not closed yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    TARGET_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    REMAINING_MATCHES_FIELD_NUMBER: _builtins.int
+    GAP_NATS_FIELD_NUMBER: _builtins.int
+    TARGET_LOGPROBS_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """Absolute position of the token."""
+    target_token_id: _builtins.int
+    """The target's own token there: takes its place if the window fails."""
+    remaining_matches: _builtins.int
+    """Drafted positions that must still match, >= 1."""
+    gap_nats: _builtins.float
+    """What the token costs, nats, >= 0."""
+    @_builtins.property
+    def target_logprobs(self) -> _common_pb2.TokenLogprobs:
+        """Log-probabilities of the target's own token, if asked for."""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        target_token_id: _builtins.int = ...,
+        remaining_matches: _builtins.int = ...,
+        gap_nats: _builtins.float = ...,
+        target_logprobs: _common_pb2.TokenLogprobs | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_target_logprobs", b"_target_logprobs", "target_logprobs", b"target_logprobs"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_target_logprobs", b"_target_logprobs", "gap_nats", b"gap_nats", "position", b"position", "remaining_matches", b"remaining_matches", "target_logprobs", b"target_logprobs", "target_token_id", b"target_token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__target_logprobs: _TypeAlias = _typing.Literal["target_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__target_logprobs: _TypeAlias = _typing.Literal["_target_logprobs", b"_target_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_logprobs) -> _WhichOneofReturnType__target_logprobs | None: ...
+
+Global___OpenWindow: _TypeAlias = OpenWindow  # noqa: Y015
 
 @_typing.final
 class VerifyRound(_message.Message):
@@ -311,6 +399,7 @@ class VerifyRound(_message.Message):
     REMAINING_LOOSE_TOKENS_FIELD_NUMBER: _builtins.int
     REMAINING_LOOSE_COST_NATS_FIELD_NUMBER: _builtins.int
     EXACT_UNTIL_POSITION_FIELD_NUMBER: _builtins.int
+    OPEN_WINDOW_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Named in every response to this message; increases by round."""
     keep_length: _builtins.int
@@ -338,6 +427,12 @@ class VerifyRound(_message.Message):
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Drafted tokens. None asks for plain decoding."""
 
+    @_builtins.property
+    def open_window(self) -> Global___OpenWindow:
+        """The window that the verdict before this round left open. Its token's share
+        of the budget is already taken off `remaining_*`. Needs drafts.
+        """
+
     def __init__(
         self,
         *,
@@ -350,15 +445,20 @@ class VerifyRound(_message.Message):
         remaining_loose_tokens: _builtins.int | None = ...,
         remaining_loose_cost_nats: _builtins.float | None = ...,
         exact_until_position: _builtins.int = ...,
+        open_window: Global___OpenWindow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "round_id", b"round_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "round_id", b"round_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
+    _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
     _WhichOneofReturnType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["remaining_loose_cost_nats"]  # noqa: Y015
     _WhichOneofArgType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats"]  # noqa: Y015
     _WhichOneofReturnType__remaining_loose_tokens: _TypeAlias = _typing.Literal["remaining_loose_tokens"]  # noqa: Y015
     _WhichOneofArgType__remaining_loose_tokens: _TypeAlias = _typing.Literal["_remaining_loose_tokens", b"_remaining_loose_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_window) -> _WhichOneofReturnType__open_window | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_loose_cost_nats) -> _WhichOneofReturnType__remaining_loose_cost_nats | None: ...
     @_typing.overload
@@ -376,15 +476,23 @@ class Decision(_message.Message):
     TARGET_TOKEN_ID_FIELD_NUMBER: _builtins.int
     ENTROPY_FIELD_NUMBER: _builtins.int
     GAP_NATS_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     outcome: Global___DecisionOutcome.ValueType
     """The verdict on it."""
     target_token_id: _builtins.int
     """The target's own token; unset when it equals the drafted one."""
     entropy: _builtins.float
-    """Entropy of the target, in the rule's measure; set where the rule looked."""
+    """Entropy of the target, in the rule's measure; set where a rule that goes by
+    entropy looked.
+    """
     gap_nats: _builtins.float
     """log p(most likely token) - log p(drafted token), raw logits, nats, >= 0;
     set at mismatches.
+    """
+    measure: _builtins.float
+    """What a rule that goes by something else looked at: margin, nats; divergence;
+    probability of the drafted token (typical, rejection's p / q); the random
+    number.
     """
     def __init__(
         self,
@@ -393,21 +501,26 @@ class Decision(_message.Message):
         target_token_id: _builtins.int | None = ...,
         entropy: _builtins.float | None = ...,
         gap_nats: _builtins.float | None = ...,
+        measure: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_entropy", b"_entropy", "_gap_nats", b"_gap_nats", "_target_token_id", b"_target_token_id", "entropy", b"entropy", "gap_nats", b"gap_nats", "target_token_id", b"target_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_entropy", b"_entropy", "_gap_nats", b"_gap_nats", "_measure", b"_measure", "_target_token_id", b"_target_token_id", "entropy", b"entropy", "gap_nats", b"gap_nats", "measure", b"measure", "target_token_id", b"target_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entropy", b"_entropy", "_gap_nats", b"_gap_nats", "_target_token_id", b"_target_token_id", "entropy", b"entropy", "gap_nats", b"gap_nats", "outcome", b"outcome", "target_token_id", b"target_token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_entropy", b"_entropy", "_gap_nats", b"_gap_nats", "_measure", b"_measure", "_target_token_id", b"_target_token_id", "entropy", b"entropy", "gap_nats", b"gap_nats", "measure", b"measure", "outcome", b"outcome", "target_token_id", b"target_token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__entropy: _TypeAlias = _typing.Literal["entropy"]  # noqa: Y015
     _WhichOneofArgType__entropy: _TypeAlias = _typing.Literal["_entropy", b"_entropy"]  # noqa: Y015
     _WhichOneofReturnType__gap_nats: _TypeAlias = _typing.Literal["gap_nats"]  # noqa: Y015
     _WhichOneofArgType__gap_nats: _TypeAlias = _typing.Literal["_gap_nats", b"_gap_nats"]  # noqa: Y015
+    _WhichOneofReturnType__measure: _TypeAlias = _typing.Literal["measure"]  # noqa: Y015
+    _WhichOneofArgType__measure: _TypeAlias = _typing.Literal["_measure", b"_measure"]  # noqa: Y015
     _WhichOneofReturnType__target_token_id: _TypeAlias = _typing.Literal["target_token_id"]  # noqa: Y015
     _WhichOneofArgType__target_token_id: _TypeAlias = _typing.Literal["_target_token_id", b"_target_token_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__entropy) -> _WhichOneofReturnType__entropy | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gap_nats) -> _WhichOneofReturnType__gap_nats | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__measure) -> _WhichOneofReturnType__measure | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__target_token_id) -> _WhichOneofReturnType__target_token_id | None: ...
 
@@ -429,10 +542,14 @@ class VerifyResponse(_message.Message):
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     JUDGE_NS_FIELD_NUMBER: _builtins.int
     SERVICE_NS_FIELD_NUMBER: _builtins.int
+    OPEN_WINDOW_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round that this answers."""
     keep_length: _builtins.int
-    """Tokens that stand, prompt included: the sequence before `next_token_id`."""
+    """Tokens that stand, prompt included: the sequence before `next_token_id`. Less
+    than where the round began when the open window failed.
+    """
     next_token_id: _builtins.int
     """The target's token at position `keep_length`: the correction, or the bonus."""
     committed_length: _builtins.int
@@ -451,6 +568,16 @@ class VerifyResponse(_message.Message):
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
         """One a drafted token."""
 
+    @_builtins.property
+    def open_window(self) -> Global___OpenWindow:
+        """The window that is open now; goes into the next round."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """If asked for: one for each token from where the round began, or from
+        `keep_length` if that is less, up to and including `next_token_id`.
+        """
+
     def __init__(
         self,
         *,
@@ -464,11 +591,15 @@ class VerifyResponse(_message.Message):
         forward_ns: _builtins.int = ...,
         judge_ns: _builtins.int = ...,
         service_ns: _builtins.int = ...,
+        open_window: Global___OpenWindow | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "open_window", b"open_window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "next_token_id", b"next_token_id", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
+    _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_window) -> _WhichOneofReturnType__open_window | None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015

@@ -2,7 +2,14 @@
 
 import pytest
 
-from flyspec.types import EntropyMeasure, FinishReason, Origin, Outcome
+from flyspec.types import (
+    Divergence,
+    EntropyMeasure,
+    FinishReason,
+    Origin,
+    Outcome,
+    WindowScope,
+)
 from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
 
 
@@ -11,6 +18,8 @@ from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
     [
         (Origin, common_pb2.TokenOrigin, "TOKEN_ORIGIN_"),
         (EntropyMeasure, common_pb2.EntropyMeasure, "ENTROPY_MEASURE_"),
+        (WindowScope, common_pb2.WindowScope, "WINDOW_SCOPE_"),
+        (Divergence, common_pb2.Divergence, "DIVERGENCE_"),
         (Outcome, verify_pb2.DecisionOutcome, "DECISION_OUTCOME_"),
         (FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
     ],

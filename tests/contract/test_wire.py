@@ -9,18 +9,25 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.types import (
     Budget,
     Decision,
+    DistributionSpec,
+    Divergence,
     DraftAdvance,
     DraftChunk,
+    DraftDistributions,
     DraftOpen,
     EntropyMeasure,
+    OpenWindow,
     Origin,
     Outcome,
     RoundVerdict,
     Rule,
     SamplingParams,
+    TokenDistribution,
     TokenizerBundle,
+    TokenLogprobs,
     VerifyOpen,
     VerifyRound,
+    WindowScope,
 )
 from flyspec.v1 import draft_pb2, verify_pb2
 
@@ -34,12 +41,42 @@ rules = st.builds(
     fly_entropy_threshold=st.none() | st.floats(0, 20),
     fly_entropy_top_k=st.none() | st.integers(2, 1024),
     entropy_measure=st.none() | st.sampled_from(EntropyMeasure),
+    window_scope=st.none() | st.sampled_from(WindowScope),
+    margin_threshold=st.none() | st.floats(0, 5),
+    divergence=st.none() | st.sampled_from(Divergence),
+    divergence_threshold=st.none() | st.floats(0, 2),
+    divergence_top_k=st.none() | st.integers(0, 1024),
+    typical_epsilon=st.none() | st.floats(0, 1),
+    typical_delta=st.none() | st.floats(0, 2),
+    random_acceptance=st.none() | st.floats(0, 1),
+    guarded_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple),
 )
 samplings = st.builds(
     SamplingParams,
     temperature=st.floats(0, 10),
     top_p=st.floats(0.01, 1),
     top_k=st.integers(0, 1000),
+    min_p=st.floats(0, 1),
+    repetition_penalty=st.floats(0.1, 10),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    logit_bias=st.dictionaries(
+        st.integers(0, 2**32 - 1), st.floats(-100, 100, width=32), max_size=4
+    ).map(lambda bias: tuple(sorted(bias.items()))),
+    min_tokens=st.integers(0, 2**32 - 1),
+)
+float32s = st.floats(-50, 0, width=32)
+logprobs = st.builds(
+    TokenLogprobs,
+    float32s,
+    st.just((3, 4)),
+    st.tuples(float32s, float32s),
+)
+windows = st.builds(
+    OpenWindow, u32, u32, st.integers(1, 1024), st.floats(0, 50), st.none() | logprobs
+)
+distributions = st.builds(
+    TokenDistribution, st.binary(max_size=8), st.lists(u32, max_size=4).map(tuple)
 )
 
 
@@ -47,7 +84,17 @@ def reparse(message):
     return type(message).FromString(message.SerializeToString())
 
 
-@given(st.builds(DraftOpen, ids, samplings, u64, st.text(max_size=8)))
+@given(
+    st.builds(
+        DraftOpen,
+        ids,
+        samplings,
+        u64,
+        st.text(max_size=8),
+        u32,
+        st.none() | st.builds(DistributionSpec, u32, st.booleans()),
+    )
+)
 def test_draft_open(value):
     assert wire.draft_request_from_proto(reparse(wire.draft_open_to_proto(value))) == value
 
@@ -63,7 +110,7 @@ def test_draft_chunk(tokens):
     assert wire.draft_chunk_from_proto(reparse(wire.draft_chunk_to_proto(value))) == value
 
 
-@given(st.builds(VerifyOpen, ids, u32, rules, samplings, u64))
+@given(st.builds(VerifyOpen, ids, u32, rules, samplings, u64, st.none() | u32))
 def test_verify_open(value):
     assert wire.verify_request_from_proto(reparse(wire.verify_open_to_proto(value))) == value
 
@@ -79,10 +126,22 @@ def test_verify_open(value):
         max_plain_tokens=st.integers(1, 2**32 - 1),
         budget=st.builds(Budget, st.none() | u32, st.none() | st.floats(0, 1e6)),
         exact_until_position=u32,
+        open_window=st.none() | windows,
     )
 )
 def test_verify_round(value):
     assert wire.verify_request_from_proto(reparse(wire.verify_round_to_proto(value))) == value
+
+
+@given(st.builds(DraftDistributions, u64, u32, st.lists(distributions, max_size=3)))
+def test_distributions(value):
+    assert wire.verify_request_from_proto(reparse(wire.distributions_to_proto(value))) == value
+
+
+@given(st.none() | windows, st.lists(logprobs, max_size=3).map(tuple))
+def test_verdict_with_window_and_logprobs(window, tokens):
+    value = RoundVerdict(1, 10, 7, 9, [], True, open_window=window, logprobs=tokens)
+    assert wire.round_verdict_from_proto(reparse(wire.round_verdict_to_proto(value))) == value
 
 
 def test_verdict_leaves_out_the_target_token_where_it_is_the_drafted_one():
@@ -98,7 +157,7 @@ def test_verdict_leaves_out_the_target_token_where_it_is_the_drafted_one():
 
 
 def test_tokenizer_in_chunks(monkeypatch):
-    monkeypatch.setattr(wire, "TOKENIZER_CHUNK_BYTES", 7)
+    monkeypatch.setattr(wire.verify, "TOKENIZER_CHUNK_BYTES", 7)
     value = TokenizerBundle(b"x" * 100, "abc", (1, 2), (1, 2, 3), None, "{{ x }}", "{}")
     messages = [reparse(m) for m in wire.tokenizer_to_protos(value)]
     assert len(messages) > 10
