@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,28 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = 110
+
+
+def settled(output: str) -> str:
+    """What a terminal shows in the end: a progress bar redraws its line, only the last one stays.
+
+    Knows what rich writes for that: carriage return, cursor up, erase line, hide and show cursor.
+    """
+    lines, returned = [""], False
+    for piece in re.split(r"(\r?\n|\r|\x1b\[1A|\x1b\[2K|\x1b\[\?25[lh])", output):
+        if piece in ("\n", "\r\n"):
+            lines.append("")
+        elif piece == "\r":
+            returned = True
+            continue
+        elif piece == "\x1b[1A":
+            del lines[-1]
+        elif piece == "\x1b[2K":
+            lines[-1] = ""
+        elif not piece.startswith("\x1b[?25"):
+            lines[-1] = piece if returned and piece else lines[-1] + piece
+        returned = returned and not piece
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -29,10 +52,8 @@ def main() -> None:
         text=True,
         check=True,
     ).stdout.replace(f"{ROOT}/", "")
-    # A progress bar redraws its line: only its last state stays.
-    lines = [line.rsplit("\r", 1)[-1] for line in shown.replace("\r\n", "\n").split("\n")]
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi("\n".join(lines)))
+    console.print(Text.from_ansi(settled(shown)))
     console.save_svg(str(ROOT / "docs" / "demo.svg"), title="make demo")
 
 
