@@ -12,27 +12,30 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from flyspec.engine.distributions import decode
 from flyspec.engine.runner import ModelRunner
-from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
+from flyspec.engine.sampling import History, token_logprobs
+from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
     ModelInfo,
     RoundVerdict,
     SessionStatus,
+    TokenDistribution,
     TokenizerBundle,
+    TokenLogprobs,
     Verdict,
     VerifyOpen,
     VerifyRound,
     VerifyTimings,
 )
-from flyspec.validation import validate_rule, validate_sampling
 from verify_service.rules import judge
-from verify_service.sessions import Session, check_token_ids
+from verify_service.sessions import Session, check_open
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class PendingRound:
 
     session: Session
     round: VerifyRound
+    distributions: Sequence[TokenDistribution]
     deliver: Callable[[Answer], None]
     arrived_ns: int
     remaining: int
@@ -95,22 +99,7 @@ class VerifyEngine:
 
     def open(self, open_: VerifyOpen) -> Session:
         """A session with a slot. Raises for bad values, or `ResourceExhaustedError` when full."""
-        info = self.info
-        if not open_.token_ids:
-            raise InvalidArgumentError("open.token_ids is empty; send at least one token")
-        if len(open_.token_ids) > info.context_length:
-            raise InvalidArgumentError(
-                f"open.token_ids: {len(open_.token_ids)} tokens exceed the model's context of "
-                f"{info.context_length}; shorten the prompt"
-            )
-        if not 1 <= open_.prompt_length <= len(open_.token_ids):
-            raise InvalidArgumentError(
-                f"open.prompt_length must be between 1 and {len(open_.token_ids)}, "
-                f"got {open_.prompt_length}"
-            )
-        check_token_ids("open.token_ids", open_.token_ids, info)
-        validate_rule(open_.rule)
-        validate_sampling(open_.sampling)
+        check_open(open_, self.info)
         slot = self._runner.cache.acquire()
         self._opened_total += 1
         return Session(
@@ -120,11 +109,20 @@ class VerifyEngine:
             rule=open_.rule,
             sampling=open_.sampling,
             seed=open_.seed,
-            info=info,
+            info=self.info,
+            logprobs=open_.logprobs,
         )
 
-    def submit(self, session: Session, round_: VerifyRound) -> asyncio.Queue[Answer]:
-        """Queue a round; its answers arrive in the returned queue, the last one marked `last`."""
+    def submit(
+        self,
+        session: Session,
+        round_: VerifyRound,
+        distributions: Sequence[TokenDistribution] = (),
+    ) -> asyncio.Queue[Answer]:
+        """Queue a round; its answers arrive in the returned queue, the last one marked `last`.
+
+        `distributions` are those of the drafts, one each or none.
+        """
         if self._inbox.qsize() + len(self._ready) >= self._max_queue:
             raise ResourceExhaustedError(
                 f"{self._max_queue} rounds are waiting for the model; retry later"
@@ -137,7 +135,9 @@ class VerifyEngine:
 
         plain = 0 if round_.draft_token_ids else round_.max_plain_tokens
         self._inbox.put(
-            PendingRound(session, round_, deliver, time.perf_counter_ns(), remaining=plain)
+            PendingRound(
+                session, round_, distributions, deliver, time.perf_counter_ns(), remaining=plain
+            )
         )
         return answers
 
@@ -185,32 +185,46 @@ class VerifyEngine:
         self._runner.synchronize()
         forwarded = time.perf_counter_ns()
         for pending, rows in zip(rounds, logits, strict=True):
-            judging = time.perf_counter_ns()
-            verdict = self._judge(pending, rows)
-            keep_length = pending.session.apply(verdict, pending.round.draft_token_ids)
-            pending.remaining -= 1
-            last = pending.remaining <= 0 or verdict.next_token_id in self._eos
-            now = time.perf_counter_ns()
-            timings = VerifyTimings(
-                queue_ns=started - pending.arrived_ns,
-                forward_ns=forwarded - started,
-                judge_ns=now - judging,
-                service_ns=now - pending.arrived_ns,
+            try:
+                self._answer(pending, rows, started, forwarded)
+            except Exception as error:
+                pending.deliver(error)
+
+    def _answer(self, pending: PendingRound, rows: Tensor, started: int, forwarded: int) -> None:
+        """Judge a round on its logits, apply the verdict and deliver it."""
+        session, round_ = pending.session, pending.round
+        judging = time.perf_counter_ns()
+        verdict = self._judge(pending, rows)
+        logprobs: list[TokenLogprobs] = []
+        if session.logprobs is not None:
+            verdict, logprobs = _with_logprobs(verdict, round_, rows, session)
+        session.apply(verdict, round_.draft_token_ids)
+        pending.remaining -= 1
+        last = pending.remaining <= 0 or verdict.next_token_id in self._eos
+        window = verdict.open_window
+        now = time.perf_counter_ns()
+        timings = VerifyTimings(
+            queue_ns=started - pending.arrived_ns,
+            forward_ns=forwarded - started,
+            judge_ns=now - judging,
+            service_ns=now - pending.arrived_ns,
+        )
+        pending.deliver(
+            RoundVerdict(
+                round_id=round_.round_id,
+                keep_length=verdict.keep_length,
+                next_token_id=verdict.next_token_id,
+                committed_length=window.position if window else verdict.keep_length + 1,
+                decisions=verdict.decisions,
+                last=last,
+                timings=timings,
+                open_window=window,
+                logprobs=logprobs,
             )
-            pending.deliver(
-                RoundVerdict(
-                    round_id=pending.round.round_id,
-                    keep_length=keep_length,
-                    next_token_id=verdict.next_token_id,
-                    committed_length=keep_length + 1,
-                    decisions=verdict.decisions,
-                    last=last,
-                    timings=timings,
-                )
-            )
-            if not last:
-                pending.arrived_ns = now
-                self._ready.append(pending)
+        )
+        if not last:
+            pending.arrived_ns = now
+            self._ready.append(pending)
 
     def _begin(self, pending: PendingRound) -> bool:
         """Set the session to what the round builds on; a round that cannot is answered so."""
@@ -227,10 +241,19 @@ class VerifyEngine:
         return True
 
     def _judge(self, pending: PendingRound, rows: Tensor) -> Verdict:
-        session = pending.session
+        session, drafts = pending.session, pending.round.draft_token_ids
+        distributions = None
+        if pending.distributions:
+            distributions = decode(
+                pending.distributions,
+                drafts,
+                self.info.vocab_size,
+                renormalise=session.rule.name == "rejection",
+                device=rows.device,
+            )
         return judge(
             session.rule,
-            pending.round.draft_token_ids,
+            drafts,
             rows,
             sampling=session.sampling,
             seed=session.seed,
@@ -239,4 +262,28 @@ class VerifyEngine:
             control_token_ids=self._control,
             budget=pending.round.budget,
             exact_until_position=pending.round.exact_until_position,
+            open_window=pending.round.open_window,
+            draft_distributions=distributions,
+            history=History(session.sequence.tokens, session.prompt_length, self._eos),
         )
+
+
+def _with_logprobs(
+    verdict: Verdict, round_: VerifyRound, rows: Tensor, session: Session
+) -> tuple[Verdict, list[TokenLogprobs]]:
+    """Log-probabilities of what stands, and the open window with those of its target's token."""
+    top = session.logprobs or 0
+    start = len(session.sequence)
+    if verdict.failed_window is not None:
+        given = verdict.failed_window.target_logprobs
+        assert given is not None, "checked in Session.begin"
+        return verdict, [given]
+    count = verdict.num_accepted
+    tokens = [*round_.draft_token_ids[:count], verdict.next_token_id]
+    logprobs = token_logprobs(rows[: count + 1], tokens, top)
+    window = verdict.open_window
+    if window is not None and window.position >= start:
+        row = rows[window.position - start : window.position - start + 1]
+        (own,) = token_logprobs(row, [window.target_token_id], top)
+        verdict = replace(verdict, open_window=window._replace(target_logprobs=own))
+    return verdict, logprobs

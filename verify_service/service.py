@@ -7,7 +7,14 @@ from typing import Any
 from flyspec import rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import TokenizerBundle, VerifyOpen, VerifyRound, VerifyServiceInfo
+from flyspec.types import (
+    DraftDistributions,
+    TokenDistribution,
+    TokenizerBundle,
+    VerifyOpen,
+    VerifyRound,
+    VerifyServiceInfo,
+)
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.validation import RULE_PRESETS
 from verify_service.engine import VerifyEngine
@@ -50,14 +57,20 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """One session: open, then rounds in order."""
         session = self._engine.open(await self._first(context))
         try:
-            while (round_ := await self._next(context)) is not None:
-                await self._answer(session, round_, context)
+            while (request := await self._next(context)) is not None:
+                await self._answer(session, *request, context)
         finally:
             self._engine.close(session)
 
-    async def _answer(self, session: Session, round_: VerifyRound, context: Any) -> None:
+    async def _answer(
+        self,
+        session: Session,
+        round_: VerifyRound,
+        distributions: list[TokenDistribution],
+        context: Any,
+    ) -> None:
         """Queue a round and write its verdicts as they come."""
-        answers = self._engine.submit(session, round_)
+        answers = self._engine.submit(session, round_, distributions)
         while True:
             answer = await answers.get()
             if isinstance(answer, Exception):
@@ -73,22 +86,55 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             raise InvalidArgumentError("the first message of a stream must be `open`")
         return request
 
-    async def _next(self, context: Any) -> VerifyRound | None:
-        """The next round; None when the client is done."""
-        message = await rpc.read(context, self._settings.idle_timeout_s)
-        if message is None:
-            return None
-        request = wire.verify_request_from_proto(message)
-        if not isinstance(request, VerifyRound):
-            raise InvalidArgumentError("a stream is one session; open another stream instead")
-        drafts, limit = len(request.draft_token_ids), self._settings.max_speculative_tokens
+    async def _next(self, context: Any) -> tuple[VerifyRound, list[TokenDistribution]] | None:
+        """The next round with its drafts' distributions; None when the client is done."""
+        distributions: list[TokenDistribution] = []
+        pieces: list[DraftDistributions] = []
+        while True:
+            message = await rpc.read(context, self._settings.idle_timeout_s)
+            if message is None:
+                return None
+            request = wire.verify_request_from_proto(message)
+            if isinstance(request, VerifyOpen):
+                raise InvalidArgumentError("a stream is one session; open another stream instead")
+            if isinstance(request, VerifyRound):
+                self._check_round(request, len(distributions))
+                first = request.keep_length + len(request.append_token_ids)
+                for piece in pieces:
+                    _check_piece(piece, request.round_id, first)
+                    first += len(piece.distributions)
+                return request, distributions
+            pieces.append(request)
+            distributions += request.distributions
+            limit = self._settings.max_speculative_tokens
+            if len(distributions) > limit or not request.distributions:
+                raise InvalidArgumentError(
+                    f"distributions: {len(distributions)} before one round; send between 1 and "
+                    f"{limit}, one a drafted token"
+                )
+
+    def _check_round(self, round_: VerifyRound, num_distributions: int) -> None:
+        """Refuse a round that is too long, or whose distributions do not fit it."""
+        drafts, limit = len(round_.draft_token_ids), self._settings.max_speculative_tokens
         if drafts > limit:
             raise InvalidArgumentError(
                 f"round.draft_token_ids: {drafts} drafts, this service checks at most {limit}"
             )
-        if request.max_plain_tokens > self._settings.max_plain_tokens:
+        if round_.max_plain_tokens > self._settings.max_plain_tokens:
             raise InvalidArgumentError(
                 f"round.max_plain_tokens must be at most {self._settings.max_plain_tokens}, "
-                f"got {request.max_plain_tokens}"
+                f"got {round_.max_plain_tokens}"
             )
-        return request
+        if num_distributions not in (0, drafts):
+            raise InvalidArgumentError(
+                f"distributions: {num_distributions} for {drafts} drafted tokens; send one each"
+            )
+
+
+def _check_piece(piece: DraftDistributions, round_id: int, first_position: int) -> None:
+    """Refuse distributions of another round or of other positions."""
+    if piece.round_id != round_id or piece.first_position != first_position:
+        raise InvalidArgumentError(
+            f"distributions: of round {piece.round_id} from position {piece.first_position} on, "
+            f"but what follows is round {round_id} at position {first_position}"
+        )

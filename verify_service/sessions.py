@@ -8,7 +8,21 @@ from dataclasses import dataclass
 from flyspec.engine.runner import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.prefix import TokenSequence
-from flyspec.types import ModelInfo, Rule, SamplingParams, Verdict, VerifyRound
+from flyspec.types import (
+    ModelInfo,
+    OpenWindow,
+    Rule,
+    SamplingParams,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+)
+from flyspec.validation import (
+    MAX_TOP_LOGPROBS,
+    MAX_WINDOW_SIZE,
+    validate_rule,
+    validate_sampling,
+)
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:
@@ -18,6 +32,31 @@ def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> Non
             f"{name}: token id {max(token_ids)} is out of range; "
             f"{info.name} has ids 0 to {info.vocab_size - 1}"
         )
+
+
+def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
+    """Refuse to open a session on bad values; the message names the field and its range."""
+    length = len(open_.token_ids)
+    if not length:
+        raise InvalidArgumentError("open.token_ids is empty; send at least one token")
+    if length > info.context_length:
+        raise InvalidArgumentError(
+            f"open.token_ids: {length} tokens exceed the model's context of "
+            f"{info.context_length}; shorten the prompt"
+        )
+    if not 1 <= open_.prompt_length <= length:
+        raise InvalidArgumentError(
+            f"open.prompt_length must be between 1 and {length}, got {open_.prompt_length}"
+        )
+    if open_.logprobs is not None and open_.logprobs > MAX_TOP_LOGPROBS:
+        raise InvalidArgumentError(
+            f"open.logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {open_.logprobs}"
+        )
+    validate_rule(open_.rule)
+    validate_sampling(open_.sampling)
+    check_token_ids("open.token_ids", open_.token_ids, info)
+    check_token_ids("open.rule.guarded_token_ids", open_.rule.guarded_token_ids, info)
+    check_token_ids("open.sampling.logit_bias", [t for t, _ in open_.sampling.logit_bias], info)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +70,7 @@ class Session:
     sampling: SamplingParams
     seed: int
     info: ModelInfo
+    logprobs: int | None = None
     cached: int = 0
     closed: bool = False
 
@@ -64,6 +104,31 @@ class Session:
                 f"round: {length} tokens and {len(round_.draft_token_ids)} drafts exceed the "
                 f"model's context of {self.info.context_length}; send fewer drafts"
             )
+        if round_.open_window is not None:
+            self._check_window(round_.open_window)
+
+    def _check_window(self, window: OpenWindow) -> None:
+        """Refuse an open window that cannot be one of this sequence."""
+        check_token_ids("round.open_window.target_token_id", [window.target_token_id], self.info)
+        length = len(self.sequence)
+        if not self.prompt_length <= window.position < length:
+            raise InvalidArgumentError(
+                f"round.open_window.position must be between the prompt's length "
+                f"{self.prompt_length} and {length - 1}, got {window.position}"
+            )
+        if not 1 <= window.remaining_matches <= MAX_WINDOW_SIZE:
+            raise InvalidArgumentError(
+                f"round.open_window.remaining_matches must be between 1 and {MAX_WINDOW_SIZE}, "
+                f"got {window.remaining_matches}"
+            )
+        if not window.gap_nats >= 0:  # NaN too
+            raise InvalidArgumentError(
+                f"round.open_window.gap_nats must be at least 0, got {window.gap_nats}"
+            )
+        if self.logprobs is not None and window.target_logprobs is None:
+            raise InvalidArgumentError(
+                "round.open_window.target_logprobs is missing; send the window as it came"
+            )
 
     def step(self, draft_token_ids: Sequence[int]) -> Step:
         """The forward that this round needs: what is not cached yet, then the drafts.
@@ -78,9 +143,11 @@ class Session:
             num_logits=len(draft_token_ids) + 1,
         )
 
-    def apply(self, verdict: Verdict, draft_token_ids: Sequence[int]) -> int:
-        """Append what the verdict lets stand; the length before its `next_token_id`."""
-        self.sequence.extend(draft_token_ids[: verdict.num_accepted])
-        self.cached = len(self.sequence)
+    def apply(self, verdict: Verdict, draft_token_ids: Sequence[int]) -> None:
+        """Append what the verdict lets stand, or go back to where a window failed."""
+        if verdict.failed_window is None:
+            self.sequence.extend(draft_token_ids[: verdict.num_accepted])
+        else:
+            self.sequence.keep(verdict.keep_length)
+        self.cached = verdict.keep_length
         self.sequence.extend([verdict.next_token_id])
-        return self.cached

@@ -1,166 +1,290 @@
 """The rules once more: slow, obvious, from the definitions alone, and sharing no code with them.
 
-Positions are j = 1..K as in the design's text, `rows[j]` are the target's logits there in float64.
-It also notes which boundaries of the definitions a case touches, so that tests can count them.
+Each verdict looks ahead as far as it likes. It also notes which boundaries of the definitions a
+case touches, so that tests can count them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-
-MASK = 2**64 - 1
-
-
-@dataclass
-class Case:
-    rule: str
-    drafts: list[int]
-    logits: Any  # the tensor that the implementation gets
-    rows: np.ndarray  # the same numbers in float64
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    start: int = 0
-    eos: frozenset[int] = frozenset()
-    control: frozenset[int] = frozenset()
-    loose_tokens: int | None = None
-    loose_cost: float | None = None
-    exact_until: int = 0
-    window: int | None = None
-    theta: float | None = None
-    k: int | None = None
-    measure: str | None = None
-    tolerance: float = 1e-9  # of an entropy that is meant to equal theta
+from rule_case import Case, Expected, Open, drafted, own_tokens, processed, setting
+from rule_definitions import (
+    buckets,
+    divergence,
+    entropy,
+    first_argmax,
+    gumbel,
+    probabilities,
+    uniforms,
+)
 
 
-@dataclass
-class Expected:
-    num_accepted: int
-    next_token: int
-    outcomes: list[str]
-    targets: dict[int, int] = field(default_factory=dict)  # by j
-    gaps: dict[int, float] = field(default_factory=dict)
-    entropies: dict[int, float] = field(default_factory=dict)
-    tags: set[str] = field(default_factory=set)
+def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
+    """(number, by how much it passes, whether 0 is enough) at j; None: nothing ever passes."""
+    p = probabilities(processed(case, j))
+    if case.rule in ("fly", "fly-paper", "fly-reference"):
+        theta, measure = setting(case, "theta"), setting(case, "measure")
+        if measure == "normalized" and theta >= 1:
+            return None
+        seen = probabilities(case.rows[j - 1]) if case.rule == "fly-reference" else p
+        h = entropy(seen, measure, setting(case, "k"))
+        return h, h - theta, True
+    if case.rule == "typical":
+        x = float(p[token])
+        bound = min(setting(case, "epsilon"), setting(case, "delta") * math.exp(-entropy(p)))
+        return x, x - bound, False
+    threshold = setting(case, "threshold")
+    if case.rule == "fuzzy-reference":
+        both = buckets(probabilities(case.rows[j - 1]), case.q[j - 1], case.q_whole, 0)
+        d = max(0.0, divergence(f"reversed {setting(case, 'kind')}", *both))
+        return d, threshold - d, True
+    if threshold == 0:
+        return None
+    if case.rule == "margin":
+        row = processed(case, j)
+        gap = float(row.max() - row[token])
+        return gap, threshold - gap, False
+    if case.rule == "fuzzy":
+        both = buckets(p, case.q[j - 1], case.q_whole, setting(case, "top_k"))
+        d = max(0.0, divergence(setting(case, "kind"), *both))
+        return d, threshold - d, False
+    assert case.rule == "random"
+    u = float(uniforms(case.seed, case.start + j - 1, 3, 1)[0])
+    return u, threshold - u, False
 
 
-def mix(z: int) -> int:
-    z ^= z >> 30
-    z = z * 0xBF58476D1CE4E5B9 % 2**64
-    z ^= z >> 27
-    z = z * 0x94D049BB133111EB % 2**64
-    z ^= z >> 31
-    return z
+class Judgement:
+    """What the definitions say of one case, put together position by position."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.x = case, drafted(case)
+        self.length = len(self.x)
+        self.result = Expected()
+        self.tags = self.result.tags
+        self.tokens_left = math.inf if case.loose_tokens is None else case.loose_tokens
+        self.cost_left = math.inf if case.loose_cost is None else case.loose_cost
+        self.y = own_tokens(case, 0, self.length + 1)
+        two = case.rule == "fly-reference" and case.temperature > 0
+        self.second = own_tokens(case, 1, self.length + 1) if two else self.y
+        self.window = setting(case, "window")
+        self.across = setting(case, "scope") == "across"
+
+    def exactly(self, j: int) -> bool:
+        early = self.case.start + j - 1 < self.case.exact_until
+        return early or self.tokens_left <= 0 or self.cost_left <= 0
+
+    def matches(self, j: int) -> bool:
+        return self.x[j - 1] in (self.y[j - 1], self.second[j - 1])
+
+    def criterion(self, j: int) -> bool:
+        """Look, note the number, compare."""
+        case, result = self.case, self.result
+        found = looked(case, j, self.x[j - 1])
+        if found is None:
+            return False
+        number, slack, enough = found
+        told = result.entropies if case.rule.startswith("fly") else result.measures
+        told[j] = number
+        if slack == 0 or (j == case.equal_at and abs(slack) <= case.tolerance):
+            self.tags.add("threshold=measure")
+            return enough
+        if abs(slack) < (1e-6 if case.tolerance < 1e-6 else 1e-3):
+            result.close = True
+        return slack > 0
+
+    def next_mismatch(self, j: int) -> int | None:
+        return next((i for i in range(j + 1, self.length + 1) if not self.matches(i)), None)
+
+    def window_lets(self, j: int) -> bool:
+        """Within a round, before anything is measured."""
+        if self.across:
+            return True
+        if self.case.rule == "fly-reference":
+            following, reach = max(0, self.window - 1), self.window
+        else:
+            following = reach = self.window
+        if j + reach == self.length:
+            self.tags |= {"j+W=K", "closes on the last draft"} if reach else {"j+W=K"}
+        if j + reach == self.length + 1:
+            self.tags.add("j+W=K+1")
+        if following and j == 1 and reach < self.length and not self.matches(2):
+            self.tags.add("fails on the first draft")
+        if any(token in self.case.eos for token in self.x[j : j + following]):
+            self.tags.add("EOS in a window")
+        after = range(j + 1, j + following + 1)
+        return j + reach <= self.length and all(self.matches(i) for i in after)
+
+    def lets(self, j: int) -> bool:
+        """Whether the mismatch at j passes everything but a window across rounds."""
+        case, token, y = self.case, self.x[j - 1], self.y[j - 1]
+        gap = self.result.gaps[j] = float(case.rows[j - 1].max() - case.rows[j - 1][token])
+        accept = case.rule not in ("exact", "rejection") and not self.exactly(j)
+        special = case.eos | case.control | case.guarded
+        if token in special or y in special:
+            accept = False
+            self.tags.add("guarded" if {token, y} & case.guarded else "control")
+        if np.isneginf(processed(case, j)[token]):
+            accept = False
+            self.tags.add("impossible")
+        if gap > self.cost_left:
+            accept = False
+            self.tags.add("too dear")
+        if not accept or not self.window_lets(j):
+            return False
+        if case.rule == "fly-reference" and setting(case, "theta") <= 0.01:
+            return True
+        return self.criterion(j)
+
+    def ends(self) -> bool:
+        """Whether all drafts standing ends the sequence."""
+        last = self.length > 0 and self.x[-1] in self.case.eos
+        return last or self.y[self.length] in self.case.eos or self.length == 0
+
+    def mark(self, outcome: str, j: int, target: int) -> None:
+        self.result.outcomes.append(outcome)
+        self.result.targets[j] = target
+
+    def stop(self, accepted: int, next_token: int) -> Expected:
+        result = self.result
+        result.num_accepted, result.next_token = accepted, next_token
+        result.keep_length = self.case.start + accepted
+        missing = len(self.case.drafts) - len(result.outcomes)
+        result.outcomes += ["NOT_REACHED"] * missing
+        return result
+
+    def fail_what_came_open(self) -> Expected:
+        window = self.case.open
+        assert window is not None
+        result = self.stop(0, window.target)
+        result.keep_length, result.failed = window.position, window
+        return result
+
+    def came_open(self) -> Expected | None:
+        """The window that came with the round; None if it closed."""
+        window = self.case.open
+        assert window is not None
+        self.tags.add("came open")
+        if self.length == 0:
+            self.tags.add("K=0 with an open window")
+            return self.fail_what_came_open()
+        m = self.next_mismatch(0)
+        if any(token in self.case.eos for token in self.x[: window.remaining]):
+            self.tags.add("EOS in a window")
+        if m is not None and m <= window.remaining:
+            if m == 1:
+                self.tags.add("fails on the first draft")
+            for j in range(1, m):
+                self.mark("EXACT", j, self.x[j - 1])
+            self.mark("REJECTED", m, self.y[m - 1])
+            token, row = self.x[m - 1], self.case.rows[m - 1]
+            self.result.gaps[m] = float(row.max() - row[token])
+            return self.fail_what_came_open()
+        if window.remaining == self.length:
+            self.tags.add("closes on the last draft")
+        if window.remaining <= self.length:
+            return None
+        for j in range(1, self.length + 1):
+            self.mark("EXACT", j, self.x[j - 1])
+        if self.ends():
+            self.tags.add("EOS fails a window")
+            return self.fail_what_came_open()
+        self.result.open = window._replace(remaining=window.remaining - self.length)
+        return self.stop(self.length, self.y[self.length])
+
+    def across_rounds(self, j: int) -> str:
+        """What becomes of the mismatch at j that has passed all else: looks ahead in the round."""
+        m = self.next_mismatch(j)
+        if any(token in self.case.eos for token in self.x[j : j + self.window]):
+            self.tags.add("EOS in a window")
+        if m is not None and m <= j + self.window:
+            if m == j + 1 and j == 1:
+                self.tags.add("fails on the first draft")
+            return "REJECTED"
+        if j + self.window == self.length and self.window:
+            self.tags.add("closes on the last draft")
+        if j + self.window <= self.length:
+            return "LOOSE"
+        if self.ends():
+            self.tags.add("EOS fails a window")
+            return "REJECTED"
+        return "PROVISIONAL"
+
+    def walk(self) -> Expected:
+        case = self.case
+        if case.open is not None:
+            ended = self.came_open()
+            if ended is not None:
+                return ended
+        for j in range(1, self.length + 1):
+            token, y = self.x[j - 1], self.y[j - 1]
+            exactly = self.exactly(j)
+            if token == y or (self.matches(j) and not exactly):
+                if case.rule == "fuzzy-reference" and not exactly and not self.criterion(j):
+                    self.tags.add("rejected match")
+                    self.mark("REJECTED", j, token)
+                    return self.stop(j - 1, token)
+                self.mark("EXACT", j, token)
+                continue
+            outcome = "LOOSE" if self.lets(j) else "REJECTED"
+            if outcome == "LOOSE" and self.across:
+                outcome = self.across_rounds(j)
+            self.mark(outcome, j, y)
+            if outcome == "REJECTED":
+                return self.stop(j - 1, y)
+            gap = self.result.gaps[j]
+            if self.tokens_left == 1:
+                self.tags.add("budget of one")
+            self.tokens_left -= 1
+            self.cost_left -= gap
+            self.tags.add("loose")
+            if outcome == "PROVISIONAL":
+                self.tags.add("provisional")
+                remaining = self.window - (self.length - j)
+                self.result.open = Open(case.start + j - 1, y, remaining, gap)
+                for i in range(j + 1, self.length + 1):
+                    self.mark("EXACT", i, self.x[i - 1])
+                break
+        return self.stop(self.length, self.y[self.length])
+
+    def sample(self) -> Expected:
+        """Speculative sampling: ratios, and residuals where they are missed."""
+        case, close = self.case, (1e-6 if self.case.tolerance < 1e-6 else 1e-3)
+        for j in range(1, self.length + 1):
+            token, position = self.x[j - 1], case.start + j - 1
+            correction = self.y[j - 1]
+            if position < case.exact_until:
+                stands = token == correction
+            else:
+                p, q = probabilities(processed(case, j)), case.q[j - 1]
+                ratio = float(p[token]) / q[token]
+                u = float(uniforms(case.seed, position, 3, 1)[0])
+                self.result.measures[j] = ratio
+                self.result.close |= abs(u - ratio) < close
+                stands = u < ratio
+                if not stands:
+                    left = p - np.array([q.get(t, 0.0) for t in range(len(p))])
+                    with np.errstate(divide="ignore"):
+                        weights = np.log(np.maximum(left, 0.0))
+                    weights += gumbel(case.seed, position, 4, len(p))
+                    correction = first_argmax(weights)
+                    best, other = np.sort(weights)[::-1][:2]
+                    self.result.close |= best - other < 100 * close or left.max() < 0.01
+            if stands:
+                self.mark("EXACT", j, token)
+                continue
+            self.tags.add("residual")
+            self.result.gaps[j] = float(case.rows[j - 1].max() - case.rows[j - 1][token])
+            self.mark("REJECTED", j, correction)
+            return self.stop(j - 1, correction)
+        return self.stop(self.length, self.y[self.length])
 
 
-def gumbel(seed: int, position: int, stream: int, vocab: int) -> np.ndarray:
-    """The key in plain integers, the tokens' hash in numpy's unsigned ones."""
-    g = 0x9E3779B97F4A7C15
-    h = mix((seed + g) % 2**64)
-    h = mix(((h ^ position) + g) % 2**64)
-    key = mix(((h ^ stream) + g) % 2**64)
-    z = np.uint64(key) + np.arange(1, vocab + 1, dtype=np.uint64) * np.uint64(g)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z = z ^ (z >> np.uint64(31))
-    u = ((z >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
-    return (-np.log(-np.log(u))).astype(np.float32)
-
-
-def processed(row: np.ndarray, case: Case) -> np.ndarray:
-    if case.temperature == 0:
-        return row
-    row = row / case.temperature
-    if case.top_k:
-        kth = sorted(row, reverse=True)[min(case.top_k, len(row)) - 1]
-        row = np.where(row < kth, -np.inf, row)
-    if case.top_p < 1:
-        p = probabilities(row)
-        order = sorted(range(len(row)), key=lambda t: row[t])
-        below = 0.0
-        row = row.copy()
-        for token in order[:-1]:
-            below += p[token]
-            if below <= 1 - case.top_p:
-                row[token] = -np.inf
-    return row
-
-
-def probabilities(row: np.ndarray) -> np.ndarray:
-    e = np.exp(row - row.max())
-    return e / e.sum()
-
-
-def first_argmax(row: np.ndarray) -> int:
-    best = 0
-    for token, value in enumerate(row.tolist()):
-        if value > row[best]:
-            best = token
-    return best
-
-
-def perturbed(row: np.ndarray, case: Case, j: int, stream: int) -> np.ndarray:
-    """What the target's token at j is the argmax of."""
-    if case.temperature == 0:
-        return row
-    return processed(row, case) + gumbel(case.seed, case.start + j - 1, stream, len(row))
-
-
-def own_tokens(case: Case, stream: int) -> list[int]:
-    """y_1 .. y_n for all rows."""
-    return [
-        first_argmax(perturbed(row, case, j, stream)) for j, row in enumerate(case.rows, start=1)
-    ]
-
-
-def entropy(p: np.ndarray, measure: str, k: int) -> float:
-    values = sorted((float(x) for x in p), reverse=True)
-    if measure == "top_k":
-        values = values[:k]
-    total = -sum(x * math.log(x) for x in values if x > 0)
-    return total / math.log(len(p)) if measure == "normalized" else total
-
-
-def drafted(case: Case) -> list[int]:
-    """The drafts up to the first EOS."""
-    kept = []
-    for token in case.drafts:
-        kept.append(token)
-        if token in case.eos:
-            break
-    return kept
-
-
-def settings(case: Case, length: int) -> tuple[int, float, int, str]:
-    """W, theta, k and the measure: the case's, else the preset's."""
-    window, measure = 6, "top_k"
-    if case.rule == "fly":
-        window = max(0, min(6, length - 1))
-    if case.rule == "fly-paper":
-        measure = "normalized"
-    return (
-        window if case.window is None else case.window,
-        0.3 if case.theta is None else case.theta,
-        case.k or 3,
-        case.measure or measure,
-    )
-
-
-def restate(case: Case, y: list[int] | None = None, second: list[int] | None = None) -> Expected:
-    """The verdict by definition. `y` and `second` are the target's samples, if known already."""
-    y = y or own_tokens(case, 0)
-    x = drafted(case)
-    length = len(x)
-    reference = case.rule == "fly-reference"
-    second = second or (own_tokens(case, 1) if reference and case.temperature > 0 else y)
-    window, theta, k, measure = settings(case, length)
-    following = max(0, window - 1) if reference else window
-    tags: set[str] = set()
+def restate(case: Case) -> Expected:
+    """The verdict by definition."""
+    judgement = Judgement(case)
+    tags, length, window = judgement.tags, judgement.length, judgement.window
     if length == 1:
         tags.add("K=1")
     if window == 0:
@@ -169,67 +293,13 @@ def restate(case: Case, y: list[int] | None = None, second: list[int] | None = N
         tags.add("W>=K")
     if any(np.isneginf(row).any() for row in case.rows[:length]):
         tags.add("-inf")
-
-    tokens_left = math.inf if case.loose_tokens is None else case.loose_tokens
-    cost_left = math.inf if case.loose_cost is None else case.loose_cost
-    result = Expected(0, -1, [], tags=tags)
-
-    def matches(j: int) -> bool:
-        return x[j - 1] == y[j - 1] or x[j - 1] == second[j - 1]
-
-    for j in range(1, length + 1):
-        token, row = x[j - 1], case.rows[j - 1]
-        p = processed(row, case)
-        if (row == row.max()).sum() > 1:
+    for j in range(1, length):
+        tied = (case.rows[j - 1] == case.rows[j - 1].max()).sum() > 1
+        mismatch = judgement.x[j - 1] != judgement.y[j - 1]
+        if mismatch and tied:
             tags.add("tie")
-        must_be_exact = case.start + j - 1 < case.exact_until or tokens_left <= 0 or cost_left <= 0
-        if token == y[j - 1] or (matches(j) and not must_be_exact):
-            result.outcomes.append("EXACT")
-            result.targets[j] = token
-            continue
-        gap = float(row.max() - row[token])
-        result.gaps[j] = gap
-        result.targets[j] = y[j - 1]
-        if j + 1 == length and x[j] in case.eos:
+        if mismatch and judgement.x[j] in case.eos:
             tags.add("before EOS")
-        accept = case.rule != "exact" and not must_be_exact
-        special = case.eos | case.control
-        if token in special or y[j - 1] in special:
-            accept = False
-            tags.add("control")
-        if np.isneginf(p[token]):
-            accept = False
-            tags.add("impossible")
-        if gap > cost_left:
-            accept = False
-            tags.add("too dear")
-        if accept and j + window == length:
-            tags.add("j+W=K")
-        if accept and j + window == length + 1:
-            tags.add("j+W=K+1")
-        accept = accept and j + window <= length
-        accept = accept and all(matches(i) for i in range(j + 1, min(j + following, length) + 1))
-        if accept and not (reference and theta <= 0.01):
-            h = entropy(probabilities(row if reference else p), measure, k)
-            result.entropies[j] = h
-            if abs(h - theta) <= case.tolerance:
-                tags.add("theta=H")  # and equal is enough
-            else:
-                accept = h > theta
-            if measure == "normalized" and theta >= 1:
-                del result.entropies[j]
-                accept = False
-        if not accept:
-            result.outcomes.append("REJECTED")
-            break
-        tags.add("loose")
-        result.outcomes.append("LOOSE")
-        tokens_left -= 1
-        cost_left -= gap
-    else:
-        result.num_accepted, result.next_token = length, y[length]
-    if result.outcomes and result.outcomes[-1] == "REJECTED":
-        result.num_accepted = len(result.outcomes) - 1
-        result.next_token = y[result.num_accepted]
-    result.outcomes += ["NOT_REACHED"] * (len(case.drafts) - len(result.outcomes))
-    return result
+    if case.rule == "rejection" and case.temperature > 0:
+        return judgement.sample()
+    return judgement.walk()

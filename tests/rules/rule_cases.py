@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
-from restatement import (
-    Case,
-    Expected,
-    drafted,
-    entropy,
-    own_tokens,
-    perturbed,
-    probabilities,
-    processed,
-    restate,
-    settings,
-)
+from restatement import restate
+from rule_case import Case, Expected, Open, drafted, own_tokens, perturbed, setting
+from rule_drafts import draw_distributions, draw_from_distributions
 
-from flyspec.types import Budget, EntropyMeasure, Rule, SamplingParams
-from verify_service.rules.criteria.entropy import normalized_entropy, top_k_entropy
+from flyspec.engine.sampling import History
+from flyspec.types import (
+    Budget,
+    Divergence,
+    EntropyMeasure,
+    OpenWindow,
+    Rule,
+    SamplingParams,
+    WindowScope,
+)
+from verify_service.rules.observe import Round
+from verify_service.rules.presets import compose
 
 MEASURES = {"normalized": EntropyMeasure.NORMALIZED, "top_k": EntropyMeasure.TOP_K}
+DIVERGENCES = {"js": Divergence.JS, "kl": Divergence.KL, "tv": Divergence.TV}
+SCOPES = {"within": WindowScope.WITHIN_ROUND, "across": WindowScope.ACROSS_ROUNDS}
+FLY = ("fly", "fly-paper", "fly-reference")
+NO_WINDOW = ("exact", "rejection", "fuzzy-reference")
+NEED_DRAFT = ("fuzzy", "fuzzy-reference")
+LENGTHS = [0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 12, 13, 14, 15, 16]
+SHORT_LENGTHS = [0, 1, 2, 3, 4, 4, 6, 8, 10, 12, 14, 16, 16]  # so that windows outlast rounds
 
 
 def draw_logits(rng: random.Random, gen: np.random.Generator, rows: int, vocab: int) -> np.ndarray:
@@ -40,13 +50,20 @@ def draw_logits(rng: random.Random, gen: np.random.Generator, rows: int, vocab: 
     return logits
 
 
-def draw_case(rule: str, rng: random.Random, gen: np.random.Generator) -> tuple[Case, Expected]:
-    """One case and what the definitions say of it."""
+def draw_case(
+    rule: str,
+    scope: str | None,
+    rng: random.Random,
+    gen: np.random.Generator,
+    before: tuple[Case, Expected] | None = None,
+) -> tuple[Case, Expected]:
+    """One case and what the definitions say of it; `before` is the round that it may go on from."""
     vocab = rng.randint(12, 40)
-    length = rng.choice([0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 12, 13, 14, 15, 16])
+    easy = rule not in ("exact", "rejection") and rng.random() < 0.35
+    length = rng.choice(SHORT_LENGTHS if scope == "across" and not easy else LENGTHS)
     values = draw_logits(rng, gen, length + 1, vocab)
-    hot = rng.random() < 0.35
-    case = Case(rule, [], None, values, seed=rng.getrandbits(64), start=rng.randint(0, 5000))
+    hot = rng.random() < (0.8 if rule == "rejection" else 0.35)
+    case = Case(rule, [], None, values, seed=rng.getrandbits(64), start=rng.randint(10, 5000))
     dtype = rng.choice([torch.float64, torch.float64, torch.float32, torch.bfloat16])
     if hot:
         case.temperature = rng.choice([0.5, 0.7, 1.0, 1.5])
@@ -55,16 +72,27 @@ def draw_case(rule: str, rng: random.Random, gen: np.random.Generator) -> tuple[
             case.top_p = rng.choice([0.5, 0.9])
             values += gen.normal(size=values.shape) * 0.01  # no ties at the nucleus' edge
             dtype = torch.float64
+    draw_parameters(case, rng, scope, length, easy)
+    if rule == "fuzzy" and setting(case, "top_k"):
+        values += gen.normal(size=values.shape) * 0.01  # nor at the edge of the target's top k
+        dtype = torch.float64 if rng.random() < 0.5 else torch.float32
+    adjust = rng.random() < 0.1
+    if adjust:
+        draw_adjustments(case, rng, vocab)
+        dtype = torch.float64
+    continue_from(case, rng, scope, before)
     set_logits(case, values, dtype)
     if hot and dtype != torch.float64 and any_close(case):
         set_logits(case, values, torch.float64)  # float32 could see another winner
-    draw_parameters(case, rng, length)
-    y = own_tokens(case, 0)
-    second = own_tokens(case, 1) if hot and rule == "fly-reference" else y
-    draw_drafts(case, rng, y, second, vocab)
-    if rule != "exact" and case.drafts:
-        draw_threshold(case, rng, y, second)
-    return case, restate(case, y, second)
+    draw_drafts(case, rng, gen)
+    if not easy:
+        draw_guards(case, rng, vocab)
+    if rule in NEED_DRAFT and case.drafts:
+        draw_distributions(case, rng, gen)
+    if rule not in ("exact", "rejection") and case.drafts:
+        draw_threshold(case, rng, easy)
+    expected = restate(case)
+    return draw_case(rule, scope, rng, gen, before) if expected.close else (case, expected)
 
 
 def set_logits(case: Case, values: np.ndarray, dtype: torch.dtype) -> None:
@@ -77,107 +105,227 @@ def any_close(case: Case) -> bool:
     """Whether two tokens compete for a sample so closely that rounding decides."""
     streams = (0, 1) if case.rule == "fly-reference" else (0,)
     for stream in streams:
-        for j, row in enumerate(case.rows, start=1):
-            top = np.sort(perturbed(row, case, j, stream))[-2:]
+        for j in range(1, len(case.rows) + 1):
+            top = np.sort(perturbed(case, j, stream))[-2:]
             if top[1] - top[0] < 1e-4:
                 return True
     return False
 
 
-def draw_parameters(case: Case, rng: random.Random, length: int) -> None:
+def draw_parameters(
+    case: Case, rng: random.Random, scope: str | None, length: int, easy: bool
+) -> None:
+    """Budgets, an exact beginning and a window; `easy` cases have no bounds and short windows."""
+    if not easy:
+        draw_bounds(case, rng)
+    elif rng.random() < 0.2:
+        case.loose_tokens = rng.choice([1, 1, 2])
+    given = case.given
+    if scope is not None:
+        given["scope"] = scope
+    if case.rule not in NO_WINDOW:
+        kind = 0.0 if easy else rng.random()
+        if kind < 0.82:
+            given["window"] = rng.choice([0, 0, 0, 1, 1, 1, 2, 2, 3, 4])
+        elif kind < 0.9:
+            given["window"] = max(0, length + rng.choice([-1, 0, 1])) if length else 3
+    if case.rule in FLY:
+        if rng.random() < 0.2:
+            given["measure"] = rng.choice(["normalized", "top_k"])
+        if setting(case, "measure") == "top_k" and rng.random() < 0.3:
+            given["k"] = rng.choice([2, 3, 5, 64])
+    if case.rule == "fuzzy":
+        given["kind"] = rng.choice(["js", "js", "kl", "tv"])
+        given["top_k"] = rng.choice([0, 0, 2, 4, 8, 50])
+    if case.rule == "fuzzy-reference":
+        given["kind"] = rng.choice(["js", "kl"])
+
+
+def draw_bounds(case: Case, rng: random.Random) -> None:
     if rng.random() < 0.1:
-        case.loose_tokens = rng.choice([0, 1, 1, 2])
+        case.loose_tokens = rng.choice([0, 1, 1, 1, 1, 2])
     if rng.random() < 0.1:
         case.loose_cost = rng.choice([0.0, 0.25, 0.5, 1.0, 2.0])
     if rng.random() < 0.1:
         case.exact_until = case.start + rng.randint(0, 6)
-    if case.rule == "exact":
-        return
-    kind = rng.random()
-    if kind < 0.78:
-        case.window = rng.choice([0, 0, 1, 1, 1, 2, 2, 3, 4])
-    elif kind < 0.86:
-        case.window = length + rng.choice([-1, 0, 1]) if length else 3
-    if rng.random() < 0.2:
-        case.measure = rng.choice(["normalized", "top_k"])
-    if settings(case, length)[3] == "top_k" and rng.random() < 0.3:
-        case.k = rng.choice([2, 3, 5, 64])
 
 
-def draw_drafts(
-    case: Case, rng: random.Random, y: list[int], second: list[int], vocab: int
+def draw_adjustments(case: Case, rng: random.Random, vocab: int) -> None:
+    """Dyadic, so that float64 has no rounding and ties stay ties."""
+    case.output = [rng.randrange(vocab) for _ in range(rng.randint(0, 8))]
+    case.start = len(case.output) + 10
+    case.presence = rng.choice([0.0, 0.5, -0.25])
+    case.frequency = rng.choice([0.0, 0.25, 1.0])
+    case.bias = {rng.randrange(vocab): rng.choice([-1.5, 0.75, 2.0]) for _ in range(2)}
+
+
+def continue_from(
+    case: Case, rng: random.Random, scope: str | None, before: tuple[Case, Expected] | None
 ) -> None:
-    for j in range(len(y) - 1):
-        if rng.random() < 0.9:
+    """Give a round across rounds an open window: the previous verdict's, or any."""
+    if scope != "across":
+        return
+    opened = before[1].open if before else None
+    if before and opened and not case.output:
+        shift = case.exact_until - case.start
+        case.start = before[1].keep_length + 1
+        case.exact_until = case.start + shift if case.exact_until else 0
+        case.open = opened
+    elif rng.random() < 0.15:
+        position = case.start - rng.randint(1, 9)
+        case.open = Open(position, rng.randrange(12), rng.randint(1, 6), rng.uniform(0.0, 2.0))
+
+
+def draw_drafts(case: Case, rng: random.Random, gen: np.random.Generator) -> None:
+    """Nine in ten match. With penalties a row depends on the drafts before it."""
+    sampled = case.rule == "rejection" and case.temperature > 0
+    two = case.rule == "fly-reference" and case.temperature > 0
+    vocab = case.rows.shape[1]
+    if not (case.presence or case.frequency or sampled):
+        y = own_tokens(case, 0)
+        second = own_tokens(case, 1) if two else y
+    doubly = rng.random() < 0.03  # two mismatches at once
+    for j in range(len(case.rows) - 1):
+        if sampled:
+            case.drafts.append(draw_from_distributions(case, rng, gen, j + 1))
+            continue
+        if case.presence or case.frequency:
+            y = [*case.drafts, own_tokens(case, 0, j + 1)[j]]
+            second = [*case.drafts, own_tokens(case, 1, j + 1)[j]] if two else y
+        if rng.random() < 0.9 and not (doubly and j < 2):
             case.drafts.append(rng.choice([y[j], second[j]]))
             continue
         likely = np.argsort(-case.rows[j])[:4].tolist()
         others = likely if rng.random() < 0.92 else list(range(vocab))
         case.drafts.append(rng.choice([t for t in others if t != y[j]]))
+    if sampled:
+        draw_distributions(case, rng, gen)
+
+
+def draw_guards(case: Case, rng: random.Random, vocab: int) -> None:
     ids = range(vocab)
     if rng.random() < 0.12:
         case.eos = frozenset(rng.sample(ids, rng.randint(1, 2)))
     if rng.random() < 0.12:
         case.control = frozenset(rng.sample(ids, rng.randint(1, 3)))
+    if case.rule not in ("exact", "rejection") and rng.random() < 0.08:
+        case.guarded = frozenset(rng.sample(ids, rng.randint(1, 3)))
+    y = own_tokens(case, 0)
     wrong = [j for j, token in enumerate(case.drafts) if token != y[j]]
+    if wrong and case.guarded:
+        case.guarded |= {rng.choice([case.drafts[wrong[0]], y[wrong[0]]])}
     if wrong and rng.random() < 0.08:
         case.control = frozenset([rng.choice([case.drafts[wrong[0]], y[wrong[0]]])])
     if wrong and wrong[0] + 1 < len(case.drafts) and rng.random() < 0.1:
         case.eos = frozenset([case.drafts[wrong[0] + 1]])
+    if setting(case, "scope") == "across" and rng.random() < 0.12:
+        case.eos = frozenset([y[-1]])
 
 
-def draw_threshold(case: Case, rng: random.Random, y: list[int], second: list[int]) -> None:
-    """Mostly low; sometimes the very entropy of a mismatch; never close to one by accident."""
+def draw_threshold(case: Case, rng: random.Random, easy: bool) -> None:
+    """Mostly lenient; sometimes the very number at a mismatch; sometimes what gives `exact`."""
+    y = own_tokens(case, 0)
+    seconds = own_tokens(case, 1) if case.rule == "fly-reference" and case.temperature else y
     length = len(drafted(case))
-    _, _, k, measure = settings(case, length)
-    wrong = [j for j in range(length) if case.drafts[j] not in (y[j], second[j])]
-    greedy = case.temperature == 0 or case.rule == "fly-reference"
-    kind = rng.random()
-    if kind < 0.15:
-        case.theta = None
-    elif kind < 0.2 and measure == "normalized":
-        case.theta = 1.0
-    elif kind < 0.3:
-        case.theta = rng.choice([0.0, 0.005, 0.01])
-    elif kind < 0.45 and wrong and greedy:
-        row = case.logits[wrong[0]][None]
-        h = normalized_entropy(row) if measure == "normalized" else top_k_entropy(row, k)
-        case.theta = float(h.item())
+    wrong = [j for j in range(length) if case.drafts[j] not in (y[j], seconds[j])]
+    given = case.given
+    lenient = {
+        "fly": ("theta", lambda: rng.uniform(0.02, 0.3)),
+        "fly-paper": ("theta", lambda: rng.uniform(0.02, 0.3)),
+        "fly-reference": ("theta", lambda: rng.uniform(0.02, 0.3)),
+        "margin": ("threshold", lambda: rng.uniform(1.0, 6.0)),
+        "fuzzy": ("threshold", lambda: rng.uniform(0.15, 0.9)),
+        "fuzzy-reference": ("threshold", lambda: rng.uniform(0.3, 2.0)),
+        "typical": ("epsilon", lambda: rng.uniform(0.005, 0.15)),
+        "random": ("threshold", lambda: rng.uniform(0.75, 1.0)),
+    }
+    name, draw = lenient[case.rule]
+    kind = 0.5 if easy else rng.random()
+    if kind < 0.12:
+        return  # the preset's own
+    if kind < 0.17 and setting(case, "measure") == "normalized":
+        given[name] = 1.0
+    elif kind < 0.24:
+        given[name] = rng.choice([0.0, 0.005, 0.01]) if case.rule in FLY else 0.0
     else:
-        case.theta = rng.uniform(0.02, 0.3)
-    near = 1e-6 if case.tolerance < 1e-6 else 1e-3
-    theta = settings(case, length)[1]
-    for j in wrong[1:] if kind >= 0.3 and kind < 0.45 else wrong:
-        row = case.rows[j] if case.rule == "fly-reference" else processed(case.rows[j], case)
-        if 0 < abs(entropy(probabilities(row), measure, k) - theta) < near:
-            case.theta = 0.02
-            return
+        given[name] = draw()
+        if case.rule == "typical":
+            given["delta"] = rng.uniform(0.05, 0.8)
+        if kind > (0.8 if case.rule in FLY else 0.85) and (wrong or case.rule == "fuzzy-reference"):
+            at = wrong[0] if wrong else rng.randrange(length)
+            set_equal(case, name, at)
 
 
-def arguments(case: Case) -> dict[str, object]:
+def set_equal(case: Case, name: str, index: int) -> None:
+    """Make the threshold what the implementation measures at an index, to the last bit."""
+    args = arguments(case)
+    criterion = compose(args["rule"], len(drafted(case))).criterion
+    if criterion.never or criterion.always:
+        return
+    round_ = Round(
+        case.drafts, case.logits, args["sampling"], case.seed, case.start, args["history"],
+        case.draft,
+    )  # fmt: skip
+    at = round_.evidence(round_.processed()).rows(index, index + 1)
+    number = float(criterion.measure(at)[0, 0].item())
+    most = 1.0 if setting(case, "measure") == "normalized" or name == "epsilon" else 20.0
+    if not 0.0 < number < most or not math.isfinite(number):
+        return
+    case.given[name] = number
+    case.equal_at = index + 1
+    if name == "epsilon":
+        case.given["delta"] = 100.0  # so that ε is the smaller one
+
+
+def arguments(case: Case) -> dict[str, Any]:
     """The case as `judge` takes it."""
+    given = case.given
+    threshold = {"margin": "margin_threshold", "random": "random_acceptance"}
+    parameters = {
+        "fly_window_size": given.get("window"),
+        "fly_entropy_threshold": given.get("theta"),
+        "fly_entropy_top_k": given.get("k"),
+        "entropy_measure": MEASURES.get(given.get("measure", "")),
+        "window_scope": SCOPES.get(given.get("scope", "")),
+        threshold.get(case.rule, "divergence_threshold"): given.get("threshold"),
+        "divergence": DIVERGENCES.get(given.get("kind", "")),
+        "divergence_top_k": given.get("top_k"),
+        "typical_epsilon": given.get("epsilon"),
+        "typical_delta": given.get("delta"),
+        "guarded_token_ids": tuple(sorted(case.guarded)),
+    }
+    bias = tuple(sorted(case.bias.items()))
+    adjusts = bool(bias or case.presence or case.frequency)
     return {
-        "rule": Rule(
-            case.rule,
-            fly_window_size=case.window,
-            fly_entropy_threshold=case.theta,
-            fly_entropy_top_k=case.k,
-            entropy_measure=MEASURES[case.measure] if case.measure else None,
-        ),
+        "rule": Rule(case.rule, **parameters),
         "draft_token_ids": case.drafts,
         "target_logits": case.logits,
-        "sampling": SamplingParams(case.temperature, case.top_p, case.top_k),
+        "sampling": SamplingParams(
+            case.temperature,
+            case.top_p,
+            case.top_k,
+            presence_penalty=case.presence,
+            frequency_penalty=case.frequency,
+            logit_bias=bias,
+        ),
         "seed": case.seed,
         "start_position": case.start,
         "eos_token_ids": case.eos,
         "control_token_ids": case.control,
         "budget": Budget(case.loose_tokens, case.loose_cost),
         "exact_until_position": case.exact_until,
+        "open_window": None if case.open is None else OpenWindow(*case.open),
+        "draft_distributions": case.draft,
+        "history": History([0] * 10 + case.output, 10) if adjusts else None,
     }
 
 
-def cases(rule: str, count: int, seed: int = 1) -> Iterator[tuple[Case, Expected]]:
-    """The same cases for the same arguments."""
-    rng, gen = random.Random(f"{rule}/{seed}"), np.random.default_rng(seed)
+def cases(
+    rule: str, count: int, scope: str | None = None, seed: int = 1
+) -> Iterator[tuple[Case, Expected]]:
+    """The same cases for the same arguments; across rounds, most open windows are followed up."""
+    rng, gen = random.Random(f"{rule}/{scope}/{seed}"), np.random.default_rng(seed)
+    before = None
     for _ in range(count):
-        yield draw_case(rule, rng, gen)
+        before = draw_case(rule, scope, rng, gen, before)
+        yield before

@@ -1,4 +1,4 @@
-"""What bounds loose acceptance whatever the criterion says: control tokens and budgets."""
+"""What bounds loose acceptance whatever the criterion says: guarded tokens and budgets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ from flyspec.types import Budget
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Control tokens are never taken loosely, nor replaced when the target wants one."""
+    """Control tokens, and those that the rule names, are never taken loosely.
+
+    Nor are they replaced when the target wants one.
+    """
 
     control_token_ids: Collection[int]
     eos_token_ids: Collection[int]
+    guarded_token_ids: Collection[int] = ()
 
     def allows(self, draft_token_id: int, target_token_id: int) -> bool:
         """Whether the drafted token may stand for the target's own."""
-        return not (self._is_control(draft_token_id) or self._is_control(target_token_id))
+        return not (self._guards(draft_token_id) or self._guards(target_token_id))
 
-    def _is_control(self, token_id: int) -> bool:
-        return token_id in self.control_token_ids or token_id in self.eos_token_ids
+    def _guards(self, token_id: int) -> bool:
+        return (
+            token_id in self.control_token_ids
+            or token_id in self.eos_token_ids
+            or token_id in self.guarded_token_ids
+        )
 
 
 class Purse:

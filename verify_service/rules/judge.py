@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
-from flyspec.errors import InvalidArgumentError
-from flyspec.types import Budget, Decision, Outcome, Rule, SamplingParams, Verdict
+from flyspec.engine.distributions import Distributions
+from flyspec.engine.sampling import History
+from flyspec.types import Budget, Decision, OpenWindow, Outcome, Rule, SamplingParams, Verdict
+from verify_service.rules.arguments import (
+    check_distributions,
+    check_drafts,
+    check_open_window,
+)
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.observe import observe
+from verify_service.rules.observe import Round, observe
 from verify_service.rules.presets import compose
+from verify_service.rules.referee import Referee
+from verify_service.rules.speculative_sampling import speculative_sampling
+from verify_service.rules.window import AcrossRounds, RoundEnd, WindowWalk, WithinRound
 
 _GREEDY = SamplingParams()
 _UNBOUNDED = Budget()
@@ -29,6 +39,9 @@ def judge(
     control_token_ids: Collection[int] = (),
     budget: Budget = _UNBOUNDED,
     exact_until_position: int = 0,
+    open_window: OpenWindow | None = None,
+    draft_distributions: Distributions | None = None,
+    history: History | None = None,
 ) -> Verdict:
     """Decide which of K drafted tokens stand, given the target's raw logits [K + 1, V].
 
@@ -37,54 +50,75 @@ def judge(
     target's own token there; with none rejected, all are accepted and the bonus comes next. The
     round ends at its first drafted EOS: what follows it is not reached. K = 0 is plain decoding.
 
-    A mismatch stands if the rule's criterion and window let it, neither token is a control token
-    (`control_token_ids` and `eos_token_ids`), its processed probability is not 0, its position is
-    not before `exact_until_position` and its cost fits into `budget`. Before that position, and
-    once either bound of the budget is used up, all is judged exactly: of `fly-reference`'s two
-    samples only the first counts then. A match with the second one is EXACT and costs nothing.
+    A mismatch stands if the rule's criterion and window let it, neither token is guarded
+    (`control_token_ids`, `eos_token_ids`, the rule's own `guarded_token_ids`), its processed
+    probability is not 0, its position is not before `exact_until_position` and its cost fits into
+    `budget`. Before that position, and once either bound of the budget is used up, all is judged
+    exactly: of `fly-reference`'s two samples only the first counts then, and `fuzzy-reference`
+    takes every match. A match with the second sample is EXACT and costs nothing.
 
-    Logits of any floating type on any device; half precision is computed in float32.
+    Across rounds: `open_window` is the one that the last verdict left open, its token's share
+    already taken off `budget`. If a mismatch fails it, or the sequence ends, or nothing was
+    drafted, it is the verdict's `failed_window`, no draft stands and the sequence goes back to its
+    position. A window that opens and fails in this round is a rejection like any other.
+
+    `rejection` at temperature > 0 accepts with probability p / q and knows neither guards nor
+    budgets. It and the fuzzy rules need `draft_distributions`, K rows. `history` is the sequence
+    before the first draft, needed if `sampling` has penalties or `min_tokens`.
+
+    Logits of any floating type on any device; half precision is computed in float32. Raises
+    `InvalidArgumentError` for arguments that do not fit together.
     """
     if isinstance(rule, str):
         rule = Rule(rule)
-    _check(draft_token_ids, target_logits)
+    check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)
     parts = compose(rule, len(drafts))
-    rows = target_logits[: len(drafts) + 1]
-    seen = observe(parts, drafts, rows, sampling, seed, start_position)
-    guard = Guard(control_token_ids, eos_token_ids)
-    purse = Purse(budget)
+    samples = parts.samples and not sampling.greedy
+    check_open_window(rule, parts, open_window, start_position)
+    if drafts and (samples or parts.criterion.needs_draft):
+        check_distributions(rule, parts, draft_distributions, target_logits.shape)
+    round_ = Round(
+        drafts,
+        target_logits[: len(drafts) + 1],
+        sampling,
+        seed,
+        start_position,
+        history,
+        draft_distributions,
+    )
+    exact_until = exact_until_position - start_position
+    window: WindowWalk
+    if samples:
+        window = WithinRound(parts.window, start_position, ())  # of size 0: it has none
+        end = speculative_sampling(round_, exact_until)
+    else:
+        seen = observe(parts, round_)
+        if parts.window.across_rounds:
+            window = AcrossRounds(parts.window.following, start_position, open_window)
+        else:
+            window = WithinRound(parts.window, start_position, seen.matches)
+        guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
+        referee = Referee(round_, seen, parts.criterion, window, guard, Purse(budget), exact_until)
+        end = _walk(referee, window, eos_token_ids)
+    verdict = window.verdict(end)
+    not_reached = [_NOT_REACHED] * (len(draft_token_ids) - len(verdict.decisions))
+    return replace(verdict, decisions=(*verdict.decisions, *not_reached))
+
+
+def _walk(referee: Referee, window: WindowWalk, eos_token_ids: Collection[int]) -> RoundEnd:
+    """Decide about one draft after the other, up to the first rejection."""
+    drafts, own = referee.round.drafts, referee.seen.own
     decisions: list[Decision] = []
-
-    for index, draft in enumerate(drafts):
-        own = seen.own[index]
-        exactly = start_position + index < exact_until_position or purse.spent
-        if draft == own or (seen.matches[index] and not exactly):
-            decisions.append(Decision(Outcome.EXACT, draft))
-            continue
-        number, gap = None, seen.gaps[index]
-        loose = (
-            not exactly
-            and not parts.criterion.never
-            and seen.possible[index]
-            and guard.allows(draft, own)
-            and purse.affords(gap)
-            and parts.window.holds(index, seen.matches)
-        )
-        if loose and not parts.criterion.always:
-            number = seen.measure(index)
-            loose = parts.criterion.accepts(number)
-        if not loose:
-            decisions.append(Decision(Outcome.REJECTED, own, number, gap))
-            return _verdict(index, own, decisions, len(draft_token_ids))
-        purse.pay(gap)
-        decisions.append(Decision(Outcome.LOOSE, own, number, gap))
-    return _verdict(len(drafts), seen.own[-1], decisions, len(draft_token_ids))
-
-
-def _verdict(accepted: int, next_token_id: int, decisions: list[Decision], drafted: int) -> Verdict:
-    not_reached = [_NOT_REACHED] * (drafted - len(decisions))
-    return Verdict(accepted, next_token_id, (*decisions, *not_reached))
+    for index in range(len(drafts)):
+        decision = referee.decide(index)
+        decisions.append(decision)
+        if decision.outcome is Outcome.REJECTED:
+            return RoundEnd(decisions, own[index], rejected=True)
+        window.passed(index, decision)
+    bonus = own[-1]
+    final = not drafts or drafts[-1] in eos_token_ids or bonus in eos_token_ids
+    return RoundEnd(decisions, bonus, final=final)
 
 
 def _until_eos(draft_token_ids: Sequence[int], eos_token_ids: Collection[int]) -> list[int]:
@@ -95,16 +129,3 @@ def _until_eos(draft_token_ids: Sequence[int], eos_token_ids: Collection[int]) -
         if token in eos_token_ids:
             break
     return drafts
-
-
-def _check(draft_token_ids: Sequence[int], target_logits: Tensor) -> None:
-    expected = len(draft_token_ids) + 1
-    if target_logits.dim() != 2 or target_logits.shape[0] != expected:
-        raise InvalidArgumentError(
-            f"target_logits must have {expected} rows for {expected - 1} drafted tokens, "
-            f"got shape {tuple(target_logits.shape)}"
-        )
-    last = target_logits.shape[1] - 1
-    if expected > 1 and not 0 <= min(draft_token_ids) <= max(draft_token_ids) <= last:
-        wrong = next(token for token in draft_token_ids if not 0 <= token <= last)
-        raise InvalidArgumentError(f"draft_token_ids must be between 0 and {last}, got {wrong}")

@@ -1,17 +1,67 @@
-"""What the target says of a round, read from its logits: vectorised on their device, read once."""
+"""What the target says of a round, read from its logits."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from flyspec.engine.sampling import SECOND_STREAM, choose_processed, process_logits
+from flyspec.engine.distributions import Distributions
+from flyspec.engine.sampling import (
+    SECOND_STREAM,
+    TARGET_STREAM,
+    History,
+    choose_processed,
+    process_logits,
+)
 from flyspec.types import SamplingParams
+from verify_service.rules.criteria import Evidence
 from verify_service.rules.presets import Composition
+from verify_service.rules.readings import Column, Reading, read
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A round to be judged: K drafted tokens up to their first EOS, and logits [K + 1, V].
+
+    `start_position` is the absolute position of the first draft. `history` is the sequence before
+    it, needed for penalties; `draft` are the drafter's distributions, K rows.
+    """
+
+    drafts: Sequence[int]
+    logits: Tensor
+    sampling: SamplingParams
+    seed: int
+    start_position: int
+    history: History | None = None
+    draft: Distributions | None = None
+
+    def processed(self) -> Tensor:
+        """The logits that the target samples from, [K + 1, V]."""
+        return process_logits(self.logits, self.sampling, self.history, self.drafts)
+
+    def choose(self, processed: Tensor, first: int, stop: int, stream: int) -> Tensor:
+        """The target's tokens at indices `first` up to, not including, `stop`: [stop - first]."""
+        positions = range(self.start_position + first, self.start_position + stop)
+        rows = processed[first:stop]
+        return choose_processed(rows, self.sampling, positions, self.seed, stream)
+
+    def evidence(self, processed: Tensor) -> Evidence:
+        """What criteria may look at of the K drafted tokens."""
+        tokens = torch.tensor(self.drafts, dtype=torch.int64, device=self.logits.device)
+        count = len(self.drafts)
+        return Evidence(
+            self.logits[:count],
+            processed[:count],
+            tokens,
+            self.start_position,
+            self.seed,
+            self.draft,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,84 +69,54 @@ class Observed:
     """Facts of a round of K drafted tokens, from index 0.
 
     `own` has the target's own token at each of the K + 1 positions; `matches` is in the rule's
-    sense. At least where the drafted token is not the target's own: `gaps` are raw logp(most
-    likely) - logp(drafted), `possible` is False where the drafted token's processed probability is
-    0, that is, its logit -inf, and `measure` gives the criterion's number.
+    sense; `numbers` are what the criterion measures at an index.
     """
 
     own: list[int]
     matches: list[bool]
-    gaps: Mapping[int, float]
-    possible: Mapping[int, bool]
-    measure: Callable[[int], float]
+    numbers: Reading
+    _logits: Reading
+
+    def gap(self, index: int) -> float:
+        """Raw logp(most likely) - logp(drafted), nats; infinite for a token of probability 0."""
+        most, drafted, _ = self._logits(index)
+        return most - drafted
+
+    def possible(self, index: int) -> bool:
+        """Whether the drafted token's processed probability is not 0."""
+        return self._logits(index)[2] != -math.inf
 
 
-def observe(
-    parts: Composition,
-    draft_token_ids: Sequence[int],
-    rows: Tensor,
-    sampling: SamplingParams,
-    seed: int,
-    start_position: int,
-) -> Observed:
-    """Look at logits [K + 1, V] for what the rule needs; the last row has no drafted token.
-
-    On a CPU reading costs nothing, so mismatches alone are looked at. Elsewhere all rows are, and
-    everything is read at once: to come back for the mismatches would cost another wait.
-    """
-    num_drafts = len(draft_token_ids)
-    processed = process_logits(rows, sampling)
-    positions = range(start_position, start_position + num_drafts + 1)
-    chosen = [choose_processed(processed, sampling, positions, seed)]
-    if parts.two_samples and not sampling.greedy:
-        chosen.append(choose_processed(processed, sampling, positions, seed, SECOND_STREAM))
+def observe(parts: Composition, round_: Round) -> Observed:
+    """Look at a round for what the rule needs."""
+    drafts = round_.drafts
+    width = len(drafts) + 1
+    processed = round_.processed()
+    chosen = [round_.choose(processed, 0, width, TARGET_STREAM)]
+    if parts.two_samples and not round_.sampling.greedy:
+        chosen.append(round_.choose(processed, 0, width, SECOND_STREAM))
+    evidence = cache(lambda: round_.evidence(processed))  # matches on a CPU never ask for it
+    columns: list[Column] = [lambda start, stop: _three_logits(evidence().rows(start, stop))]
     criterion = parts.criterion
-    judged_rows = rows if criterion.raw else processed
-
-    if rows.device.type == "cpu":
-        chosen_ids = [ids.tolist() for ids in chosen]
-        own = chosen_ids[0]
-        at = [i for i in range(num_drafts) if draft_token_ids[i] != own[i]]
-        columns = _columns(rows, processed, draft_token_ids, at) if at else []
-        facts = [column.tolist() for column in columns]
-
-        def measure(index: int) -> float:
-            return float(criterion.measure(judged_rows[index : index + 1]).item())
-    else:
-        at = list(range(num_drafts))
-        columns = _columns(rows, processed, draft_token_ids, at)
-        if not (criterion.never or criterion.always):
-            columns.append(criterion.measure(judged_rows[:num_drafts]))
-        # Token ids and logits of every type are exact in float64. One transfer, one wait.
-        read = torch.cat([c.to(torch.float64) for c in (*chosen, *columns)]).tolist()
-        width = num_drafts + 1
-        chosen_ids = [
-            [int(token) for token in read[i * width : (i + 1) * width]] for i in range(len(chosen))
-        ]
-        read = read[len(chosen) * width :]
-        facts = [read[i * num_drafts : (i + 1) * num_drafts] for i in range(len(columns))]
-
-        def measure(index: int) -> float:
-            return float(facts[-1][index])
-
-    most, raw, truncated = facts[:3] if facts else ([], [], [])
+    if not (criterion.never or criterion.always):
+        columns.append(lambda start, stop: criterion.measure(evidence().rows(start, stop)))
+    read_ids, readings = read(chosen, columns, len(drafts), round_.logits.device)
+    ids = [[int(token) for token in tokens] for tokens in read_ids]
     return Observed(
-        own=chosen_ids[0],
-        matches=[
-            any(draft == ids[i] for ids in chosen_ids) for i, draft in enumerate(draft_token_ids)
-        ],
-        gaps={i: m - r for i, m, r in zip(at, most, raw, strict=True)},
-        possible={i: t != -math.inf for i, t in zip(at, truncated, strict=True)},
-        measure=measure,
+        own=ids[0],
+        matches=[any(draft == tokens[i] for tokens in ids) for i, draft in enumerate(drafts)],
+        numbers=readings[-1],
+        _logits=readings[0],
     )
 
 
-def _columns(
-    rows: Tensor, processed: Tensor, draft_token_ids: Sequence[int], at: list[int]
-) -> list[Tensor]:
-    """At each index: the largest raw logit, the drafted token's raw and its processed one."""
-    index = torch.tensor(at, device=rows.device)
-    tokens = torch.tensor([draft_token_ids[i] for i in at], device=rows.device)
-    raw = rows[index, tokens]
-    most = rows[index].amax(dim=-1) if at else raw
-    return [most, raw, raw if processed is rows else processed[index, tokens]]
+def most_and_drafted(at: Evidence) -> Tensor:
+    """The largest raw logit and the drafted token's, float64 [n, 2]: they tell Δlogp."""
+    drafted = at.raw.gather(-1, at.token_ids[:, None])
+    return torch.cat([at.raw.amax(dim=-1, keepdim=True), drafted], dim=-1).to(torch.float64)
+
+
+def _three_logits(at: Evidence) -> Tensor:
+    """Those two and the drafted token's processed logit, float64 [n, 3]."""
+    processed = at.processed.gather(-1, at.token_ids[:, None])
+    return torch.cat([most_and_drafted(at), processed.to(torch.float64)], dim=-1)

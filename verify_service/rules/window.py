@@ -1,25 +1,170 @@
-"""Windows: does the draft agree with the target again after a mismatch?"""
+"""Windows: does the draft agree with the target again after a mismatch?
+
+`Window` is what a rule asks for. While a round is judged, position by position, `WithinRound` or
+`AcrossRounds` follows it and in the end says what the verdict is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from flyspec.types import Decision, OpenWindow, Outcome, Verdict, WindowScope
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window inside one round (arXiv 2511.22972, Algorithm 1: the token-level window).
+    """Matches that must follow a loosely accepted token.
 
-    With positions j = 1..K, a mismatch at j may stand if the next `following` positions all match
-    and j + `reach` <= K. Only matches count: a second mismatch inside the window fails it, whether
-    or not it would be accepted itself.
+    With positions j = 1..K of a round, `following` positions after a mismatch at j must all match.
+    Only matches count: a second mismatch fails the window, whether or not it would be accepted
+    itself. Within a round (arXiv 2511.22972, Algorithm 1: the token-level window) j + `reach` <= K
+    must hold too; across rounds the window stays open until enough positions were checked.
     """
 
     following: int
     reach: int
+    scope: WindowScope = WindowScope.WITHIN_ROUND
 
-    def holds(self, index: int, matches: Sequence[bool]) -> bool:
-        """Whether the mismatch at `index` (from 0) of a round with these K matches may stand."""
-        if index + 1 + self.reach > len(matches):
+    @property
+    def across_rounds(self) -> bool:
+        """Whether it may outlast its round."""
+        return self.scope is WindowScope.ACROSS_ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """Where the walk through a round's drafts ended.
+
+    `decisions` are of the drafts that were reached; `rejected`: the last of them is a rejection.
+    `next_token_id` is the target's own token after those that stand. `final`: no window can close
+    any more, at an EOS or because nothing was drafted.
+    """
+
+    decisions: list[Decision]
+    next_token_id: int
+    rejected: bool = False
+    final: bool = False
+
+
+class WindowWalk(Protocol):
+    """Follows the windows of one round."""
+
+    def allows(self, index: int) -> bool:
+        """Whether a mismatch at this index (from 0) may stand, as far as windows are concerned."""
+
+    def passed(self, index: int, decision: Decision) -> None:
+        """The draft at this index stands, as a match or loosely."""
+
+    def verdict(self, end: RoundEnd) -> Verdict:
+        """What stands of the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class WithinRound:
+    """Looks ahead in the round, so that what it allows is allowed for good."""
+
+    window: Window
+    start_position: int
+    matches: Sequence[bool]
+
+    def allows(self, index: int) -> bool:
+        """Whether enough positions follow, and match."""
+        window = self.window
+        if index + 1 + window.reach > len(self.matches):
             return False
-        return all(matches[index + 1 : index + 1 + self.following])
+        return all(self.matches[index + 1 : index + 1 + window.following])
+
+    def passed(self, index: int, decision: Decision) -> None:
+        """Changes nothing."""
+
+    def verdict(self, end: RoundEnd) -> Verdict:
+        """The drafts up to the first rejection, then the target's own token."""
+        return _up_to_rejection(end, self.start_position)
+
+
+class AcrossRounds:
+    """Keeps at most one window open, for later positions and rounds to close or to fail.
+
+    `open_window` is the one that the round before left open.
+    """
+
+    def __init__(self, size: int, start_position: int, open_window: OpenWindow | None) -> None:
+        self._size = size
+        self._start = start_position
+        self._came_open = open_window
+        self._open = open_window
+        self._opened_at: int | None = None  # index in this round; None if it came open
+
+    def allows(self, index: int) -> bool:
+        """Whether no window is open; a mismatch in an open one fails it."""
+        return self._open is None
+
+    def passed(self, index: int, decision: Decision) -> None:
+        """Count a match towards the open window; open one for a loose token."""
+        if decision.outcome is Outcome.LOOSE:
+            self._open_for(index, decision)
+        elif self._open is not None:
+            remaining = self._open.remaining_matches - 1
+            self._open = self._open._replace(remaining_matches=remaining) if remaining else None
+
+    def _open_for(self, index: int, decision: Decision) -> None:
+        if self._size == 0:
+            return  # the token stands for good at once
+        assert decision.target_token_id is not None
+        assert decision.gap_nats is not None
+        self._opened_at = index
+        self._open = OpenWindow(
+            self._start + index, decision.target_token_id, self._size, decision.gap_nats
+        )
+
+    def verdict(self, end: RoundEnd) -> Verdict:
+        """A window still open at a rejection or at the end of the sequence has failed.
+
+        The verdict is then as if its token had been rejected: in this round, or in the earlier one
+        where it was drafted. Another window stays open, its token provisional.
+        """
+        if self._open is None:
+            return _up_to_rejection(end, self._start)
+        if end.rejected or end.final:
+            return self._failed(end)
+        decisions = list(end.decisions)
+        if self._opened_at is not None:
+            provisional = decisions[self._opened_at]._replace(outcome=Outcome.PROVISIONAL)
+            decisions[self._opened_at] = provisional
+        count = len(decisions)
+        return Verdict(
+            count,
+            end.next_token_id,
+            tuple(decisions),
+            keep_length=self._start + count,
+            open_window=self._open,
+        )
+
+    def _failed(self, end: RoundEnd) -> Verdict:
+        assert self._open is not None
+        at = self._opened_at
+        if at is None:
+            return Verdict(
+                0,
+                self._open.target_token_id,
+                tuple(end.decisions),
+                keep_length=self._open.position,
+                failed_window=self._came_open,
+            )
+        rejected = end.decisions[at]._replace(outcome=Outcome.REJECTED)
+        return Verdict(
+            at,
+            self._open.target_token_id,
+            (*end.decisions[:at], rejected),
+            keep_length=self._open.position,
+        )
+
+
+def _up_to_rejection(end: RoundEnd, start_position: int) -> Verdict:
+    """All before the rejection stands, and no window is open."""
+    count = len(end.decisions) - end.rejected
+    return Verdict(
+        count, end.next_token_id, tuple(end.decisions), keep_length=start_position + count
+    )

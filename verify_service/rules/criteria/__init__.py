@@ -1,29 +1,89 @@
-"""Criteria: what must hold at a mismatch itself for it to be accepted loosely. One a file."""
+"""Criteria: what must hold at a position itself for a draft to stand there. One a file."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from flyspec.engine.distributions import Distributions
 
-class Criterion(Protocol):
-    """A test of one mismatch on a number measured at its position."""
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What criteria may look at: n consecutive positions of a round, each with a drafted token.
+
+    `raw` and `processed` are the target's logits [n, V], the model's own and those that it samples
+    from; `token_ids` the drafted tokens, int64 [n]; `first_position` is absolute; `draft` holds the
+    drafter's distributions, n rows, if they are known.
+    """
+
+    raw: Tensor
+    processed: Tensor
+    token_ids: Tensor
+    first_position: int
+    seed: int
+    draft: Distributions | None = None
+
+    def rows(self, start: int, stop: int) -> Evidence:
+        """The positions from index `start` up to, not including, `stop`."""
+        draft = self.draft
+        if draft is not None:
+            ids = draft.token_ids
+            draft = Distributions(
+                draft.log_probs[start:stop], None if ids is None else ids[start:stop]
+            )
+        return Evidence(
+            self.raw[start:stop],
+            self.processed[start:stop],
+            self.token_ids[start:stop],
+            self.first_position + start,
+            self.seed,
+            draft,
+        )
+
+    @property
+    def positions(self) -> range:
+        """Absolute positions of the rows."""
+        return range(self.first_position, self.first_position + self.token_ids.shape[0])
+
+
+class Criterion(ABC):
+    """A test of one position on numbers measured there."""
+
+    entropy = False
+    """Whether the first number is an entropy; a verdict tells it under that name."""
+    needs_draft = False
+    """Whether it looks at the drafter's distributions."""
+    judges_matches = False
+    """Whether a drafted token that is the target's own must pass it too."""
+
+    @property
+    def needs_whole_draft(self) -> bool:
+        """Whether they must cover the whole vocabulary; point masses do."""
+        return False
 
     @property
     def never(self) -> bool:
-        """Accepts no mismatch, so nothing has to be measured."""
+        """Accepts nothing, so nothing has to be measured."""
+        return False
 
     @property
     def always(self) -> bool:
-        """Accepts every mismatch, so nothing has to be measured."""
+        """Accepts everything, so nothing has to be measured."""
+        return False
 
-    @property
-    def raw(self) -> bool:
-        """Measured on the model's own logits instead of the processed ones."""
+    @abstractmethod
+    def measure(self, at: Evidence) -> Tensor:
+        """The numbers at each position, on the logits' device: [n, numbers], the main one first."""
 
-    def measure(self, logits: Tensor) -> Tensor:
-        """The number for each row of logits [rows, V], on their device: [rows]."""
+    @abstractmethod
+    def accepts(self, *numbers: float) -> bool:
+        """Whether a drafted token with these numbers may stand."""
 
-    def accepts(self, value: float) -> bool:
-        """Whether a mismatch with this number may stand."""
+
+def computable(logits: Tensor) -> Tensor:
+    """Half precision as float32; float64 stays."""
+    return logits if logits.dtype == torch.float64 else logits.float()

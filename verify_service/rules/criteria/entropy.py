@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 from flyspec.types import EntropyMeasure
-from verify_service.rules.criteria import Criterion
+from verify_service.rules.criteria import Criterion, Evidence, computable
 from verify_service.rules.criteria.exact import Constant
 
 
-def _computable(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+def entropy_nats(logits: Tensor) -> Tensor:
+    """H(p) = -sum of p log p over the vocabulary, nats; 0 log 0 = 0. [rows, V] to [rows]."""
+    entropy: Tensor = torch.special.entr(torch.softmax(computable(logits), dim=-1)).sum(dim=-1)
+    return entropy.clamp_(min=0.0)
 
 
 def normalized_entropy(logits: Tensor) -> Tensor:
-    """H(p) / log|V|, in [0, 1] (FLy, arXiv 2511.22972, equation 5); 0 log 0 = 0."""
-    entropy: Tensor = torch.special.entr(torch.softmax(_computable(logits), dim=-1)).sum(dim=-1)
-    return (entropy / math.log(max(2, logits.shape[-1]))).clamp_(0.0, 1.0)
+    """H(p) / log|V|, in [0, 1] (FLy, arXiv 2511.22972, equation 5)."""
+    return (entropy_nats(logits) / math.log(max(2, logits.shape[-1]))).clamp_(max=1.0)
 
 
 def top_k_entropy(logits: Tensor, k: int) -> Tensor:
@@ -28,7 +29,7 @@ def top_k_entropy(logits: Tensor, k: int) -> Tensor:
 
     As FLy's released code and vLLM compute it, both with k = 3.
     """
-    scores = _computable(logits)
+    scores = computable(logits)
     top = scores.topk(min(k, scores.shape[-1]), dim=-1).values
     probabilities = (top - scores.logsumexp(dim=-1, keepdim=True)).exp_()
     entropy: Tensor = torch.special.entr(probabilities).sum(dim=-1)
@@ -36,32 +37,25 @@ def top_k_entropy(logits: Tensor, k: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Entropy:
+class Entropy(Criterion):
     """Entropy at or above a threshold (arXiv 2511.22972, Algorithm 1: the entropy-level gate)."""
 
     threshold: float
     top_k: int | None = None  # None is the normalized measure
-    raw: bool = False
+    raw: bool = False  # of the model's own logits instead of the processed ones
 
-    @property
-    def never(self) -> bool:
-        """False: a closed gate is a `Constant`."""
-        return False
+    entropy = True
 
-    @property
-    def always(self) -> bool:
-        """False: an open gate is a `Constant`."""
-        return False
-
-    def measure(self, logits: Tensor) -> Tensor:
-        """The entropy of each row."""
+    def measure(self, at: Evidence) -> Tensor:
+        """The entropy, in the measure's unit."""
+        logits = at.raw if self.raw else at.processed
         if self.top_k is None:
-            return normalized_entropy(logits)
-        return top_k_entropy(logits, self.top_k)
+            return normalized_entropy(logits)[:, None]
+        return top_k_entropy(logits, self.top_k)[:, None]
 
-    def accepts(self, value: float) -> bool:
+    def accepts(self, *numbers: float) -> bool:
         """Whether the target is unsure enough; equality is."""
-        return value >= self.threshold
+        return numbers[0] >= self.threshold
 
 
 def entropy_criterion(
@@ -69,5 +63,5 @@ def entropy_criterion(
 ) -> Criterion:
     """The gate for a threshold; at 1 the normalized one is closed, whatever rounding says."""
     if measure is EntropyMeasure.NORMALIZED:
-        return Constant(False, raw) if threshold >= 1.0 else Entropy(threshold, None, raw)
+        return Constant(False) if threshold >= 1.0 else Entropy(threshold, None, raw)
     return Entropy(threshold, top_k, raw)

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from verify_service.rules.criteria import Criterion, Evidence
+
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Criterion):
     """The same answer at every mismatch.
 
     `Constant(False)` is exact speculative decoding: only the target's own tokens stand.
@@ -16,7 +18,6 @@ class Constant:
     """
 
     answer: bool
-    raw: bool = False
 
     @property
     def never(self) -> bool:
@@ -28,10 +29,10 @@ class Constant:
         """Whether each mismatch stands."""
         return self.answer
 
-    def measure(self, logits: Tensor) -> Tensor:
+    def measure(self, at: Evidence) -> Tensor:
         """Zeros; nobody needs them."""
-        return logits.new_zeros(logits.shape[0])
+        return at.raw.new_zeros(at.raw.shape[0], 1)
 
-    def accepts(self, value: float) -> bool:
+    def accepts(self, *numbers: float) -> bool:
         """The constant answer."""
         return self.answer

@@ -1,0 +1,271 @@
+"""Windows, distributions and log-probs through the engine and over gRPC."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from flyspec import wire
+from flyspec.errors import InvalidArgumentError
+from flyspec.prefix import TokenSequence
+from flyspec.types import (
+    DraftDistributions,
+    OpenWindow,
+    Outcome,
+    Rule,
+    SamplingParams,
+    TokenDistribution,
+    VerifyOpen,
+    VerifyRound,
+    WindowScope,
+)
+from tests.verify_service.test_engine import GREEDY, PROMPT, answers, opening
+from tests.verify_service.test_service import open_message, service, status_of
+
+__all__ = ["service"]
+ANY = Rule("random", random_acceptance=1.0, fly_window_size=3)
+
+
+def across():
+    return replace(ANY, window_scope=WindowScope.ACROSS_ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def log_softmax(loaded):
+    """Raw log-probabilities after each of the last `count` tokens, float64 [count, V]."""
+
+    def compute(tokens, count):
+        with torch.inference_mode():
+            logits = loaded.model(torch.tensor([tokens])).logits[0, -count:]
+        return torch.log_softmax(logits.double(), -1)
+
+    return compute
+
+
+def target_token(log_softmax, tokens):
+    return int(log_softmax(tokens, 1)[0].argmax())
+
+
+def some_other(token):
+    return 5 if token != 5 else 6
+
+
+async def test_a_window_fails_in_a_later_round(engine, log_softmax):
+    """Loose at the first position, one match; then a mismatch: back to the first position."""
+    session = engine.open(opening(PROMPT, rule=across()))
+    own = target_token(log_softmax, PROMPT)
+    loose = some_other(own)
+    right = target_token(log_softmax, [*PROMPT, loose])
+    drafts = [loose, right]
+    (first,) = await answers(engine, session, VerifyRound(1, len(PROMPT), [], drafts))
+    assert [d.outcome for d in first.decisions] == [Outcome.PROVISIONAL, Outcome.EXACT]
+    assert first.keep_length == len(PROMPT) + 2
+    assert first.committed_length == len(PROMPT)
+    window = first.open_window
+    logp = log_softmax(PROMPT, 1)[0]
+    assert window[:3] == (len(PROMPT), own, 2)
+    assert window.gap_nats == pytest.approx(float(logp.max() - logp[loose]))
+
+    bonus = first.next_token_id
+    wrong = some_other(target_token(log_softmax, [*PROMPT, *drafts, bonus]))
+    (second,) = await answers(
+        engine,
+        session,
+        VerifyRound(2, first.keep_length + 1, [], [wrong, 7], open_window=window),
+    )
+    assert (second.keep_length, second.next_token_id) == (len(PROMPT), own)
+    assert second.committed_length == len(PROMPT) + 1
+    assert second.open_window is None
+    assert [d.outcome for d in second.decisions] == [Outcome.REJECTED, Outcome.NOT_REACHED]
+
+    # The session holds what the orchestrator holds, cache included.
+    sequence = TokenSequence([*PROMPT, own])
+    (third,) = await answers(
+        engine, session, VerifyRound(3, len(sequence), [], [], prefix_hash=sequence.hash)
+    )
+    assert third.next_token_id == target_token(log_softmax, [*PROMPT, own])
+    engine.close(session)
+
+
+async def test_a_window_closes_in_a_session_opened_anew(engine, log_softmax):
+    """The window is the client's: another session takes it on."""
+    own = target_token(log_softmax, PROMPT)
+    tokens = [*PROMPT, some_other(own)]
+    for _ in range(4):
+        tokens.append(target_token(log_softmax, tokens))
+    held, drafts = tokens[:-2], tokens[-2:]
+    session = engine.open(VerifyOpen(held, len(PROMPT), across(), GREEDY, 0))
+    window = OpenWindow(len(PROMPT), own, 2, 1.25)
+    (verdict,) = await answers(
+        engine, session, VerifyRound(9, len(held), [], drafts, open_window=window)
+    )
+    assert verdict.open_window is None
+    assert verdict.keep_length == len(tokens)
+    assert verdict.committed_length == len(tokens) + 1
+    engine.close(session)
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        (OpenWindow(len(PROMPT) - 1, 5, 1, 0.5), "position must be between"),
+        (OpenWindow(len(PROMPT) + 2, 5, 1, 0.5), "position must be between"),
+        (OpenWindow(len(PROMPT), 400, 1, 0.5), "target_token_id"),
+        (OpenWindow(len(PROMPT), 5, 0, 0.5), "remaining_matches"),
+        (OpenWindow(len(PROMPT), 5, 1, float("nan")), "gap_nats"),
+    ],
+)
+async def test_bad_windows_are_refused_by_name(engine, window, message):
+    session = engine.open(VerifyOpen([*PROMPT, 5, 6], len(PROMPT), across(), GREEDY, 0))
+    with pytest.raises(InvalidArgumentError, match=message):
+        await answers(
+            engine, session, VerifyRound(1, len(PROMPT) + 2, [], [7], open_window=window)
+        )
+    engine.close(session)
+
+
+def close_to(logprobs, row, token, top):
+    """Whether one position's log-probs are those of a row of log_softmax."""
+    assert logprobs.logprob == pytest.approx(float(row[token]), abs=1e-4)
+    best = torch.topk(row, top)
+    assert list(logprobs.top_token_ids) == best.indices.tolist()
+    assert logprobs.top_logprobs == pytest.approx(best.values.tolist(), abs=1e-4)
+
+
+async def test_logprobs_of_every_token_that_stands(engine, log_softmax):
+    open_ = VerifyOpen(PROMPT, len(PROMPT), across(), GREEDY, 0, logprobs=3)
+    session = engine.open(open_)
+    own = target_token(log_softmax, PROMPT)
+    loose = some_other(own)
+    drafts = [loose, target_token(log_softmax, [*PROMPT, loose])]
+    (first,) = await answers(engine, session, VerifyRound(1, len(PROMPT), [], drafts))
+    tokens = [*PROMPT, *drafts]
+    rows = log_softmax(tokens, 3)
+    for logprobs, row, token in zip(
+        first.logprobs, rows, [*drafts, first.next_token_id], strict=True
+    ):
+        close_to(logprobs, row, token, 3)
+    close_to(first.open_window.target_logprobs, rows[0], own, 3)
+
+    tokens.append(first.next_token_id)
+    wrong = some_other(target_token(log_softmax, tokens))
+    (second,) = await answers(
+        engine,
+        session,
+        VerifyRound(2, len(tokens), [], [wrong], open_window=first.open_window),
+    )
+    assert list(second.logprobs) == [first.open_window.target_logprobs]
+
+    (plain,) = await answers(engine, session, VerifyRound(3, second.keep_length + 1, [], []))
+    close_to(plain.logprobs[0], log_softmax([*PROMPT, own], 1)[0], plain.next_token_id, 3)
+    with pytest.raises(InvalidArgumentError, match="target_logprobs"):
+        await answers(
+            engine,
+            session,
+            VerifyRound(4, plain.keep_length + 1, [], [5],
+                        open_window=OpenWindow(len(PROMPT), 5, 1, 0.5)),
+        )  # fmt: skip
+    engine.close(session)
+    with pytest.raises(InvalidArgumentError, match=r"open\.logprobs must be between 0 and 20"):
+        engine.open(VerifyOpen(PROMPT, len(PROMPT), across(), GREEDY, 0, logprobs=21))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
+        SamplingParams(0.8, min_p=0.02, presence_penalty=0.5, min_tokens=20),
+        SamplingParams(1.0, logit_bias=((7, 4.0), (9, -100.0))),
+    ],
+)
+async def test_penalties_do_not_depend_on_drafts(engine, sampling):
+    """Each row of a round counts the drafts before it, as plain decoding counts its tokens."""
+    session = engine.open(opening(PROMPT, sampling=sampling, seed=4))
+    verdicts = await answers(
+        engine, session, VerifyRound(1, len(PROMPT), [], [], max_plain_tokens=40)
+    )
+    plain = [v.next_token_id for v in verdicts]
+    engine.close(session)
+    rng = random.Random(1)
+    session, tokens = engine.open(opening(PROMPT, sampling=sampling, seed=4)), []
+    while len(tokens) < len(plain) - 5:
+        drafts = plain[len(tokens) : len(tokens) + 4]
+        drafts = [t if rng.random() < 0.9 else 5 for t in drafts]
+        start = len(PROMPT) + len(tokens)
+        (verdict,) = await answers(engine, session, VerifyRound(2, start, [], drafts))
+        tokens += [*drafts[: verdict.keep_length - start], verdict.next_token_id]
+    engine.close(session)
+    assert tokens == plain[: len(tokens)]
+
+
+def point_masses(count, round_id, first):
+    return wire.distributions_to_proto(
+        DraftDistributions(round_id, first, [TokenDistribution()] * count)
+    )
+
+
+def round_message(drafts, round_id=1, keep=4):
+    return wire.verify_round_to_proto(VerifyRound(round_id, keep, [], drafts))
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([point_masses(2, 1, 4), round_message([5])], "2 for 1 drafted"),
+        ([point_masses(1, 2, 4), round_message([5])], "of round 2"),
+        ([point_masses(1, 1, 5), round_message([5])], "from position 5"),
+        ([point_masses(65, 1, 4)], "between 1 and 64"),
+        ([round_message([5])], "distributions"),
+        (
+            [
+                wire.distributions_to_proto(
+                    DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 6)])
+                ),
+                round_message([5]),
+            ],
+            "distributions",
+        ),
+        (
+            [
+                wire.distributions_to_proto(
+                    DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 2, (400,))])
+                ),
+                round_message([5]),
+            ],
+            "distributions",
+        ),
+    ],
+)
+async def test_distributions_that_do_not_fit_are_refused(service, engine, messages, text):
+    async with service() as stub:
+        call = stub.Verify()
+        await call.write(open_message(rule="fuzzy"))
+        for message in messages:
+            await call.write(message)
+        code, details = await status_of(call)
+        assert (code.name, text in details) == ("INVALID_ARGUMENT", True), (code, details)
+
+
+async def test_distributions_in_pieces_decide(service, log_softmax):
+    """A draft whose distribution is the target's stands; one that is a point mass elsewhere not."""
+    prompt = [0, 17, 45, 120]
+    logp = log_softmax(prompt, 1)[0]
+    second = int(logp.topk(2).indices[1])
+    same = TokenDistribution(logp.to(torch.float16).numpy().astype(np.dtype("<f2")).tobytes())
+    changes = {"divergence_threshold": 0.05, "divergence_top_k": 0}
+    for distribution, keep in ((same, 5), (TokenDistribution(), 4)):
+        async with service() as stub:
+            call = stub.Verify()
+            await call.write(open_message(prompt, rule="fuzzy", **changes))
+            for position in (4, 5):
+                piece = DraftDistributions(1, position, [distribution])
+                await call.write(wire.distributions_to_proto(piece))
+            await call.write(round_message([second, 5]))
+            verdict = wire.round_verdict_from_proto(await call.read())
+            assert verdict.keep_length >= keep
+            assert (verdict.decisions[0].outcome is Outcome.LOOSE) == (keep == 5)
+            call.cancel()

@@ -1,0 +1,77 @@
+"""Whether the arguments of `judge` fit together. Each error says what is allowed and what came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flyspec.engine.distributions import Distributions
+from flyspec.errors import InvalidArgumentError
+from flyspec.types import OpenWindow, Rule
+from verify_service.rules.presets import Composition
+
+
+def check_drafts(draft_token_ids: Sequence[int], target_logits: Tensor) -> None:
+    """One row of logits more than drafts, and drafts that have a column."""
+    expected = len(draft_token_ids) + 1
+    if target_logits.dim() != 2 or target_logits.shape[0] != expected:
+        raise InvalidArgumentError(
+            f"target_logits must have {expected} rows for {expected - 1} drafted tokens, "
+            f"got shape {tuple(target_logits.shape)}"
+        )
+    last = target_logits.shape[1] - 1
+    if expected > 1 and not 0 <= min(draft_token_ids) <= max(draft_token_ids) <= last:
+        wrong = next(token for token in draft_token_ids if not 0 <= token <= last)
+        raise InvalidArgumentError(f"draft_token_ids must be between 0 and {last}, got {wrong}")
+
+
+def check_open_window(
+    rule: Rule, parts: Composition, open_window: OpenWindow | None, start_position: int
+) -> None:
+    """A window only for a rule that can have left it open, at a position before the round."""
+    if open_window is None:
+        return
+    if not parts.window.across_rounds:
+        raise InvalidArgumentError(
+            f"open_window: the windows of the rule {rule.name!r} end with their round; "
+            "set window_scope to across_rounds or send no open_window"
+        )
+    if not 0 <= open_window.position < start_position:
+        raise InvalidArgumentError(
+            f"open_window.position must be between 0 and {start_position - 1}, before the round, "
+            f"got {open_window.position}"
+        )
+    if open_window.remaining_matches < 1:
+        raise InvalidArgumentError(
+            f"open_window.remaining_matches must be at least 1, got {open_window.remaining_matches}"
+        )
+
+
+def check_distributions(
+    rule: Rule, parts: Composition, draft: Distributions | None, logits_shape: torch.Size
+) -> None:
+    """The drafter's distributions, one row a draft, whole where the rule compares whole ones."""
+    num_drafts, vocab_size = logits_shape[0] - 1, logits_shape[1]
+    if draft is None:
+        raise InvalidArgumentError(
+            f"distributions: the rule {rule.name!r} needs the distribution that each token was "
+            f"drafted from; send {num_drafts}, one a drafted token, before their round"
+        )
+    rows, width = draft.log_probs.shape
+    if rows != num_drafts:
+        raise InvalidArgumentError(
+            f"distributions: need one a drafted token, {num_drafts}, got {rows}"
+        )
+    if draft.token_ids is None and width != vocab_size:
+        raise InvalidArgumentError(
+            f"distributions: need {vocab_size} log-probabilities, one a token of the target's "
+            f"vocabulary, or token_ids with them; got {width}"
+        )
+    # A list of one token is a point mass, which is whole.
+    if parts.criterion.needs_whole_draft and draft.token_ids is not None and width > 1:
+        raise InvalidArgumentError(
+            f"distributions: the rule {rule.name!r} compares whole distributions here; send "
+            f"{vocab_size} log-probabilities without token_ids, got a list of up to {width} tokens"
+        )

@@ -1,0 +1,167 @@
+"""Fuzzy speculative decoding: a mismatch may stand where target and draft hardly differ.
+
+The target's p and the draft's q are compared over the whole vocabulary, or over some tokens and one
+bucket for all others. Everything is in nats and log-probabilities, so that float32 does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flyspec.engine.distributions import Distributions
+from flyspec.types import Divergence
+from verify_service.rules.criteria import Criterion, Evidence, computable
+
+HALF_FLOAT_ROUNDING = 2.0**-11
+"""Most that rounding to a half float changes a number, as a share of it."""
+
+
+def kl(a: Tensor, b: Tensor) -> Tensor:
+    """KL(a || b) = sum of a log(a / b) of log-probabilities [n, m]: [n]. 0 log 0 = 0."""
+    weight = a.exp()
+    return torch.where(weight > 0, weight * (a - b), 0.0).sum(dim=-1)
+
+
+def _middle(log_p: Tensor, log_q: Tensor) -> Tensor:
+    return torch.logaddexp(log_p, log_q) - math.log(2)
+
+
+def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """(KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2; at most ln 2."""
+    log_m = _middle(log_p, log_q)
+    return (kl(log_p, log_m) + kl(log_q, log_m)) / 2
+
+
+def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Half the sum of |p - q|; at most 1."""
+    return (log_p.exp() - log_q.exp()).abs().sum(dim=-1) / 2
+
+
+def reversed_jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """(KL(m || p) + KL(m || q)) / 2: what the released code calls JS; unbounded."""
+    log_m = _middle(log_p, log_q)
+    return (kl(log_m, log_p) + kl(log_m, log_q)) / 2
+
+
+def reversed_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(q || p): what the released code calls KL."""
+    return kl(log_q, log_p)
+
+
+FORMULAS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
+    Divergence.JS: jensen_shannon,
+    Divergence.KL: kl,
+    Divergence.TV: total_variation,
+}
+REVERSED_FORMULAS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
+    Divergence.JS: reversed_jensen_shannon,
+    Divergence.KL: reversed_kl,
+}
+
+
+def comparable(logits: Tensor, draft: Distributions, top_k: int) -> tuple[Tensor, Tensor]:
+    """log p and log q over the same outcomes, [n, m] each; p = softmax of logits [n, V].
+
+    With the draft's whole distribution: the vocabulary, or for `top_k` > 0 the target's `top_k`
+    most likely tokens and one bucket for the rest. With only some of its tokens: those and one
+    bucket. q is taken as it was sent. Grouping tokens never makes a divergence larger.
+    """
+    log_p = computable(logits).log_softmax(dim=-1)
+    log_q = draft.log_probs.to(log_p.dtype)
+    if draft.token_ids is not None:
+        return _over_listed(log_p, log_q, draft.token_ids)
+    if 0 < top_k < log_p.shape[-1]:
+        top = log_p.topk(top_k, dim=-1).indices
+        return _with_rest(log_p, top), _with_rest(log_q, top)
+    return log_p, log_q
+
+
+def _with_rest(log_probs: Tensor, token_ids: Tensor) -> Tensor:
+    """Log-probabilities of these tokens [n, k] and of all others together: [n, k + 1]."""
+    others = log_probs.scatter(-1, token_ids, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return torch.cat([log_probs.gather(-1, token_ids), others], dim=-1)
+
+
+def _over_listed(log_p: Tensor, log_q: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Over the tokens that the draft lists, [n, k + 1] each.
+
+    Entries of probability 0 are padding, or as good as that: their p goes with the rest. The rest
+    of q is what is left to 1, but no less than what rounding of the entries may hide: half floats
+    that happen to add up to 1 must not make all other tokens impossible. Of a point mass nothing is
+    left.
+    """
+    listed = log_q > -torch.inf
+    mark = torch.where(listed, -torch.inf, torch.inf).to(log_p.dtype)
+    # amin: an id that is listed once and repeated as padding counts as listed.
+    others = log_p.scatter_reduce(-1, token_ids, mark, "amin").logsumexp(dim=-1, keepdim=True)
+    own = torch.where(listed, log_p.gather(-1, token_ids), -torch.inf)
+    q = log_q.exp()
+    left = 1.0 - q.sum(dim=-1, keepdim=True)
+    hidden = torch.special.entr(q).sum(dim=-1, keepdim=True) * HALF_FLOAT_ROUNDING
+    rest = torch.maximum(left, hidden).log()
+    return torch.cat([own, others], dim=-1), torch.cat([log_q, rest], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceBelow(Criterion):
+    """A divergence of p and q below T (Fuzzy Speculative Decoding, arXiv 2502.20704, appendix A).
+
+    p is the target's processed distribution, q the draft's. The token itself does not matter, only
+    that the draft was near the target where it drew it.
+    """
+
+    divergence: Divergence
+    threshold: float
+    top_k: int = 0
+
+    needs_draft = True
+
+    @property
+    def needs_whole_draft(self) -> bool:
+        """Whether a list of some tokens is not enough."""
+        return self.top_k == 0
+
+    def measure(self, at: Evidence) -> Tensor:
+        """The divergence, nats (TV: none), >= 0; KL is infinite where q lacks a token of p."""
+        assert at.draft is not None
+        value = FORMULAS[self.divergence](*comparable(at.processed, at.draft, self.top_k))
+        return value.clamp_(min=0.0)[:, None]
+
+    def accepts(self, *numbers: float) -> bool:
+        """Whether they are near enough; equality is not."""
+        return numbers[0] < self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class ReversedDivergence(Criterion):
+    """The divergence of Fuzzy Speculative Decoding's released code, at most T.
+
+    Its forms are reversed and its thresholds belong to them (0.3 to 0.7). It sees raw logits, and
+    asks it of every drafted token, the target's own included.
+    """
+
+    divergence: Divergence
+    threshold: float
+
+    needs_draft = True
+    judges_matches = True
+
+    @property
+    def needs_whole_draft(self) -> bool:
+        """True: the released code compares whole distributions."""
+        return True
+
+    def measure(self, at: Evidence) -> Tensor:
+        """The divergence, nats, >= 0; infinite where q or p lacks a token of the other."""
+        assert at.draft is not None
+        value = REVERSED_FORMULAS[self.divergence](*comparable(at.raw, at.draft, 0))
+        return value.clamp_(min=0.0)[:, None]
+
+    def accepts(self, *numbers: float) -> bool:
+        """Whether they are near enough; equality is."""
+        return numbers[0] <= self.threshold

@@ -1,0 +1,56 @@
+"""Reads numbers off a device: lazily where that is free, all at once where each look is a wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+Column = Callable[[int, int], Tensor]
+"""Numbers of the rows from a start up to, not including, a stop: [rows, numbers]."""
+Reading = Callable[[int], Sequence[float]]
+"""Numbers of one row."""
+
+
+def read(
+    whole: Sequence[Tensor], columns: Sequence[Column], rows: int, device: torch.device
+) -> tuple[list[list[float]], list[Reading]]:
+    """The tensors `whole` [n] as lists, and each column of `rows` rows as a function of the row.
+
+    On a CPU a row of a column is computed when it is asked for. Elsewhere all rows of all columns
+    are, and everything is read in one transfer: to come back for a row would cost another wait.
+    Token ids and numbers of every floating type are exact in the float64 that is read.
+    """
+    if device.type == "cpu":
+        return [tensor.tolist() for tensor in whole], [_lazily(column) for column in columns]
+    tables = [column(0, rows) for column in columns] if rows else []
+    parts = [part.to(torch.float64).flatten() for part in (*whole, *tables)]
+    numbers = torch.cat(parts).tolist()
+    split, begin = [], 0
+    for part in parts:
+        split.append(numbers[begin : begin + part.shape[0]])
+        begin += part.shape[0]
+    readings = [
+        _by_row(values, table.shape[1])
+        for values, table in zip(split[len(whole) :], tables, strict=True)
+    ]
+    return split[: len(whole)], readings or [_nothing for _ in columns]
+
+
+def _lazily(column: Column) -> Reading:
+    @cache
+    def reading(row: int) -> Sequence[float]:
+        numbers: list[float] = column(row, row + 1)[0].tolist()
+        return numbers
+
+    return reading
+
+
+def _by_row(values: list[float], width: int) -> Reading:
+    return lambda row: values[row * width : (row + 1) * width]
+
+
+def _nothing(row: int) -> Sequence[float]:
+    raise IndexError(row)
