@@ -19,7 +19,7 @@ from draft_service.proposal import Proposal, SessionState
 from flyspec.errors import FlyspecError, UnavailableError
 
 if TYPE_CHECKING:
-    from flyspec.engine.runner import Draw
+    from flyspec.engine.runner import Draw, Drawn
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class Runner(Protocol):
     """What the engine needs of `flyspec.engine.runner.ModelRunner`."""
 
-    def draw(self, draws: Sequence[Draw]) -> list[list[int]]:
+    def draw(self, draws: Sequence[Draw]) -> list[Drawn]:
         """The tokens drawn from each step's rows, read from the device."""
 
 
@@ -113,10 +113,10 @@ class Engine:
                 _fail(proposal, error)
             return
         elapsed = perf_counter_ns() - began
-        for (proposal, _), token_ids in zip(proposals, drawn, strict=True):
+        for (proposal, _), tokens in zip(proposals, drawn, strict=True):
             proposal.model_ns += elapsed
             try:
-                draw = proposal.resume(token_ids)
+                draw = proposal.resume(tokens)
             except Exception as error:
                 draw = None
                 _fail(proposal, error)

@@ -6,15 +6,26 @@ threads, no gRPC and no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from draft_service.drafters.base import Drafted, Drafter, DrafterSession, Work, check_move
-from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftTimings, Origin
+from flyspec.types import (
+    DraftAdvance,
+    DraftChunk,
+    DraftOpen,
+    DraftTimings,
+    Origin,
+    TokenDistribution,
+)
 
 if TYPE_CHECKING:
-    from flyspec.engine.runner import Draw
+    from flyspec.engine.runner import Draw, Drawn
+
+MAX_CHUNK_BYTES = 1 << 20
+"""Most bytes of distributions in a chunk that has more than one token. A single one is smaller in
+any vocabulary of today (half a megabyte at 262,144 tokens)."""
 
 Deliver = Callable[[DraftChunk | Exception], None]
 
@@ -31,8 +42,7 @@ class SessionState:
     def session(self) -> DrafterSession:
         """The drafter's session. Raises `ResourceExhaustedError` if it cannot be opened."""
         if self._session is None:
-            o = self._open
-            self._session = self._drafter.open(o.token_ids, o.sampling, o.seed)
+            self._session = self._drafter.open(self._open)
         return self._session
 
     def close(self) -> None:
@@ -46,16 +56,19 @@ class Proposal:
     """The answer to one `advance`: `start`, then `resume` with what was drawn, to the end.
 
     `deliver` gets every chunk, the last one flagged. A chunk goes out once `chunk_tokens` tokens
-    wait in it and a further step is due; what exists already is never split. `arrival_ns` is the
-    `perf_counter_ns` of the request; `model_ns` is added to by whoever runs the steps.
+    wait in it and a further step is due; what exists already is not split, unless its distributions
+    exceed `MAX_CHUNK_BYTES`. `arrival_ns` is the `perf_counter_ns` of the request; `model_ns` is
+    added to by whoever runs the steps.
     """
 
     __slots__ = (
         "_advance",
         "_arrival_ns",
         "_base",
+        "_bytes",
         "_chunk_tokens",
         "_deliver",
+        "_distributions",
         "_first_step_ns",
         "_ids",
         "_next_token_id",
@@ -82,6 +95,8 @@ class Proposal:
         self._arrival_ns, self._deliver = arrival_ns, deliver
         self._ids: list[int] = []
         self._origins: list[Origin] = []
+        self._distributions: list[TokenDistribution] = []
+        self._bytes = 0
         self._base = self._sent = self._next_token_id = self._first_step_ns = 0
 
     def start(self) -> Draw | None:
@@ -96,17 +111,18 @@ class Proposal:
         self._next_token_id = session.token_ids[-1]
         self._work = session.propose(advance.max_tokens)
         self._first_step_ns = perf_counter_ns()
-        return self.resume(())
+        return self.resume(None)
 
-    def resume(self, drawn: Sequence[int]) -> Draw | None:
-        """Hand over the tokens of the last draw; the next draw, or None when all is delivered."""
+    def resume(self, drawn: Drawn | None) -> Draw | None:
+        """Hand over what the last draw gave; the next draw, or None when all is delivered.
+
+        None begins.
+        """
         work = self._work
         try:
-            # A generator that has not begun takes None only; `next` serves it.
-            item = work.send(drawn) if drawn else next(work)
+            item = next(work) if drawn is None else work.send(drawn)
             while isinstance(item, Drafted):
-                self._ids += item.token_ids
-                self._origins += item.origins
+                self._add(item)
                 item = next(work)
         except StopIteration:
             self._flush(last=True)
@@ -122,6 +138,23 @@ class Proposal:
     def cancel(self) -> None:
         """End without a word; nobody listens any more."""
         self._work.close()
+
+    def _add(self, drafted: Drafted) -> None:
+        """Put tokens into the chunk; where their distributions do not fit it goes out before."""
+        token_ids, origins, distributions = drafted
+        if not distributions:
+            self._ids += token_ids
+            self._origins += origins
+            return
+        for token, origin, distribution in zip(token_ids, origins, distributions, strict=True):
+            # An id takes at most 3 bytes on the wire up to 2,097,152 tokens.
+            size = len(distribution.log_probs) + 3 * len(distribution.token_ids)
+            if self._ids and self._bytes + size > MAX_CHUNK_BYTES:
+                self._flush(last=False)
+            self._ids.append(token)
+            self._origins.append(origin)
+            self._distributions.append(distribution)
+            self._bytes += size
 
     def _flush(self, last: bool) -> None:
         timings = DraftTimings()
@@ -141,6 +174,7 @@ class Proposal:
             origins=self._origins,
             last=last,
             timings=timings,
+            distributions=self._distributions,
         )
-        self._ids, self._origins = [], []
+        self._ids, self._origins, self._distributions, self._bytes = [], [], [], 0
         self._deliver(chunk)

@@ -15,7 +15,7 @@ from draft_service.engine import Engine
 from draft_service.proposal import Proposal, SessionState
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftServiceInfo, SessionStatus
-from flyspec.validation import validate_sampling
+from flyspec.validation import MAX_DIVERGENCE_TOP_K, validate_sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Session:
                 f"open.token_ids: {len(open_.token_ids)} tokens, but the drafter "
                 f"{drafter.info.name} holds {max_length}; shorten the prompt or use another drafter"
             )
-        validate_sampling(open_.sampling)
+        self._check_rest(open_)
         self._limits = limits
         self._engine = engine if drafter.needs_model else None
         self._state = SessionState(drafter, open_)
@@ -139,6 +139,27 @@ class Session:
     def _deliver(self, item: DraftChunk | Exception) -> None:
         """Called in the engine's thread."""
         self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
+
+    def _check_rest(self, open_: DraftOpen) -> None:
+        """Refuse bad parameters of a sequence that is good."""
+        validate_sampling(open_.sampling)
+        for token, _ in open_.sampling.logit_bias:
+            if self._vocab_size is not None and token >= self._vocab_size:
+                raise InvalidArgumentError(
+                    f"open.sampling.logit_bias: {token} is not below the draft model's vocabulary "
+                    f"size {self._vocab_size}; send ids of the draft model's own tokenizer"
+                )
+        if open_.prompt_length > len(open_.token_ids):
+            raise InvalidArgumentError(
+                f"open.prompt_length must be between 0 (all) and {len(open_.token_ids)}, the "
+                f"number of token_ids, got {open_.prompt_length}"
+            )
+        spec = open_.distribution
+        if spec is not None and spec.top_k > MAX_DIVERGENCE_TOP_K:
+            raise InvalidArgumentError(
+                f"open.distribution.top_k must be between 0 (the whole vocabulary) and "
+                f"{MAX_DIVERGENCE_TOP_K}, got {spec.top_k}"
+            )
 
     def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
         size = self._vocab_size

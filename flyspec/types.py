@@ -280,10 +280,12 @@ class DistributionSpec:
     """Which distributions a drafter sends: its `top_k` most likely tokens, 0 for all.
 
     `draw_from_it`: it draws from what it sends, with noise of its own (the rule `rejection`).
+    `raw`: of the model's raw logits instead of the processed ones (`fuzzy-reference`).
     """
 
     top_k: int = 0
     draw_from_it: bool = False
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

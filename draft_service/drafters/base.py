@@ -10,21 +10,25 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
-from flyspec.types import DrafterInfo, Origin, SamplingParams
+from flyspec.types import DrafterInfo, DraftOpen, Origin, TokenDistribution
 
 if TYPE_CHECKING:
-    from flyspec.engine.runner import Draw
+    from flyspec.engine.runner import Draw, Drawn
 
 
 class Drafted(NamedTuple):
-    """Tokens of a proposal, in order, and where each came from."""
+    """Tokens of a proposal, in order, and where each came from.
+
+    `distributions` has one a token if the session was opened with a `distribution`.
+    """
 
     token_ids: Sequence[int]
     origins: Sequence[Origin]
+    distributions: Sequence[TokenDistribution] = ()
 
 
-Work: TypeAlias = "Generator[Draw | Drafted, Sequence[int], None]"
-"""A proposal in the making. Each `Draw` that it yields wants the tokens drawn sent back; each
+Work: TypeAlias = "Generator[Draw | Drafted, Drawn, None]"
+"""A proposal in the making. Each `Draw` that it yields wants what was drawn sent back; each
 `Drafted` is output and wants nothing back."""
 
 
@@ -63,7 +67,7 @@ class Drafter(Protocol):
     def needs_model(self) -> bool:
         """Whether its proposals yield draws; if so its sessions live in the engine's thread."""
 
-    def open(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> DrafterSession:
+    def open(self, open_: DraftOpen) -> DrafterSession:
         """Start a session on a checked sequence. Raises `ResourceExhaustedError`: no free slot."""
 
 

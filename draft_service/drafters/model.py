@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from draft_service.drafters.base import Drafted, Work
-from flyspec.engine.runner import Draw, ModelRunner, Step
-from flyspec.types import DrafterInfo, Origin, SamplingParams
+from flyspec.engine.logits import History, needs_history
+from flyspec.engine.runner import Draw, Drawn, ModelRunner, Step
+from flyspec.types import DrafterInfo, DraftOpen, Origin
 
 PREFILL_STEP = 512
 """Prompt tokens a step: between two steps others get their turn and a cancelled session ends."""
@@ -15,11 +16,20 @@ _ONE_FROM_MODEL = (Origin.EXACT_MODEL,)
 
 
 class CachedPrefix:
-    """A slot, how many of its positions hold the sequence's tokens, and how to draw behind them."""
+    """A slot, how many of its positions hold the sequence's tokens, and how to draw behind them.
 
-    def __init__(self, runner: ModelRunner, sampling: SamplingParams, seed: int) -> None:
+    `eos_token_ids` are held back for `min_tokens`.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, open_: DraftOpen, eos_token_ids: frozenset[int]
+    ) -> None:
         self._cache = runner.cache
-        self._sampling, self._seed = sampling, seed
+        self._sampling, self._seed = open_.sampling, open_.seed
+        self._distribution = open_.distribution
+        self._prompt_length = open_.prompt_length or len(open_.token_ids)
+        self._eos = eos_token_ids
+        self._needs_history = needs_history(open_.sampling)
         self._slot = runner.cache.acquire()
         self.length = 0
 
@@ -29,10 +39,11 @@ class CachedPrefix:
 
     def extend(
         self, tokens: Sequence[int], guess: Sequence[int] = ()
-    ) -> Generator[Draw, Sequence[int], Sequence[int]]:
+    ) -> Generator[Draw, Drawn, Drawn]:
         """Cache `tokens` and then `guess`; yields the draws that this takes.
 
-        Returns the model's own token after the last of `tokens` and after each guessed one. The
+        Returns the model's own token after the last of `tokens` and after each guessed one, with
+        their distributions if the session sends them. `tokens` must stay until it returns. The
         guess counts as cached: call `keep` if it does not stand.
         """
         total = len(tokens)
@@ -42,7 +53,10 @@ class CachedPrefix:
             start += PREFILL_STEP
             self.length = start
         step = Step(self._slot, start, [*tokens[start:], *guess], 1 + len(guess))
-        drawn = yield Draw(step, self._sampling, self._seed)
+        history = None
+        if self._needs_history:
+            history = History(tokens, self._prompt_length, self._eos)
+        drawn = yield Draw(step, self._sampling, self._seed, history, self._distribution)
         self.length = total + len(guess)
         return drawn
 
@@ -64,24 +78,17 @@ class ModelDrafter:
         self._runner = runner
         self._eos = frozenset(eos_token_ids)
 
-    def open(self, token_ids: Sequence[int], sampling: SamplingParams, seed: int) -> ModelSession:
+    def open(self, open_: DraftOpen) -> ModelSession:
         """Take a slot; the first proposal fills it."""
-        return ModelSession(self._runner, self._eos, token_ids, sampling, seed)
+        return ModelSession(self._runner, self._eos, open_)
 
 
 class ModelSession:
     """A sequence and the slot that caches it."""
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        eos: frozenset[int],
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
-        seed: int,
-    ) -> None:
-        self._tokens = list(token_ids)
-        self._prefix = CachedPrefix(runner, sampling, seed)
+    def __init__(self, runner: ModelRunner, eos: frozenset[int], open_: DraftOpen) -> None:
+        self._tokens = list(open_.token_ids)
+        self._prefix = CachedPrefix(runner, open_, eos)
         self._context_length = runner.info.context_length
         self._eos = eos
 
@@ -100,9 +107,10 @@ class ModelSession:
         """One step a token; none after the last."""
         tokens, extend = self._tokens, self._prefix.extend
         for _ in range(min(max_tokens, self._context_length - len(tokens))):
-            (token,) = yield from extend(tokens)
+            drawn = yield from extend(tokens)
+            (token,) = drawn.token_ids
             tokens.append(token)
-            yield Drafted((token,), _ONE_FROM_MODEL)
+            yield Drafted(drawn.token_ids, _ONE_FROM_MODEL, drawn.distributions)
             if token in self._eos:
                 return
 

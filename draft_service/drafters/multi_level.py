@@ -2,7 +2,8 @@
 
 A run found by prompt lookup goes through the draft model in one step; what the model would have
 chosen itself stands, and its own next token follows. The proposal is the one that `model` makes,
-in fewer steps where the text repeats itself.
+in fewer steps where the text repeats itself; so are the distributions sent with it: every token of
+it was drawn by the model, looked up or not.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from draft_service.drafters.base import Drafted, Work
 from draft_service.drafters.model import CachedPrefix
 from flyspec.engine.runner import ModelRunner
 from flyspec.lookup import PromptLookup
-from flyspec.types import DrafterInfo, Origin, SamplingParams
+from flyspec.types import DrafterInfo, DraftOpen, Origin
 
 MAX_GUESS = 16
 """Most looked-up tokens checked in one step; a longer row costs more than it saves when wrong."""
@@ -29,26 +30,17 @@ class MultiLevelDrafter:
         self._runner = runner
         self._eos = frozenset(eos_token_ids)
 
-    def open(
-        self, token_ids: Sequence[int], sampling: SamplingParams, seed: int
-    ) -> MultiLevelSession:
+    def open(self, open_: DraftOpen) -> MultiLevelSession:
         """Take a slot and index the sequence."""
-        return MultiLevelSession(self._runner, self._eos, token_ids, sampling, seed)
+        return MultiLevelSession(self._runner, self._eos, open_)
 
 
 class MultiLevelSession:
     """A sequence, its n-gram index and the slot that caches it."""
 
-    def __init__(
-        self,
-        runner: ModelRunner,
-        eos: frozenset[int],
-        token_ids: Sequence[int],
-        sampling: SamplingParams,
-        seed: int,
-    ) -> None:
-        self._lookup = PromptLookup(token_ids)
-        self._prefix = CachedPrefix(runner, sampling, seed)
+    def __init__(self, runner: ModelRunner, eos: frozenset[int], open_: DraftOpen) -> None:
+        self._lookup = PromptLookup(open_.token_ids)
+        self._prefix = CachedPrefix(runner, open_, eos)
         self._context_length = runner.info.context_length
         self._eos = eos
 
@@ -72,11 +64,12 @@ class MultiLevelSession:
             guess = lookup.propose(min(left, MAX_GUESS))
             # The token at the proposal's end needs no step after it.
             fed = guess[: left - 1]
-            chosen = yield from prefix.extend(tokens, fed)
+            drawn = yield from prefix.extend(tokens, fed)
+            chosen = drawn.token_ids
             agreed = 0
             while agreed < len(fed) and chosen[agreed] == guess[agreed]:
                 agreed += 1
-            run = list(chosen[: agreed + 1])
+            run = chosen[: agreed + 1]
             ended = next((i for i, token in enumerate(run) if token in self._eos), None)
             if ended is not None:
                 run = run[: ended + 1]
@@ -86,7 +79,7 @@ class MultiLevelSession:
             ]
             lookup.extend(run)
             prefix.keep(base + min(agreed, len(run)))
-            yield Drafted(run, origins)
+            yield Drafted(run, origins, drawn.distributions[: len(run)])
             left = 0 if ended is not None else left - len(run)
 
     def close(self) -> None:

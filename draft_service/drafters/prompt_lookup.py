@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from draft_service.drafters.base import Drafted, Work
 from flyspec.lookup import PromptLookup
-from flyspec.types import DrafterInfo, Origin, SamplingParams
+from flyspec.types import DrafterInfo, DraftOpen, Origin, TokenDistribution
 
 
 class PromptLookupDrafter:
@@ -18,19 +18,18 @@ class PromptLookupDrafter:
     def __init__(self, max_length: int = 0) -> None:
         self._max_length = max_length
 
-    def open(
-        self, token_ids: Sequence[int], sampling: SamplingParams, seed: int
-    ) -> PromptLookupSession:
+    def open(self, open_: DraftOpen) -> PromptLookupSession:
         """Index the sequence. Sampling has no say in what is copied."""
-        return PromptLookupSession(token_ids, self._max_length)
+        return PromptLookupSession(open_, self._max_length)
 
 
 class PromptLookupSession:
     """A sequence and its n-gram index."""
 
-    def __init__(self, token_ids: Sequence[int], max_length: int) -> None:
-        self._lookup = PromptLookup(token_ids)
+    def __init__(self, open_: DraftOpen, max_length: int) -> None:
+        self._lookup = PromptLookup(open_.token_ids)
         self._max_length = max_length
+        self._distributions = open_.distribution is not None
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -48,7 +47,9 @@ class PromptLookupSession:
             max_tokens = min(max_tokens, self._max_length - len(self._lookup))
         if run := self._lookup.propose(max_tokens):
             self._lookup.extend(run)
-            yield Drafted(run, [Origin.EXACT_LOOKUP] * len(run))
+            # A copied token is certain to its drafter: a point mass, which is sent empty.
+            certain = [TokenDistribution()] * len(run) if self._distributions else ()
+            yield Drafted(run, [Origin.EXACT_LOOKUP] * len(run), certain)
 
     def close(self) -> None:
         """Nothing is held outside."""

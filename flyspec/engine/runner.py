@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flyspec.engine.distributions import round_off
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.sampling import choose
+from flyspec.engine.sampling import History, choose_processed, process_logits
 from flyspec.engine.slots import SlotCache
 from flyspec.errors import ConfigError
-from flyspec.types import SamplingParams
+from flyspec.types import DistributionSpec, SamplingParams, TokenDistribution
 
 
 class Step(NamedTuple):
@@ -32,12 +33,27 @@ class Step(NamedTuple):
 class Draw(NamedTuple):
     """A step, and how the model's own tokens are chosen from its rows; None only fills the cache.
 
-    A row's token is the one at the position behind the row's.
+    A row's token is the one at the position behind the row's. `history` is the sequence before the
+    first row's token, needed for penalties and `min_tokens`. With `distribution` the distributions
+    come along, and with `draw_from_it` the tokens are drawn from them.
     """
 
     step: Step
     sampling: SamplingParams | None = None
     seed: int = 0
+    history: History | None = None
+    distribution: DistributionSpec | None = None
+
+
+class Drawn(NamedTuple):
+    """The token of each row of a draw; of a draw that only fills the cache, none.
+
+    `distributions`, if asked for, has one a row up to the first whose token is not the one that the
+    step goes on with: the rows behind it continue another text.
+    """
+
+    token_ids: list[int]
+    distributions: Sequence[TokenDistribution] = ()
 
 
 class ModelRunner:
@@ -75,20 +91,11 @@ class ModelRunner:
         with torch.inference_mode():
             return [self._one(step) for step in steps]
 
-    def draw(self, draws: Sequence[Draw]) -> list[list[int]]:
+    def draw(self, draws: Sequence[Draw]) -> list[Drawn]:
         """The model's own tokens for each draw's rows: forward, choice, and reading the ids."""
         logits = self.forward([draw.step for draw in draws])
         with torch.inference_mode():
-            return [self._choose(draw, rows) for draw, rows in zip(draws, logits, strict=True)]
-
-    @staticmethod
-    def _choose(draw: Draw, rows: Tensor) -> list[int]:
-        step, sampling, seed = draw
-        if sampling is None:
-            return []
-        first = step.start + len(step.token_ids) - step.num_logits + 1
-        tokens: list[int] = choose(rows, sampling, first, seed).tolist()
-        return tokens
+            return [_choose(draw, rows) for draw, rows in zip(draws, logits, strict=True)]
 
     def _one(self, step: Step) -> Tensor:
         """One step, long inputs in chunks so that activations stay bounded."""
@@ -113,3 +120,35 @@ class ModelRunner:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+
+def _choose(draw: Draw, rows: Tensor) -> Drawn:
+    """Choose from the rows of logits of a draw's step."""
+    step, sampling, seed, history, spec = draw
+    if sampling is None:
+        return Drawn([])
+    total, num_rows = len(step.token_ids), step.num_logits
+    first = step.start + total - num_rows + 1
+    positions = range(first, first + num_rows)
+    guess = step.token_ids[total - num_rows + 1 :] if num_rows > 1 else ()
+    processed = process_logits(rows, sampling, history, guess)
+    if spec is None:
+        return Drawn(choose_processed(processed, sampling, positions, seed).tolist())
+    if spec.draw_from_it and sampling.greedy:
+        # All of the probability is on the token, which an empty distribution says.
+        tokens = choose_processed(processed, sampling, positions, seed).tolist()
+        return Drawn(tokens, [TokenDistribution()] * (_agreed(tokens, guess) + 1))
+    rounded = round_off(rows if spec.raw and not spec.draw_from_it else processed, spec)
+    if spec.draw_from_it:
+        tokens = rounded.draw(positions, seed).tolist()
+    else:
+        tokens = choose_processed(processed, sampling, positions, seed).tolist()
+    return Drawn(tokens, rounded.encode(_agreed(tokens, guess) + 1))
+
+
+def _agreed(tokens: Sequence[int], guess: Sequence[int]) -> int:
+    """How many of the guessed tokens are the chosen ones, up to the first that is not."""
+    agreed = 0
+    while agreed < len(guess) and tokens[agreed] == guess[agreed]:
+        agreed += 1
+    return agreed

@@ -19,19 +19,43 @@ float64, which the rounding hides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from flyspec.engine.logits import History, process_logits, token_logprobs
 from flyspec.types import SamplingParams
+
+__all__ = [
+    "ACCEPT_STREAM",
+    "DRAFT_STREAM",
+    "RESIDUAL_STREAM",
+    "SECOND_STREAM",
+    "TARGET_STREAM",
+    "History",
+    "choose",
+    "choose_processed",
+    "gumbel_noise",
+    "process_logits",
+    "row_keys",
+    "sample",
+    "sample_among",
+    "token_logprobs",
+    "uniform",
+]
 
 TARGET_STREAM = 0
 """The target's own sample; a drafter uses it too."""
 SECOND_STREAM = 1
 """The second sample of the rule `fly-reference`."""
+DRAFT_STREAM = 2
+"""Drafts that are drawn from the distribution which travels with them (the rule `rejection`)."""
+ACCEPT_STREAM = 3
+"""Numbers that decide whether a draft stands (`rejection`, `random`)."""
+RESIDUAL_STREAM = 4
+"""What takes the place of a draft that `rejection` refused."""
 
 _MASK = (1 << 64) - 1
 _G = 0x9E3779B97F4A7C15
@@ -96,37 +120,16 @@ def gumbel_noise(
     return _noise(keys[:, None] + _token_steps(vocab_size, device))
 
 
-@lru_cache(maxsize=256)
-def _warpers(sampling: SamplingParams) -> tuple[Callable[[Any, Tensor], Tensor], ...]:
-    """Transformers' own processors in its own order; those that change nothing are left out."""
-    from transformers.generation.logits_process import (
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
+def uniform(
+    positions: Sequence[int], seed: int, stream: int, device: torch.device | str = "cpu"
+) -> Tensor:
+    """One random number in (0, 1) a position: float64 [positions], the same bits everywhere.
 
-    warpers: list[Callable[[Any, Tensor], Tensor]] = []
-    if sampling.temperature != 1.0:
-        warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
-    if sampling.top_k > 0:
-        warpers.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1.0:
-        warpers.append(TopPLogitsWarper(float(sampling.top_p)))
-    return tuple(warpers)
-
-
-def process_logits(logits: Tensor, sampling: SamplingParams) -> Tensor:
-    """Temperature, then top-k, then top-p over rows [rows, V]; truncated tokens become -inf.
-
-    Half precision is computed in float32, float64 stays. Greedy rows are returned unchanged: their
-    processed distribution is that of temperature 1.
+    It is the `u` of token 0, so a stream should be used either for numbers or for tokens.
     """
-    if sampling.greedy:
-        return logits
-    scores = logits if logits.dtype == torch.float64 else logits.float()
-    for warper in _warpers(sampling):
-        scores = warper(None, scores)
-    return scores
+    keys = row_keys(seed, positions, stream)
+    values = [((_mix((key + _G) & _MASK) >> 12) + 0.5) * 2.0**-52 for key in keys]
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def sample(
@@ -151,6 +154,28 @@ def sample(
     return (_noise(keys[:, None] + steps) + processed).argmax(dim=-1)
 
 
+def sample_among(
+    log_probs: Tensor,
+    token_ids: Tensor | None,
+    positions: Sequence[int],
+    seed: int,
+    stream: int,
+) -> Tensor:
+    """As `sample`, from log-probabilities [rows, n] of `token_ids` [rows, n]: int64 [rows].
+
+    Without `token_ids` column i is token i. The noise is each token's own, so it does not matter
+    which others are listed. Entries of -inf are never taken.
+    """
+    if token_ids is None:
+        return sample(log_probs, positions, seed, stream)
+    keys = torch.tensor(
+        row_keys(seed, positions, stream), dtype=torch.int64, device=log_probs.device
+    )
+    noise = _noise(keys[:, None] + (token_ids + 1) * _SIGNED_G)
+    best = (noise + log_probs).argmax(dim=-1, keepdim=True)
+    return token_ids.gather(1, best)[:, 0]
+
+
 def choose_processed(
     processed: Tensor,
     sampling: SamplingParams,
@@ -171,10 +196,14 @@ def choose(
     first_position: int,
     seed: int,
     stream: int = TARGET_STREAM,
+    history: History | None = None,
+    draft_token_ids: Sequence[int] = (),
 ) -> Tensor:
     """The model's own token for each row of raw logits [rows, V]; row i is at first_position + i.
 
-    Greedy takes the first of equally likely tokens.
+    `history` and `draft_token_ids` as in `process_logits`. Greedy takes the first of equally likely
+    tokens.
     """
     positions = range(first_position, first_position + logits.shape[0])
-    return choose_processed(process_logits(logits, sampling), sampling, positions, seed, stream)
+    processed = process_logits(logits, sampling, history, draft_token_ids)
+    return choose_processed(processed, sampling, positions, seed, stream)

@@ -370,7 +370,9 @@ class TokenDistribution(_message.Message):
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The most likely tokens, when not the whole vocabulary was asked for."""
+        """The most likely tokens, when not the whole vocabulary was asked for; or every
+        token of non-zero probability, when they are drawn from and few.
+        """
 
     def __init__(
         self,

@@ -200,6 +200,7 @@ class DistributionSpec(_message.Message):
 
     TOP_K_FIELD_NUMBER: _builtins.int
     DRAW_FROM_IT_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
     top_k: _builtins.int
     """Number of most likely tokens to send, in [1, 1024]; 0 sends the whole
     vocabulary.
@@ -208,15 +209,20 @@ class DistributionSpec(_message.Message):
     """Draw from the distribution that is sent, with noise of the drafter's own
     instead of the target's (for the rule rejection).
     """
+    raw: _builtins.bool
+    """Send the distribution of the model's raw logits instead of the processed ones
+    (for the rule fuzzy-reference). Not with draw_from_it.
+    """
     def __init__(
         self,
         *,
         top_k: _builtins.int = ...,
         draw_from_it: _builtins.bool = ...,
+        raw: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw_from_it", b"draw_from_it", "top_k", b"top_k"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draw_from_it", b"draw_from_it", "raw", b"raw", "top_k", b"top_k"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,7 +77,9 @@ def draft_open_to_proto(open_: DraftOpen) -> draft_pb2.DraftRequest:
             drafter=open_.drafter,
             prompt_length=open_.prompt_length,
             distribution=(
-                draft_pb2.DistributionSpec(top_k=spec.top_k, draw_from_it=spec.draw_from_it)
+                draft_pb2.DistributionSpec(
+                    top_k=spec.top_k, draw_from_it=spec.draw_from_it, raw=spec.raw
+                )
                 if (spec := open_.distribution)
                 else None
             ),
@@ -109,7 +111,9 @@ def draft_request_from_proto(message: draft_pb2.DraftRequest) -> DraftOpen | Dra
                 drafter=o.drafter,
                 prompt_length=o.prompt_length,
                 distribution=(
-                    DistributionSpec(o.distribution.top_k, o.distribution.draw_from_it)
+                    DistributionSpec(
+                        o.distribution.top_k, o.distribution.draw_from_it, o.distribution.raw
+                    )
                     if o.HasField("distribution")
                     else None
                 ),

@@ -92,7 +92,7 @@ def reparse(message):
         u64,
         st.text(max_size=8),
         u32,
-        st.none() | st.builds(DistributionSpec, u32, st.booleans()),
+        st.none() | st.builds(DistributionSpec, u32, st.booleans(), st.booleans()),
     )
 )
 def test_draft_open(value):

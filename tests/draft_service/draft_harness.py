@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,13 +19,30 @@ from draft_service.service import DraftService
 from draft_service.sessions import Sessions
 from flyspec import rpc, wire
 from flyspec.config import DraftSettings
-from flyspec.engine.runner import ModelRunner, Step
-from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, Origin, SamplingParams
+from flyspec.engine.runner import Drawn, ModelRunner, Step
+from flyspec.types import (
+    DistributionSpec,
+    DraftAdvance,
+    DraftChunk,
+    DraftOpen,
+    Origin,
+    SamplingParams,
+    TokenDistribution,
+)
 from flyspec.v1 import draft_pb2_grpc
 
 CONTEXT_LENGTH = 160
 VOCAB_SIZE = 300
+EOS = 0
 GREEDY = SamplingParams()
+SAMPLINGS = [GREEDY, SamplingParams(temperature=1.0), SamplingParams(0.7, top_p=0.9, top_k=20)]
+PENALTIES = [
+    SamplingParams(repetition_penalty=1.4, min_tokens=30, logit_bias=((EOS, 4.0), (9, 1.0))),
+    SamplingParams(0.8, min_p=0.02, presence_penalty=0.6, frequency_penalty=1.0, min_tokens=12),
+]
+SPECS = [
+    DistributionSpec(top_k, draw_from_it) for top_k in (0, 8) for draw_from_it in (False, True)
+]
 
 
 class CountingRunner(ModelRunner):
@@ -41,21 +59,41 @@ def drive(
     runner: ModelRunner, session: DrafterSession, max_tokens: int
 ) -> tuple[list[int], list[Origin]]:
     """A whole proposal, as the engine would make it for one session."""
+    tokens, origins, _ = drive_all(runner, session, max_tokens)
+    return tokens, origins
+
+
+def drive_all(
+    runner: ModelRunner, session: DrafterSession, max_tokens: int
+) -> tuple[list[int], list[Origin], list[TokenDistribution]]:
+    """As `drive`, with the distributions."""
     tokens: list[int] = []
     origins: list[Origin] = []
+    distributions: list[TokenDistribution] = []
     work = session.propose(max_tokens)
-    drawn: list[int] | None = None
+    drawn: Drawn | None = None
     while True:
         try:
             item = next(work) if drawn is None else work.send(drawn)
         except StopIteration:
-            return tokens, origins
+            return tokens, origins, distributions
         drawn = None
         if isinstance(item, Drafted):
             tokens += item.token_ids
             origins += item.origins
+            distributions += item.distributions
         else:
             (drawn,) = runner.draw([item])
+
+
+def tokens_of(chunks: Sequence[DraftChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 class Client:
@@ -70,10 +108,11 @@ class Client:
         sampling: SamplingParams = GREEDY,
         seed: int = 1,
         drafter: str = "",
+        prompt_length: int = 0,
+        distribution: DistributionSpec | None = None,
     ) -> Client:
-        await self.call.write(
-            wire.draft_open_to_proto(DraftOpen(token_ids, sampling, seed, drafter))
-        )
+        open_ = DraftOpen(token_ids, sampling, seed, drafter, prompt_length, distribution)
+        await self.call.write(wire.draft_open_to_proto(open_))
         return self
 
     async def send(

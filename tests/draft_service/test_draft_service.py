@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
 import pytest
 import torch
-from draft_harness import CONTEXT_LENGTH, GREEDY, VOCAB_SIZE, Service, StartService, drive
+from draft_harness import (
+    CONTEXT_LENGTH,
+    GREEDY,
+    VOCAB_SIZE,
+    Service,
+    StartService,
+    drive,
+    tokens_of,
+    until,
+)
 
 from draft_service.drafters.model import ModelDrafter
 from flyspec import wire
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.errors import ConfigError
-from flyspec.types import DraftChunk, Origin, SamplingParams
+from flyspec.types import (
+    DistributionSpec,
+    DraftOpen,
+    Origin,
+    SamplingParams,
+)
 from flyspec.v1 import draft_pb2
 
 Code = grpc.StatusCode
-
-
-def tokens_of(chunks: Sequence[DraftChunk]) -> list[int]:
-    return [token for chunk in chunks for token in chunk.token_ids]
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def runner_of(service: Service) -> Any:
@@ -138,6 +142,16 @@ ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
      "161 tokens, but the drafter model holds 160; shorten the prompt"),
     ("temperature", {"sampling": SamplingParams(-1.0)}, None, Code.INVALID_ARGUMENT,
      "sampling.temperature"),
+    ("NaN", {"sampling": SamplingParams(float("nan"))}, None, Code.INVALID_ARGUMENT,
+     "sampling.temperature"),
+    ("NaN bias", {"sampling": SamplingParams(logit_bias=((4, float("nan")),))}, None,
+     Code.INVALID_ARGUMENT, "sampling.logit_bias[4]"),
+    ("bias id", {"sampling": SamplingParams(logit_bias=((4, 1.0), (300, 1.0)))}, None,
+     Code.INVALID_ARGUMENT, "open.sampling.logit_bias: 300 is not below the draft model's voc"),
+    ("prompt length", {"prompt_length": 4}, None, Code.INVALID_ARGUMENT,
+     "open.prompt_length must be between 0 (all) and 3, the number of token_ids, got 4"),
+    ("top_k", {"distribution": DistributionSpec(1025)}, None, Code.INVALID_ARGUMENT,
+     "open.distribution.top_k must be between 0 (the whole vocabulary) and 1024, got 1025"),
     ("keep too long", {}, {"keep_length": 4}, Code.FAILED_PRECONDITION,
      "4 tokens, but this session holds 3"),
     ("nothing left", {}, {"keep_length": 0}, Code.INVALID_ARGUMENT, "at least one token"),
@@ -355,5 +369,5 @@ async def test_max_model_len_bounds_sequences(service_with: StartService) -> Non
 def test_reference_is_what_the_service_streams(loaded: LoadedModel) -> None:
     """The driver of the other tests and the engine agree on what a step is."""
     runner = ModelRunner(loaded, 1)
-    tokens, _ = drive(runner, ModelDrafter(runner, []).open([1, 2], GREEDY, 1), 3)
+    tokens, _ = drive(runner, ModelDrafter(runner, []).open(DraftOpen([1, 2], GREEDY, 1)), 3)
     assert len(tokens) == 3

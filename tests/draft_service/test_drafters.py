@@ -9,7 +9,18 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from draft_harness import CONTEXT_LENGTH, GREEDY, VOCAB_SIZE, CountingRunner, drive
+from draft_harness import (
+    CONTEXT_LENGTH,
+    EOS,
+    GREEDY,
+    PENALTIES,
+    SAMPLINGS,
+    SPECS,
+    VOCAB_SIZE,
+    CountingRunner,
+    drive,
+    drive_all,
+)
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
@@ -21,10 +32,7 @@ from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
-from flyspec.types import Origin, SamplingParams
-
-EOS = 0
-SAMPLINGS = [GREEDY, SamplingParams(temperature=1.0), SamplingParams(0.7, top_p=0.9, top_k=20)]
+from flyspec.types import DistributionSpec, DraftOpen, Origin, SamplingParams
 
 
 def generate(loaded: LoadedModel, tokens: list[int], max_tokens: int) -> list[int]:
@@ -41,7 +49,7 @@ def test_model_equals_generate(
 ) -> None:
     drafter = ModelDrafter(runner, [EOS])
     for length in range(1, 24, 3):
-        session = drafter.open(prompt[:length], GREEDY, 0)
+        session = drafter.open(DraftOpen(prompt[:length], GREEDY, 0))
         tokens, origins = drive(runner, session, 24)
         assert tokens == generate(loaded, prompt[:length], 24)
         assert set(origins) == {Origin.EXACT_MODEL}
@@ -49,10 +57,33 @@ def test_model_equals_generate(
         session.close()
 
 
+def test_model_with_penalties_equals_generate(
+    loaded: LoadedModel, runner: CountingRunner, prompt: list[int]
+) -> None:
+    sampling = SamplingParams(
+        repetition_penalty=1.4, min_tokens=10, logit_bias=((EOS, 6.0), (17, 3.0))
+    )
+    output = loaded.model.generate(
+        torch.tensor([prompt]), max_new_tokens=30, do_sample=False, pad_token_id=EOS,
+        repetition_penalty=1.4, min_new_tokens=10, sequence_bias={(EOS,): 6.0, (17,): 3.0},
+    )  # fmt: skip
+    expected = output[0, len(prompt) :].tolist()
+    assert 10 < len(expected) < 30
+    for kind in (ModelDrafter, MultiLevelDrafter):
+        session = kind(runner, [EOS]).open(DraftOpen(prompt, sampling, 0))
+        assert drive(runner, session, 30)[0] == expected
+        session.close()
+        # Reopened in the midst of the output.
+        begun = [*prompt, *expected[:6]]
+        session = kind(runner, [EOS]).open(DraftOpen(begun, sampling, 0, "", len(prompt)))
+        assert drive(runner, session, 30)[0] == expected[6:]
+        session.close()
+
+
 def test_model_takes_one_step_a_token_and_none_after_the_last(
     runner: CountingRunner, prompt: list[int]
 ) -> None:
-    session = ModelDrafter(runner, []).open(prompt, GREEDY, 0)
+    session = ModelDrafter(runner, []).open(DraftOpen(prompt, GREEDY, 0))
     drive(runner, session, 6)
     assert runner.steps == 6
     session.move(len(prompt) + 3, [7])
@@ -60,16 +91,16 @@ def test_model_takes_one_step_a_token_and_none_after_the_last(
     assert runner.steps == 8
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, *PENALTIES])
 def test_multi_level_equals_model(
     runner: CountingRunner, prompt: list[int], sampling: SamplingParams
 ) -> None:
     model, levels = ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])
     for max_tokens in (1, 2, 15, 40):
-        session = model.open(prompt, sampling, 3)
+        session = model.open(DraftOpen(prompt, sampling, 3))
         expected, _ = drive(runner, session, max_tokens)
         session.close()
-        session2, before = levels.open(prompt, sampling, 3), runner.steps
+        session2, before = levels.open(DraftOpen(prompt, sampling, 3)), runner.steps
         tokens, origins = drive(runner, session2, max_tokens)
         session2.close()
         assert tokens == expected
@@ -83,10 +114,11 @@ def test_multi_level_takes_fewer_steps_on_repetitive_text(loaded: LoadedModel) -
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
     runner = CountingRunner(replace(loaded, model=model), num_slots=2)
-    session = ModelDrafter(runner, []).open([5], GREEDY, 0)
+    session = ModelDrafter(runner, []).open(DraftOpen([5], GREEDY, 0))
     text, _ = drive(runner, session, 100)
     tokens, before = text[:60], runner.steps
-    proposed, origins = drive(runner, MultiLevelDrafter(runner, []).open(tokens, GREEDY, 0), 40)
+    session2 = MultiLevelDrafter(runner, []).open(DraftOpen(tokens, GREEDY, 0))
+    proposed, origins = drive(runner, session2, 40)
     assert proposed == text[60:]
     assert runner.steps - before == 3
     assert origins.count(Origin.EXACT_MODEL) == 2
@@ -94,17 +126,17 @@ def test_multi_level_takes_fewer_steps_on_repetitive_text(loaded: LoadedModel) -
 
 @pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
 def test_stops_behind_end_of_text(kind: Any, runner: CountingRunner, prompt: list[int]) -> None:
-    session = kind(runner, []).open(prompt, GREEDY, 0)
+    session = kind(runner, []).open(DraftOpen(prompt, GREEDY, 0))
     free, _ = drive(runner, session, 20)
     session.close()
     for eos in set(free):
-        session = kind(runner, [eos]).open(prompt, GREEDY, 0)
+        session = kind(runner, [eos]).open(DraftOpen(prompt, GREEDY, 0))
         tokens, _ = drive(runner, session, 20)
         assert tokens == free[: free.index(eos) + 1]
         # What is cached stays right.
         session.move(len(prompt) + len(tokens), [5])
         after, _ = drive(runner, session, 5)
-        fresh = kind(runner, [eos]).open([*prompt, *tokens, 5], GREEDY, 0)
+        fresh = kind(runner, [eos]).open(DraftOpen([*prompt, *tokens, 5], GREEDY, 0))
         assert after == drive(runner, fresh, 5)[0]
         session.close()
         fresh.close()
@@ -114,7 +146,7 @@ def test_stops_behind_end_of_text(kind: Any, runner: CountingRunner, prompt: lis
 def test_context_limit_gives_fewer_tokens(kind: Any, runner: CountingRunner) -> None:
     tokens = [1 + i % 9 for i in range(CONTEXT_LENGTH)]
     for length, expected in [(CONTEXT_LENGTH - 3, 3), (CONTEXT_LENGTH, 0)]:
-        session = kind(runner, []).open(tokens[:length], GREEDY, 0)
+        session = kind(runner, []).open(DraftOpen(tokens[:length], GREEDY, 0))
         assert len(drive(runner, session, 8)[0]) == expected
         session.move(CONTEXT_LENGTH, [4, 4])
         assert drive(runner, session, 8)[0] == []
@@ -127,10 +159,10 @@ def test_long_prompts_are_cached_in_pieces(
     runner: CountingRunner, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert PREFILL_STEP >= 64
-    whole, _ = drive(runner, ModelDrafter(runner, []).open(prompt, GREEDY, 0), 5)
+    whole, _ = drive(runner, ModelDrafter(runner, []).open(DraftOpen(prompt, GREEDY, 0)), 5)
     monkeypatch.setattr("draft_service.drafters.model.PREFILL_STEP", 4)
     before = runner.steps
-    pieces, _ = drive(runner, ModelDrafter(runner, []).open(prompt, GREEDY, 0), 5)
+    pieces, _ = drive(runner, ModelDrafter(runner, []).open(DraftOpen(prompt, GREEDY, 0)), 5)
     assert pieces == whole
     assert runner.steps - before == -(-len(prompt) // 4) + 4
 
@@ -138,7 +170,7 @@ def test_long_prompts_are_cached_in_pieces(
 @pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
 def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingRunner) -> None:
     prompt = [5, 6, 7, 8, 9, 5, 6]
-    session = kind(runner, []).open(prompt, GREEDY, 0)
+    session = kind(runner, []).open(DraftOpen(prompt, GREEDY, 0))
     work = session.propose(10)
     draw = next(work)
     assert isinstance(draw, Draw)
@@ -149,14 +181,14 @@ def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingR
     work.close()
     assert len(session.token_ids) == len(prompt) + 1
     session.move(len(prompt) + 1, [9])
-    fresh = kind(runner, []).open(list(session.token_ids), GREEDY, 0)
+    fresh = kind(runner, []).open(DraftOpen(list(session.token_ids), GREEDY, 0))
     assert drive(runner, session, 8) == drive(runner, fresh, 8)
 
 
 def test_prompt_lookup_drafts_up_to_its_limit() -> None:
-    session = PromptLookupDrafter(max_length=9).open([1, 2, 3, 1, 2], GREEDY, 0)
+    session = PromptLookupDrafter(max_length=9).open(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0))
     (drafted,) = session.propose(8)
-    assert drafted == ([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4)
+    assert drafted == ([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4, ())
     assert list(session.propose(8)) == []
 
 
@@ -177,12 +209,22 @@ class Rounds(RuleBasedStateMachine):
 
     @initialize(
         tokens=st.lists(st.integers(0, 9), min_size=1, max_size=40),
-        sampling=st.sampled_from(SAMPLINGS),
+        sampling=st.sampled_from([*SAMPLINGS, *PENALTIES]),
         seed=st.integers(0, 2**64 - 1),
+        spec=st.sampled_from([None, *SPECS]),
+        data=st.data(),
     )
-    def open(self, tokens: list[int], sampling: SamplingParams, seed: int) -> None:
-        self.tokens, self.key = tokens, (sampling, seed)
-        self.session = self.drafter.open(tokens, sampling, seed)
+    def open(
+        self,
+        tokens: list[int],
+        sampling: SamplingParams,
+        seed: int,
+        spec: DistributionSpec | None,
+        data: st.DataObject,
+    ) -> None:
+        self.prompt_length = data.draw(st.integers(1, len(tokens)))
+        self.tokens, self.key = tokens, (sampling, seed, "", self.prompt_length, spec)
+        self.session = self.drafter.open(DraftOpen(tokens, *self.key))
 
     @rule(
         drop=st.integers(0, 20),
@@ -191,14 +233,14 @@ class Rounds(RuleBasedStateMachine):
     )
     def advance(self, drop: int, append: list[int], max_tokens: int) -> None:
         keep = max(len(self.tokens) - drop, 0)
-        if keep + len(append) == 0:
-            append = [1]
+        append += [1] * (self.prompt_length - keep - len(append))
         self.session.move(keep, append)
         self.tokens = self.tokens[:keep] + append
-        proposed = drive(self.runner, self.session, max_tokens)
-        fresh = self.drafter.open(self.tokens, *self.key)
-        assert proposed == drive(self.runner, fresh, max_tokens)
+        proposed = drive_all(self.runner, self.session, max_tokens)
+        fresh = self.drafter.open(DraftOpen(self.tokens, *self.key))
+        assert proposed[:2] == drive(self.runner, fresh, max_tokens)
         fresh.close()
+        assert len(proposed[2]) == (0 if self.key[-1] is None else len(proposed[0]))
         self.tokens = self.tokens + proposed[0]
         assert list(self.session.token_ids) == self.tokens
 

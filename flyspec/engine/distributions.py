@@ -1,0 +1,250 @@
+"""A drafter's distributions: rounded for the wire, drawn from, and read back.
+
+They travel as half floats (see the proto message `TokenDistribution`). With `draw_from_it` the
+drafter draws from the rounded values, normalised again, and the receiver reads the same:
+speculative sampling is lossless only with the q that the drafts were really drawn from (arXiv
+2211.17192, appendix A.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flyspec.engine.sampling import DRAFT_STREAM, sample_among
+from flyspec.errors import InvalidArgumentError
+from flyspec.types import DistributionSpec, TokenDistribution
+
+_HALF = np.dtype("<f2")
+_LIST_BELOW = 0.25  # share of tokens of non-zero probability under which a list of them is shorter
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """Draft distributions of K positions as the receiver knows them.
+
+    `log_probs` is float32 [K, n]: of the tokens `token_ids`, int64 [K, n], or of the whole
+    vocabulary in order where that is None. Padding has -inf and may repeat a token id.
+    """
+
+    log_probs: Tensor
+    token_ids: Tensor | None
+
+
+@dataclass(frozen=True)
+class RoundedDistributions:
+    """What a drafter sends of some positions, still as tensors.
+
+    `log_probs` is float16 [rows, n], `token_ids` int64 [rows, n], or None for the whole vocabulary.
+    """
+
+    log_probs: Tensor
+    token_ids: Tensor | None
+
+    def draw(self, positions: Sequence[int], seed: int) -> Tensor:
+        """A token a row from the rounded values, normalised, with `DRAFT_STREAM`: int64 [rows]."""
+        log_probs = _normalise(self.log_probs, listed=self.token_ids is not None)
+        return sample_among(log_probs, self.token_ids, positions, seed, DRAFT_STREAM)
+
+    def encode(self, rows: int | None = None) -> list[TokenDistribution]:
+        """The first `rows` rows, all if not given, as they travel. Listed zeros are left out."""
+        values = self.log_probs[:rows].cpu().numpy().astype(_HALF, copy=False)
+        if self.token_ids is None:
+            return [TokenDistribution(row.tobytes()) for row in values]
+        ids = self.token_ids[:rows].cpu().numpy()
+        kept = values > -np.inf
+        return [
+            TokenDistribution(row[keep].tobytes(), tuple(tokens[keep].tolist()))
+            for row, tokens, keep in zip(values, ids, kept, strict=True)
+        ]
+
+
+def round_off(processed: Tensor, spec: DistributionSpec) -> RoundedDistributions:
+    """Softmax of processed logits [rows, V] as log-probabilities in half precision.
+
+    With `spec.top_k` the most likely tokens; they keep their share of the whole unless they are to
+    be drawn from. If the whole vocabulary is to be drawn from and truncation leaves few tokens of
+    it, those are listed: the same distribution in fewer bytes.
+    """
+    scores = processed if processed.dtype == torch.float64 else processed.float()
+    vocab_size = scores.shape[-1]
+    listed = min(spec.top_k, vocab_size)
+    if spec.draw_from_it and not listed:
+        support = int((scores > -torch.inf).sum(dim=-1).max())
+        listed = support if support < _LIST_BELOW * vocab_size else 0
+    if not listed:
+        return RoundedDistributions(scores.log_softmax(dim=-1).half(), None)
+    values, token_ids = scores.topk(listed, dim=-1)
+    if spec.draw_from_it:
+        # In float64: another row's longer list, whose length this row shares, leaves no trace.
+        return RoundedDistributions(values.double().log_softmax(dim=-1).half(), token_ids)
+    return RoundedDistributions((values - scores.logsumexp(dim=-1, keepdim=True)).half(), token_ids)
+
+
+def encode(processed: Tensor, spec: DistributionSpec) -> list[TokenDistribution]:
+    """The distribution of each row of processed logits [rows, V], as it travels.
+
+    `decode` reads it back.
+    """
+    return round_off(processed, spec).encode()
+
+
+def decode(
+    distributions: Sequence[TokenDistribution],
+    draft_token_ids: Sequence[int],
+    vocab_size: int,
+    *,
+    renormalise: bool,
+    device: torch.device | str = "cpu",
+) -> Distributions:
+    """Read the distributions of K drafted tokens; an empty one is a point mass on its token.
+
+    `renormalise` is for drafts that were drawn from what was sent (`draw_from_it` of the proto
+    message `DistributionSpec`): each position's probabilities then sum to 1, and lists may stand
+    beside whole vocabularies. Without it only point masses may: a list leaves the rest open.
+
+    Raises `InvalidArgumentError`, naming `distributions`: not one a draft, sizes that do not fit,
+    ids out of range or twice, NaN, +inf, no token of non-zero probability, or, with `renormalise`,
+    probability 0 for the drafted token.
+    """
+    drafts = [int(token) for token in draft_token_ids]
+    if len(distributions) != len(drafts):
+        raise InvalidArgumentError(
+            f"distributions: {len(distributions)} for {len(drafts)} drafted tokens; "
+            "send one a token"
+        )
+    for index, distribution in enumerate(distributions):
+        _check_sizes(index, distribution, vocab_size)
+    whole = [i for i, q in enumerate(distributions) if q.log_probs and not q.token_ids]
+    lists = [i for i in range(len(drafts)) if i not in set(whole)]
+    if not whole:
+        log_probs, token_ids = _read_lists(distributions, drafts, lists, renormalise, device)
+        found = Distributions(log_probs, token_ids)
+    else:
+        if not renormalise and any(distributions[i].token_ids for i in lists):
+            raise InvalidArgumentError(
+                "distributions: some hold the whole vocabulary and some list tokens; "
+                "send all in one form"
+            )
+        log_probs = _read_whole([distributions[i] for i in whole], renormalise, device)
+        if not renormalise:
+            _check_finite(log_probs, whole)
+        if lists:
+            rows = torch.full((len(drafts), vocab_size), -torch.inf, device=log_probs.device)
+            rows[whole] = log_probs
+            some, token_ids = _read_lists(distributions, drafts, lists, renormalise, device)
+            # Padding repeats a listed token at -inf: the larger value is the one that was sent.
+            spread = torch.full((len(lists), vocab_size), -torch.inf, device=log_probs.device)
+            rows[lists] = spread.scatter_reduce(1, token_ids, some, "amax")
+            log_probs = rows
+        found = Distributions(log_probs, None)
+    if renormalise and drafts:
+        _check_drafted(found, drafts)
+    return found
+
+
+def _normalise(half: Tensor, *, listed: bool) -> Tensor:
+    """Half floats as log-probabilities that sum to 1: float32.
+
+    Lists, which are short, in float64: how far they are padded then leaves no trace in float32.
+    """
+    values = half.double() if listed else half.float()
+    return values.log_softmax(dim=-1).float()
+
+
+def _check_sizes(index: int, distribution: TokenDistribution, vocab_size: int) -> None:
+    log_probs, token_ids = distribution
+    if not log_probs and not token_ids:
+        return
+    wanted = len(token_ids) or vocab_size
+    if len(log_probs) != 2 * wanted:
+        what = "token_ids" if token_ids else "tokens of the vocabulary"
+        raise InvalidArgumentError(
+            f"distributions[{index}].log_probs: {len(log_probs)} bytes for {wanted} {what}; "
+            "send 2 bytes each"
+        )
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
+        raise InvalidArgumentError(
+            f"distributions[{index}].token_ids must be between 0 and {vocab_size - 1}, got {wrong}"
+        )
+    if len(set(token_ids)) != len(token_ids):
+        raise InvalidArgumentError(f"distributions[{index}].token_ids: a token is listed twice")
+
+
+def _read_whole(
+    distributions: Sequence[TokenDistribution], renormalise: bool, device: torch.device | str
+) -> Tensor:
+    """Distributions over the whole vocabulary: float32 [rows, V]."""
+    joined = np.frombuffer(b"".join(q.log_probs for q in distributions), dtype=_HALF)
+    half = torch.from_numpy(joined.astype(np.float16)).view(len(distributions), -1).to(device)
+    return _normalise(half, listed=False) if renormalise else half.float()
+
+
+def _read_lists(
+    distributions: Sequence[TokenDistribution],
+    drafts: Sequence[int],
+    rows: Sequence[int],
+    renormalise: bool,
+    device: torch.device | str,
+) -> tuple[Tensor, Tensor]:
+    """Lists and point masses at `rows`, padded to one width: float32 and int64 [rows, n]."""
+    width = max((len(distributions[i].token_ids) for i in rows), default=1) or 1
+    values = np.full((len(rows), width), -np.inf, dtype=np.float16)
+    tokens = np.empty((len(rows), width), dtype=np.int64)
+    for row, index in enumerate(rows):
+        log_probs, token_ids = distributions[index]
+        n = len(token_ids)
+        if n:
+            values[row, :n] = np.frombuffer(log_probs, dtype=_HALF)
+            tokens[row, :n] = token_ids
+            tokens[row, n:] = token_ids[0]
+        else:
+            values[row, 0] = 0.0
+            tokens[row] = drafts[index]
+    half = torch.from_numpy(values)
+    _check_finite(half.float(), rows)
+    read = _normalise(half, listed=True) if renormalise else half.float()
+    return read.to(device), torch.from_numpy(tokens).to(device)
+
+
+def _check_finite(log_probs: Tensor, rows: Sequence[int]) -> None:
+    """Refuse NaN, +inf, and rows of nothing but -inf: a row's largest value shows all three."""
+    if not rows:
+        return
+    for index, largest in zip(rows, log_probs.amax(dim=-1).tolist(), strict=True):
+        if not math.isfinite(largest):
+            raise _not_finite(index)
+
+
+def _not_finite(index: int) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"distributions[{index}].log_probs: NaN, +inf, or no token of non-zero probability; "
+        "send log-probabilities"
+    )
+
+
+def _check_drafted(found: Distributions, drafts: Sequence[int]) -> None:
+    """Refuse normalised rows in which the drafted token has probability 0.
+
+    Values that `_check_finite` refuses have become NaN throughout their row.
+    """
+    tokens = torch.tensor(drafts, device=found.log_probs.device)[:, None]
+    if found.token_ids is None:
+        drafted = found.log_probs.gather(1, tokens)[:, 0]
+    else:
+        others = found.token_ids != tokens
+        drafted = found.log_probs.masked_fill(others, -torch.inf).amax(dim=-1)
+    for index, log_prob in enumerate(drafted.tolist()):
+        if math.isnan(log_prob):
+            raise _not_finite(index)
+        if log_prob == -math.inf:
+            raise InvalidArgumentError(
+                f"distributions[{index}]: the drafted token {drafts[index]} has probability 0; "
+                "send the distribution that it was drawn from"
+            )

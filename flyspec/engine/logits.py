@@ -1,0 +1,203 @@
+"""From a model's raw logits to the ones it samples from, and to log-probabilities.
+
+The order is that of the proto message `SamplingParams`, which is also transformers' own order in
+`generate`: logit_bias, repetition_penalty, presence and frequency penalties, min_tokens,
+temperature, top_k, top_p, min_p. What transformers has is transformers' own code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from flyspec.errors import InvalidArgumentError
+from flyspec.types import SamplingParams, TokenLogprobs
+
+Warper = Callable[[Any, Tensor], Tensor]
+
+
+class History(NamedTuple):
+    """The sequence before the first row of logits; its first `prompt_length` tokens are the prompt.
+
+    `eos_token_ids` are the tokens that `min_tokens` holds back.
+    """
+
+    token_ids: Sequence[int]
+    prompt_length: int
+    eos_token_ids: Collection[int] = ()
+
+
+def needs_history(sampling: SamplingParams) -> bool:
+    """Whether `process_logits` must be told what stands before its rows."""
+    return sampling.penalizes or sampling.min_tokens > 0
+
+
+def process_logits(
+    logits: Tensor,
+    sampling: SamplingParams,
+    history: History | None = None,
+    draft_token_ids: Sequence[int] = (),
+) -> Tensor:
+    """The logits that a token is drawn from, out of raw ones [rows, V]; excluded tokens are -inf.
+
+    Row i predicts the token behind `history` and the first i of `draft_token_ids`. Half precision
+    is computed in float32, float64 stays. Greedy rows are not warped: their processed distribution
+    is that of temperature 1; if nothing else is asked for they are returned as they are. `logits`
+    is never changed.
+
+    Repetition penalty: transformers' `RepetitionPenaltyLogitsProcessor`, over prompt and output.
+    Presence and frequency penalties: OpenAI's formula, mu - count * frequency - (count > 0) *
+    presence, over the output alone. Temperature, top_k, top_p, min_p: transformers' warpers.
+
+    Raises `ValueError` if `history`, or a draft between two rows, is needed and missing;
+    `InvalidArgumentError` for a biased token that the model does not have.
+    """
+    adjusts = bool(sampling.logit_bias) or needs_history(sampling)
+    if sampling.greedy and not adjusts:
+        return logits
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    if adjusts:
+        scores = _adjust(scores, sampling, history, draft_token_ids)
+    for warper in _warpers(sampling):
+        scores = warper(None, scores)
+    return scores
+
+
+@lru_cache(maxsize=256)
+def _warpers(sampling: SamplingParams) -> tuple[Warper, ...]:
+    """Transformers' own processors in its own order; those that change nothing are left out."""
+    warpers: list[Warper] = []
+    if sampling.greedy:
+        return ()
+    if sampling.temperature != 1.0:
+        warpers.append(TemperatureLogitsWarper(float(sampling.temperature)))
+    if sampling.top_k > 0:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(float(sampling.top_p)))
+    if sampling.min_p > 0.0:
+        warpers.append(MinPLogitsWarper(float(sampling.min_p)))
+    return tuple(warpers)
+
+
+def _adjust(
+    scores: Tensor,
+    sampling: SamplingParams,
+    history: History | None,
+    draft_token_ids: Sequence[int],
+) -> Tensor:
+    """What depends on token ids: bias, penalties, min_tokens. A new tensor."""
+    rows, vocab_size = scores.shape
+    scores = scores.clone()
+    if sampling.logit_bias:
+        if (last := sampling.logit_bias[-1][0]) >= vocab_size:
+            raise InvalidArgumentError(
+                f"sampling.logit_bias[{last}]: not below the vocabulary size {vocab_size}"
+            )
+        ids, bias = _bias(sampling.logit_bias, scores.device)
+        scores[:, ids] += bias.to(scores.dtype)
+    if not needs_history(sampling):
+        return scores
+    if history is None:
+        raise ValueError("history is needed: sampling has penalties or min_tokens")
+    if sampling.penalizes:
+        if len(draft_token_ids) < rows - 1:
+            raise ValueError(
+                f"{rows} rows need {rows - 1} drafted tokens between them for the penalties, "
+                f"got {len(draft_token_ids)}"
+            )
+        drafts = list(draft_token_ids[: rows - 1])
+        if sampling.repetition_penalty != 1.0:
+            scores = _repetition(scores, sampling.repetition_penalty, history.token_ids, drafts)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            _presence_and_frequency(scores, sampling, history, drafts)
+    eos = [token for token in history.eos_token_ids if token < vocab_size]
+    missing = sampling.min_tokens - (len(history.token_ids) - history.prompt_length)
+    if missing > 0 and eos:
+        scores[:missing, eos] = -torch.inf
+    return scores
+
+
+@lru_cache(maxsize=64)
+def _bias(logit_bias: tuple[tuple[int, float], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids and what is added to their logits."""
+    ids, values = zip(*logit_bias, strict=True)
+    return torch.tensor(ids, device=device), torch.tensor(
+        values, dtype=torch.float64, device=device
+    )
+
+
+def _repetition(
+    scores: Tensor, penalty: float, token_ids: Sequence[int], drafts: list[int]
+) -> Tensor:
+    """Transformers' repetition penalty; row i sees `token_ids` and the drafts before it."""
+    rows, vocab_size = scores.shape
+    # A token counts once however often it is there. V stands for none: transformers drops it.
+    seen = torch.tensor([*set(token_ids)], dtype=torch.int64).expand(rows, -1)
+    later = torch.tensor(drafts, dtype=torch.int64).expand(rows, -1)
+    before = torch.ones_like(later, dtype=torch.bool).tril(-1)
+    context = torch.cat([seen, later.where(before, vocab_size)], dim=-1).to(scores.device)
+    penalized: Tensor = RepetitionPenaltyLogitsProcessor(float(penalty))(context, scores)
+    return penalized
+
+
+def _presence_and_frequency(
+    scores: Tensor, sampling: SamplingParams, history: History, drafts: list[int]
+) -> None:
+    """OpenAI's penalties in place, only at the columns of tokens that the output has."""
+    counted = Counter(history.token_ids[history.prompt_length :])
+    column = {token: i for i, token in enumerate(dict.fromkeys([*counted, *drafts]))}
+    if not column:
+        return
+    base = torch.tensor([counted[token] for token in column], dtype=scores.dtype)
+    drafted = torch.zeros(scores.shape[0], len(column), dtype=scores.dtype)
+    drafted[range(1, len(drafts) + 1), [column[token] for token in drafts]] = 1
+    counts = (base + drafted.cumsum(dim=0)).to(scores.device)
+    columns = torch.tensor([*column], device=scores.device)
+    scores[:, columns] = (
+        scores[:, columns]
+        - counts * sampling.frequency_penalty
+        - (counts > 0) * sampling.presence_penalty
+    )
+
+
+def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
+    """Log-probabilities under softmax(logits) of one token a row of raw logits [rows, V], nats.
+
+    With each come the `top` most likely tokens, most likely first; of equal logits the lower id is
+    first. Half precision is computed in float32, float64 stays.
+    """
+    scores = logits if logits.dtype == torch.float64 else logits.float()
+    total = scores.logsumexp(dim=-1, keepdim=True)
+    own = torch.tensor([*token_ids], dtype=torch.int64, device=scores.device)
+    logprobs = (scores.gather(1, own[:, None]) - total)[:, 0].tolist()
+    top = min(top, scores.shape[-1])
+    if top <= 0:
+        return [TokenLogprobs(logprob) for logprob in logprobs]
+    # topk leaves open which of equals it takes, so all that reach its last value are looked at.
+    last = scores.topk(top, dim=-1).values[:, -1:]
+    rows, tokens = (scores >= last).nonzero(as_tuple=True)
+    values = (scores - total)[rows, tokens]
+    raw = scores[rows, tokens]
+    found = []
+    for row, logprob in enumerate(logprobs):
+        mine = rows == row
+        order = raw[mine].sort(descending=True, stable=True).indices[:top]
+        found.append(
+            TokenLogprobs(
+                logprob, tuple(tokens[mine][order].tolist()), tuple(values[mine][order].tolist())
+            )
+        )
+    return found

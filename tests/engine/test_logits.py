@@ -1,0 +1,275 @@
+"""From raw logits to processed ones, against transformers and the formulas in plain Python."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.generation import logits_process as hf
+
+from flyspec.engine.logits import History, process_logits, token_logprobs
+from flyspec.engine.sampling import choose
+from flyspec.errors import InvalidArgumentError
+from flyspec.types import SamplingParams
+
+V = 48
+EOS = (3, 7)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def rows_of(seed: int, rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
+
+
+def test_greedy_defaults_return_the_logits_themselves() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        logits = rows_of(0, 4, dtype)
+        assert process_logits(logits, SamplingParams()) is logits
+        # Warpers have no say in greedy decoding.
+        assert process_logits(logits, SamplingParams(0.0, 0.5, 3, 0.2)) is logits
+
+
+def test_half_precision_is_computed_in_float32_and_float64_stays() -> None:
+    history = History([1, 2, 3], 1, EOS)
+    for sampling in (
+        SamplingParams(1.0),
+        SamplingParams(0.7, 0.9, min_p=0.1),
+        SamplingParams(repetition_penalty=1.3),
+        SamplingParams(min_tokens=9),
+    ):
+        for dtype, wanted in [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)]:
+            logits = rows_of(0, 1, dtype)
+            before = logits.clone()
+            assert process_logits(logits, sampling, history).dtype == wanted
+            assert torch.equal(logits, before)
+
+
+SAMPLING = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.7, 1.0, 1.5]),
+    top_p=st.sampled_from([1.0, 0.9, 0.3]),
+    top_k=st.sampled_from([0, 1, 5, 100]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.2, 0.8, 10.0]),
+    presence_penalty=st.sampled_from([0.0, 0.5, -2.0]),
+    frequency_penalty=st.sampled_from([0.0, 0.3, -1.0, 2.0]),
+    logit_bias=st.dictionaries(
+        st.integers(0, V - 1), st.floats(-100, 100, width=32), max_size=4
+    ).map(lambda bias: tuple(sorted(bias.items()))),
+    min_tokens=st.integers(0, 12),
+)
+TOKENS = st.lists(st.integers(0, V - 1) | st.sampled_from(EOS), max_size=10)
+
+
+def row_restated(row: Tensor, sampling: SamplingParams, tokens: list[int], prompt: int) -> Tensor:
+    """One row: transformers' processors one by one; OpenAI's formula in plain Python."""
+    scores, ids = row[None].clone(), torch.tensor([tokens])
+    if sampling.logit_bias:
+        bias = {(token,): float(value) for token, value in sampling.logit_bias}
+        scores = scores + hf.SequenceBiasLogitsProcessor(bias)(ids, torch.zeros_like(scores))
+    if sampling.repetition_penalty != 1:
+        scores = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(ids, scores)
+    output = tokens[prompt:]
+    values = scores[0].tolist()
+    for token in range(V):
+        count = output.count(token)
+        values[token] = (
+            values[token]
+            - count * sampling.frequency_penalty
+            - float(count > 0) * sampling.presence_penalty
+        )
+    scores = torch.tensor([values], dtype=row.dtype)
+    if sampling.min_tokens:
+        held_back = hf.MinNewTokensLengthLogitsProcessor(prompt, sampling.min_tokens, list(EOS))
+        scores = held_back(ids, scores)
+    if sampling.temperature == 0:
+        return scores[0]
+    scores = hf.TemperatureLogitsWarper(sampling.temperature)(ids, scores)
+    if sampling.top_k:
+        scores = hf.TopKLogitsWarper(sampling.top_k)(ids, scores)
+    if sampling.top_p < 1:
+        scores = hf.TopPLogitsWarper(sampling.top_p)(ids, scores)
+    if sampling.min_p:
+        scores = hf.MinPLogitsWarper(sampling.min_p)(ids, scores)
+    return scores[0]
+
+
+@given(SAMPLING, st.integers(0, 10**6), TOKENS.filter(len), TOKENS, st.data())
+@settings(max_examples=300, deadline=None)
+def test_rows_agree_with_transformers_and_openai(
+    sampling: SamplingParams, seed: int, before: list[int], drafts: list[int], data: Any
+) -> None:
+    prompt = data.draw(st.integers(0, len(before)))
+    logits = rows_of(seed, len(drafts) + 1, torch.float64)
+    got = process_logits(logits, sampling, History(before, prompt, EOS), drafts)
+    for i, row in enumerate(got):
+        expected = row_restated(logits[i], sampling, before + drafts[:i], prompt)
+        torch.testing.assert_close(row, expected, rtol=1e-12, atol=1e-12)
+        assert torch.equal(row == -torch.inf, expected == -torch.inf)
+
+
+@given(SAMPLING, st.integers(0, 10**6), TOKENS.filter(len), TOKENS, st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_round_of_rows_equals_single_steps(
+    sampling: SamplingParams, seed: int, before: list[int], drafts: list[int], data: Any
+) -> None:
+    prompt = data.draw(st.integers(0, len(before)))
+    logits = rows_of(seed, len(drafts) + 1)
+    got = process_logits(logits, sampling, History(before, prompt, EOS), drafts)
+    chosen = choose(
+        logits, sampling, len(before), seed,
+        history=History(before, prompt, EOS), draft_token_ids=drafts,
+    ).tolist()  # fmt: skip
+    for i in range(len(drafts) + 1):
+        sequence = before + drafts[:i]
+        history = History(sequence, prompt, EOS)
+        assert torch.equal(process_logits(logits[i : i + 1], sampling, history)[0], got[i])
+        alone = choose(logits[i : i + 1], sampling, len(sequence), seed, history=history)
+        assert alone.tolist() == [chosen[i]]
+
+
+def test_the_formula_of_openai_by_hand() -> None:
+    # mu - count * frequency - (count > 0) * presence; the prompt's 5 does not count.
+    history = History([5, 6, 6, 8], prompt_length=1)
+    sampling = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    got = process_logits(torch.zeros(3, V), sampling, history, [6, 9])
+    expected = torch.zeros(3, V)
+    expected[:, 6] = torch.tensor([-1.0, -1.25, -1.25])
+    expected[:, 8] = -0.75
+    expected[:, 9] = torch.tensor([0.0, 0.0, -0.75])
+    assert torch.equal(got, expected)
+
+
+def test_min_tokens_holds_the_end_back_by_position() -> None:
+    # Two tokens of output stand; rows predict output tokens 3, 4, 5, 6.
+    history = History([5, 6, 8], prompt_length=1, eos_token_ids={3, 7, 1_000_000})
+    logits = rows_of(1, 4)
+    got = process_logits(logits, SamplingParams(min_tokens=4), history, [9, 9, 9])
+    held_back = got == -torch.inf
+    assert held_back[:2, EOS].all()
+    assert held_back.sum() == 4
+    assert torch.equal(got[2:], logits[2:])
+    assert torch.equal(process_logits(logits, SamplingParams(min_tokens=2), history), logits)
+
+
+def test_what_is_missing_is_an_error() -> None:
+    logits = rows_of(0, 3)
+    for sampling in (
+        SamplingParams(repetition_penalty=1.1),
+        SamplingParams(presence_penalty=1.0),
+        SamplingParams(frequency_penalty=1.0),
+        SamplingParams(min_tokens=1),
+    ):
+        with pytest.raises(ValueError, match="history is needed"):
+            process_logits(logits, sampling)
+    with pytest.raises(ValueError, match="3 rows need 2 drafted tokens"):
+        process_logits(logits, SamplingParams(presence_penalty=1.0), History([1], 1), [4])
+    with pytest.raises(InvalidArgumentError, match=r"logit_bias\[48\].*vocabulary size 48"):
+        process_logits(logits, SamplingParams(logit_bias=((2, 1.0), (V, 1.0))))
+
+
+GENERATE: list[tuple[SamplingParams, dict[str, Any]]] = [
+    (SamplingParams(), {}),
+    (SamplingParams(repetition_penalty=1.3), {"repetition_penalty": 1.3}),
+    (SamplingParams(repetition_penalty=0.6), {"repetition_penalty": 0.6}),
+    (SamplingParams(min_tokens=12), {"min_new_tokens": 12}),
+    (SamplingParams(logit_bias=((4, 6.0), (9, -4.0))), {"sequence_bias": {(4,): 6.0, (9,): -4.0}}),
+    (
+        SamplingParams(repetition_penalty=1.8, min_tokens=20, logit_bias=((3, 9.0),)),
+        {"repetition_penalty": 1.8, "min_new_tokens": 20, "sequence_bias": {(3,): 9.0}},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+        initializer_range=0.3, tie_word_embeddings=False, eos_token_id=list(EOS),
+        bos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).double().eval()
+
+
+@pytest.mark.parametrize(("sampling", "arguments"), GENERATE)
+def test_greedy_steps_equal_generate(
+    model: Any, sampling: SamplingParams, arguments: dict[str, Any]
+) -> None:
+    prompt = [11, 12, 13, 11, 12]
+    output = model.generate(
+        torch.tensor([prompt]), max_new_tokens=40, do_sample=False, pad_token_id=EOS[0], **arguments
+    )
+    expected = output[0, len(prompt) :].tolist()
+    tokens = list(prompt)
+    with torch.inference_mode():
+        while len(tokens) < len(prompt) + 40 and tokens[-1] not in EOS:
+            logits = model(torch.tensor([tokens])).logits[0, -1:]
+            history = History(tokens, len(prompt), EOS)
+            tokens += choose(logits, sampling, len(tokens), 0, history=history).tolist()
+    assert tokens[len(prompt) :] == expected
+
+
+def test_generate_has_the_same_order(model: Any) -> None:
+    """All at once, sampled: transformers' own list of processors on every row."""
+    from transformers import GenerationConfig
+
+    sampling = SamplingParams(0.8, 0.9, 20, 0.03, repetition_penalty=1.4, min_tokens=8,
+                              logit_bias=((4, 2.0), (7, 5.0)))  # fmt: skip
+    config = GenerationConfig(
+        do_sample=True, temperature=0.8, top_p=0.9, top_k=20, min_p=0.03, repetition_penalty=1.4,
+        min_new_tokens=8, sequence_bias={(4,): 2.0, (7,): 5.0}, eos_token_id=list(EOS),
+    )  # fmt: skip
+    config._eos_token_tensor = torch.tensor(EOS)
+    before, drafts = [4, 5, 6, 20], [5, 30, 30, 7, 31, 5, 2, 1]
+    processors = model._get_logits_processor(config, input_ids_seq_length=2, device="cpu")
+    logits = rows_of(3, 9, torch.float64)
+    got = process_logits(logits, sampling, History(before, 2, EOS), drafts)
+    for i, row in enumerate(got):
+        ids = torch.tensor([before + drafts[:i]])
+        torch.testing.assert_close(row, processors(ids, logits[i : i + 1])[0], rtol=0, atol=1e-12)
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([-math.inf, -2.5, 0.0, 0.0, 1.5, 3.0, 3.0, 40.0]),
+                 min_size=9, max_size=9).filter(lambda row: max(row) > -math.inf),
+        min_size=1, max_size=5,
+    ),
+    st.integers(0, 12),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    st.data(),
+)  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_logprobs_restated(
+    values: list[list[float]], top: int, dtype: torch.dtype, data: Any
+) -> None:
+    token_ids = [data.draw(st.integers(0, 8)) for _ in values]
+    found = token_logprobs(torch.tensor(values, dtype=dtype), token_ids, top)
+    assert len(found) == len(values)
+    for row, token, got in zip(values, token_ids, found, strict=True):
+        total = math.log(sum(math.exp(value) for value in row))
+        best = sorted(range(9), key=lambda i: (-row[i], i))[:top]
+        assert got.logprob == pytest.approx(row[token] - total, abs=1e-5)
+        assert got.top_token_ids == tuple(best)
+        assert got.top_logprobs == pytest.approx([row[i] - total for i in best], abs=1e-5)
+
+
+def test_logprobs_of_half_precision_are_those_of_float32() -> None:
+    logits = rows_of(5, 6, torch.bfloat16)
+    assert token_logprobs(logits, range(6), 4) == token_logprobs(logits.float(), range(6), 4)

@@ -1,0 +1,276 @@
+"""Keyed sampling: fixed bits, no dependence on batches, the right distribution, coupling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flyspec.engine import sampling as streams
+from flyspec.engine.sampling import (
+    choose,
+    gumbel_noise,
+    process_logits,
+    row_keys,
+    sample,
+    sample_among,
+    uniform,
+)
+from flyspec.types import SamplingParams
+
+
+def mix(z: int) -> int:
+    z ^= z >> 30
+    z = z * 0xBF58476D1CE4E5B9 % 2**64
+    z ^= z >> 27
+    z = z * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def number(seed: int, position: int, stream: int, token: int) -> float:
+    """The number in (0, 1) behind a token's noise, in plain integers."""
+    g = 0x9E3779B97F4A7C15
+    h = mix((seed + g) % 2**64)
+    h = mix(((h ^ position) + g) % 2**64)
+    key = mix(((h ^ stream) + g) % 2**64)
+    return ((mix((key + (token + 1) * g) % 2**64) >> 12) + 0.5) / 2**52
+
+
+def gumbel(seed: int, position: int, stream: int, vocab: int) -> np.ndarray:
+    noise = [-math.log(-math.log(number(seed, position, stream, i))) for i in range(vocab)]
+    return np.array(noise, dtype=np.float32)
+
+
+# (seed, position, stream): the bits of the float32 noise of tokens 0 to 5.
+GOLDEN: dict[tuple[int, int, int], list[int]] = {
+    (0, 0, 0): [-1086922087, -1081310675, 1063949328, 1065244117, -1101931841, 1066446590],
+    (0, 0, 1): [1072285796, -1090221438, 1047746270, 1086431517, 1050095175, -1105397899],
+    (0, 1, 0): [1070496720, -1096652872, 1072514650, -1090179613, 1066220689, -1115401174],
+    (1, 0, 0): [1074163011, 1036304023, 1071517849, 1058596503, 1060264430, 1074800221],
+    (42, 4095, 0): [1057607848, 1054196633, -1096599799, -1097380973, -1111024985, 1042012610],
+    (9223372036854775819, 123456, 1): [
+        1028632516,
+        -1080841386,
+        -1084721328,
+        1076569863,
+        -1091285158,
+        1054897340,
+    ],
+    (18446744073709551615, 4294967297, 0): [
+        1053172181,
+        1048567585,
+        1061671593,
+        1066833873,
+        1065011231,
+        1065939031,
+    ],
+}
+
+
+def bits(noise: Tensor) -> list[int]:
+    return noise.view(torch.int32).tolist()
+
+
+@pytest.mark.parametrize(("key", "expected"), GOLDEN.items())
+def test_noise_never_changes(key: tuple[int, int, int], expected: list[int]) -> None:
+    seed, position, stream = key
+    assert bits(gumbel_noise(6, [position], seed, stream)[0]) == expected
+
+
+def test_noise_agrees_with_the_restatement() -> None:
+    for seed, position, stream in [(0, 0, 0), (7, 12_345, 1), (2**64 - 1, 2**31, 5)]:
+        got = gumbel_noise(1000, [position], seed, stream)[0]
+        torch.testing.assert_close(got, torch.from_numpy(gumbel(seed, position, stream, 1000)))
+
+
+def test_streams_have_numbers_of_their_own() -> None:
+    names = ["TARGET", "SECOND", "DRAFT", "ACCEPT", "RESIDUAL"]
+    assert [getattr(streams, f"{name}_STREAM") for name in names] == [0, 1, 2, 3, 4]
+
+
+def test_uniform_numbers_never_change_and_are_uniform() -> None:
+    positions = [0, 9, 2**31, 2**33]
+    got = uniform(positions, 2**64 - 3, streams.ACCEPT_STREAM)
+    assert got.dtype == torch.float64
+    assert got.tolist() == [number(2**64 - 3, p, 3, 0) for p in positions]
+    many = uniform(range(50_000), 5, streams.ACCEPT_STREAM)
+    assert 0 < many.min() < many.max() < 1
+    counts = torch.histc(many, 20, 0, 1)
+    assert chi_squared(counts, torch.full((20,), 2500.0)) > 0.001
+    # Not those of another stream, nor of the neighbouring position.
+    other = uniform(range(50_000), 5, streams.RESIDUAL_STREAM)
+    for pair in (other, many.roll(1)):
+        assert abs(torch.corrcoef(torch.stack([many, pair]))[0, 1]) < 0.02
+
+
+@pytest.mark.parametrize("n", [1, 5, 50])
+def test_sampling_among_listed_tokens_is_sampling_with_the_rest_excluded(n: int) -> None:
+    generator = torch.Generator().manual_seed(n)
+    log_probs, ids = torch.randn(16, 60, generator=generator).topk(n, dim=-1)
+    whole = torch.full((16, 60), -torch.inf).scatter(1, ids, log_probs)
+    # Padding, which may name any token again.
+    padded = torch.nn.functional.pad(log_probs, (0, 3), value=-torch.inf)
+    padded_ids = torch.cat([ids, ids[:, :1].expand(-1, 3)], dim=-1)
+    positions = list(range(100, 116))
+    expected = sample(whole, positions, 4, streams.DRAFT_STREAM).tolist()
+    for values, tokens in [(log_probs, ids), (padded, padded_ids), (whole, None)]:
+        drawn = sample_among(values, tokens, positions, 4, streams.DRAFT_STREAM)
+        assert drawn.tolist() == expected
+
+
+def test_keys_differ_by_seed_position_and_stream() -> None:
+    keys = {
+        key
+        for seed in (0, 1, 2**63, 2**64 - 1)
+        for stream in range(3)
+        for key in row_keys(seed, range(1000), stream)
+    }
+    assert len(keys) == 4 * 3 * 1000
+
+
+def test_noise_is_finite_and_gumbel() -> None:
+    noise = gumbel_noise(4096, range(64), 11).double()
+    assert torch.isfinite(noise).all()
+    assert abs(noise.mean().item() - 0.5772) < 0.01
+    assert abs(noise.var().item() - math.pi**2 / 6) < 0.02
+
+
+SETTINGS = [
+    SamplingParams(),
+    SamplingParams(1.0),
+    SamplingParams(0.7, top_p=0.9),
+    SamplingParams(1.3, top_k=7),
+    SamplingParams(0.5, top_p=0.8, top_k=40),
+    SamplingParams(1.1, min_p=0.05),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sampling", SETTINGS)
+def test_a_row_alone_samples_as_in_a_batch(sampling: SamplingParams, dtype: torch.dtype) -> None:
+    logits = (torch.randn(16, 300, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
+    together = choose(logits, sampling, 100, seed=5).tolist()
+    alone = [choose(logits[i : i + 1], sampling, 100 + i, seed=5).item() for i in range(16)]
+    assert together == alone
+    order = list(reversed(range(16)))
+    processed = process_logits(logits[order], sampling)
+    if not sampling.greedy:
+        assert sample(processed, [100 + i for i in order], 5).tolist() == together[::-1]
+
+
+def test_gathering_the_survivors_changes_nothing() -> None:
+    processed = process_logits(torch.randn(16, 500), SamplingParams(0.9, top_k=9))
+    noise = gumbel_noise(500, range(16), 3)
+    assert sample(processed, range(16), 3).tolist() == (processed + noise).argmax(-1).tolist()
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        logits = torch.zeros(2, 300, dtype=dtype)
+        logits[1, [40, 200, 299]] = 1.0
+        assert choose(logits, SamplingParams(), 0, 0).tolist() == [0, 40]
+
+
+DRAWS = 50_000
+VOCABULARY = 8
+
+
+def chi_squared(counts: Tensor, wanted: Tensor) -> float:
+    """The p-value of counts where `wanted` were to be expected."""
+    statistic = ((counts - wanted) ** 2 / wanted).sum().double()
+    freedom = torch.tensor((len(wanted) - 1) / 2, dtype=torch.float64)
+    return torch.special.gammaincc(freedom, statistic / 2).item()
+
+
+def p_value(sampler: Callable[[Tensor], Tensor], logits: Tensor) -> float:
+    """Of a chi-squared test of `DRAWS` tokens against softmax(logits)."""
+    tokens = sampler(logits.expand(DRAWS, -1))
+    counts = torch.bincount(tokens, minlength=VOCABULARY).double()
+    wanted = torch.softmax(logits.double(), -1) * DRAWS
+    return chi_squared(counts, wanted)
+
+
+def over_positions(rows: Tensor, stream: int = 0) -> Tensor:
+    return choose(rows, SamplingParams(1.0), 0, seed=17, stream=stream)
+
+
+def over_seeds(rows: Tensor) -> Tensor:
+    keys = [choose(rows[:1], SamplingParams(1.0), 9, seed=seed) for seed in range(len(rows))]
+    return torch.cat(keys)
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_samples_follow_the_distribution(scale: float) -> None:
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2)) * scale
+    assert p_value(over_positions, logits) > 0.001
+    assert p_value(lambda rows: over_positions(rows, stream=1), logits) > 0.001
+
+
+def test_samples_follow_the_distribution_over_seeds() -> None:
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(4))
+    assert p_value(over_seeds, logits) > 0.001
+
+
+def test_truncated_samples_follow_the_distribution() -> None:
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(8))
+    sampling = SamplingParams(0.8, top_k=6, min_p=0.02)
+    tokens = choose(logits.expand(DRAWS, -1), sampling, 0, seed=23)
+    wanted = torch.softmax(process_logits(logits[None], sampling)[0].double(), -1) * DRAWS
+    counts = torch.bincount(tokens, minlength=VOCABULARY)
+    assert counts[wanted == 0].sum() == 0
+    assert chi_squared(counts[wanted > 0].double(), wanted[wanted > 0]) > 0.001
+
+
+def test_a_wrong_sampler_fails_the_same_test() -> None:
+    def cooler(rows: Tensor) -> Tensor:
+        return over_positions(rows / 0.95)
+
+    def uniform_noise(rows: Tensor) -> Tensor:
+        noise = gumbel_noise(VOCABULARY, range(len(rows)), 17)
+        return (rows + torch.exp(-torch.exp(-noise))).argmax(-1)
+
+    def call_order(rows: Tensor) -> Tensor:
+        """Noise of one position over and over: every draw is the same."""
+        return choose(rows[:1], SamplingParams(1.0), 3, seed=1).expand(len(rows))
+
+    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2))
+    assert p_value(cooler, logits) < 0.001
+    assert p_value(call_order, logits) < 0.001
+    assert p_value(uniform_noise, logits) < 0.001
+
+
+def test_streams_are_independent() -> None:
+    rows = torch.zeros(DRAWS, VOCABULARY)
+    both = over_positions(rows) * VOCABULARY + over_positions(rows, stream=1)
+    counts = torch.bincount(both, minlength=VOCABULARY**2).double()
+    wanted = torch.full((VOCABULARY**2,), DRAWS / VOCABULARY**2)
+    assert chi_squared(counts, wanted) > 0.001
+
+
+@pytest.mark.parametrize("distance", [0.1, 0.5, 1.5])
+def test_drafter_and_target_agree_as_often_as_the_coupling_promises(distance: float) -> None:
+    generator = torch.Generator().manual_seed(6)
+    target = torch.randn(50, generator=generator)
+    draft = target + distance * torch.randn(50, generator=generator)
+    p, q = torch.softmax(target, -1), torch.softmax(draft, -1)
+    tv = (p - q).abs().sum().item() / 2
+    n = 20_000
+    agree = over_positions(target.expand(n, -1)) == over_positions(draft.expand(n, -1))
+    promised = (1 - tv) / (1 + tv)
+    assert agree.double().mean().item() >= promised - 4 * math.sqrt(0.25 / n)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("sampling", SETTINGS)
+def test_cuda_has_the_same_bits(sampling: SamplingParams) -> None:
+    on_cpu = gumbel_noise(5000, range(64), 2**63 + 5, 1)
+    on_gpu = gumbel_noise(5000, range(64), 2**63 + 5, 1, "cuda").cpu()
+    # The integers are equal; float64's logarithms may differ in the last place.
+    assert (on_cpu != on_gpu).double().mean() < 1e-6
+    logits = torch.randn(64, 5000, dtype=torch.float64)
+    assert choose(logits, sampling, 7, 3).tolist() == choose(logits.cuda(), sampling, 7, 3).tolist()
