@@ -102,6 +102,9 @@ class OrchestratorSettings(ServerSettings):
     )
     max_waiting: int = Field(1024, ge=0, description="generations that may wait to be admitted")
     rule: str = Field("fly", description="acceptance rule of requests that name none")
+    rules_file: str = Field(
+        "", description="TOML file of named rules and of limits to what requests may ask for"
+    )
     num_speculative_tokens: int = Field(
         DEFAULT_NUM_SPECULATIVE_TOKENS, ge=0, le=1024, description="K of requests that give none"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 from jinja2 import TemplateError
@@ -131,6 +132,14 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._pending: list[int] = []
+
+    def copy(self) -> Detokenizer:
+        """A decoder that goes on from here on its own."""
+        other = Detokenizer.__new__(Detokenizer)
+        other._tokenizer = self._tokenizer
+        other._stream = copy(self._stream)
+        other._pending = list(self._pending)
+        return other
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, perhaps none."""

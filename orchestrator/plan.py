@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Rule, SamplingParams, VerifyServiceInfo
+from flyspec.types import DistributionSpec, Rule, SamplingParams, VerifyServiceInfo
 from flyspec.v1 import generation_pb2
-from flyspec.validation import resolve_rule, validate_sampling
+from flyspec.validation import (
+    MAX_TOP_LOGPROBS,
+    RULE_PRESETS,
+    distribution_spec,
+    distribution_warnings,
+    rule_warnings,
+    validate_sampling,
+)
+from orchestrator.rule_files import RuleBook
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -19,7 +30,13 @@ MAX_STOP_CHARACTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """What one generation will do."""
+    """What one generation will do.
+
+    `rule` is a preset with every parameter set. `loop_guard`: turn exact when the output repeats
+    itself; never for a rule that loses nothing. `logprobs`: most likely tokens to tell the
+    log-probabilities of, None for none at all. `distribution`: which of the draft's distributions
+    the rule needs, None for none. `warnings` are for the caller.
+    """
 
     prompt_token_ids: list[int]
     sampling: SamplingParams
@@ -35,6 +52,11 @@ class GenerationPlan:
     exact_until_position: int
     context_length: int
     max_plain_tokens: int
+    eager: bool
+    loop_guard: bool
+    logprobs: int | None
+    warnings: tuple[str, ...]
+    distribution: DistributionSpec | None
 
 
 def make_plan(
@@ -43,41 +65,33 @@ def make_plan(
     target: VerifyServiceInfo,
     settings: OrchestratorSettings,
     max_draft_tokens: int,
+    rules: RuleBook,
 ) -> GenerationPlan:
     """Check a request; `InvalidArgumentError` names the field and what is allowed.
 
     `max_draft_tokens` is what both services take in one round.
     """
     prompt = _prompt(request, tokenizer, target)
-    room = target.model.context_length - len(prompt)
-    max_tokens = room
-    if request.HasField("max_tokens"):
-        if request.max_tokens < 1:
-            raise InvalidArgumentError("max_tokens must be at least 1, got 0")
-        max_tokens = min(request.max_tokens, room)
-    sampling = (
-        wire.sampling_from_proto(request.sampling)
-        if request.HasField("sampling")
-        else SamplingParams()
-    )
-    validate_sampling(sampling)
+    max_tokens = _max_tokens(request, target.model.context_length - len(prompt))
+    sampling = _sampling(request, target, max_tokens)
     speculation = request.speculation
-    k = min(settings.num_speculative_tokens, max_draft_tokens)
-    if speculation.HasField("num_speculative_tokens"):
-        k = speculation.num_speculative_tokens
-        if k > max_draft_tokens:
-            raise InvalidArgumentError(
-                f"speculation.num_speculative_tokens must be between 0 and {max_draft_tokens}, "
-                f"got {k}"
-            )
-    rule = wire.rule_from_proto(speculation.rule)
-    if not rule.name:
-        rule = replace(rule, name=settings.rule)
-    if not speculation.max_loose_cost_nats >= 0:  # NaN too
+    limits = rules.limits
+    k = _num_speculative_tokens(speculation, settings, max_draft_tokens, rules)
+    rule = _rule(speculation, settings, target, k, rules)
+    cost = _given(speculation, "max_loose_cost_nats")
+    if cost is not None and not 0 <= cost < math.inf:  # NaN too
         raise InvalidArgumentError(
-            "speculation.max_loose_cost_nats must be at least 0, "
-            f"got {speculation.max_loose_cost_nats}"
+            f"speculation.max_loose_cost_nats must be a finite number of at least 0, got {cost:g}"
         )
+    limits.check_loop_guard(speculation.disable_loop_guard)
+    logprobs = _given(request, "logprobs")
+    if logprobs is not None and logprobs > MAX_TOP_LOGPROBS:
+        raise InvalidArgumentError(
+            f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {logprobs}"
+        )
+    distribution = distribution_spec(rule, sampling) if k else None
+    warnings = rule_warnings(rule, k)
+    warnings += distribution_warnings(rule, distribution, k, target.model.vocab_size)
     return GenerationPlan(
         prompt_token_ids=prompt,
         sampling=sampling,
@@ -86,20 +100,95 @@ def make_plan(
         stop=_stop(request),
         ignore_eos=request.ignore_eos,
         drafter=speculation.drafter,
-        rule=resolve_rule(rule, k),
+        rule=rule,
         num_speculative_tokens=k,
-        max_loose_tokens=(
-            speculation.max_loose_tokens if speculation.HasField("max_loose_tokens") else None
-        ),
-        max_loose_cost_nats=(
-            speculation.max_loose_cost_nats if speculation.HasField("max_loose_cost_nats") else None
-        ),
+        max_loose_tokens=limits.bound_loose_tokens(_given(speculation, "max_loose_tokens")),
+        max_loose_cost_nats=limits.bound_loose_cost_nats(cost),
         exact_until_position=min(
             len(prompt) + speculation.exact_prefix_tokens, target.model.context_length
         ),
         context_length=target.model.context_length,
         max_plain_tokens=target.max_plain_tokens,
+        eager=speculation.eager,
+        loop_guard=not (RULE_PRESETS[rule.name].lossless or speculation.disable_loop_guard),
+        logprobs=logprobs,
+        warnings=tuple(warnings),
+        distribution=distribution,
     )
+
+
+def _given(message: Any, name: str) -> Any:
+    """The value of an optional field, None if it is unset."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def _max_tokens(request: generation_pb2.GenerateRequest, room: int) -> int:
+    """Most tokens of the output: what was asked for, or what the context leaves."""
+    if not request.HasField("max_tokens"):
+        return room
+    if request.max_tokens < 1:
+        raise InvalidArgumentError("max_tokens must be at least 1, got 0")
+    return min(request.max_tokens, room)
+
+
+def _sampling(
+    request: generation_pb2.GenerateRequest, target: VerifyServiceInfo, max_tokens: int
+) -> SamplingParams:
+    """How tokens are chosen; greedy if the request does not say."""
+    sampling = wire.sampling_from_proto(request.sampling)
+    validate_sampling(sampling)
+    if sampling.min_tokens > max_tokens:
+        raise InvalidArgumentError(
+            f"sampling.min_tokens must be between 0 and {max_tokens} (max_tokens, or what is left "
+            f"of the context), got {sampling.min_tokens}"
+        )
+    _check_ids("sampling.logit_bias", [token_id for token_id, _ in sampling.logit_bias], target)
+    return sampling
+
+
+def _num_speculative_tokens(
+    speculation: generation_pb2.Speculation,
+    settings: OrchestratorSettings,
+    max_draft_tokens: int,
+    rules: RuleBook,
+) -> int:
+    """K: the request's, or the server's as far as the services go along."""
+    ceiling = rules.limits.max_num_speculative_tokens
+    most = max_draft_tokens if ceiling is None else min(max_draft_tokens, ceiling)
+    if not speculation.HasField("num_speculative_tokens"):
+        return min(settings.num_speculative_tokens, most)
+    k: int = speculation.num_speculative_tokens
+    if k > most:
+        raise InvalidArgumentError(
+            f"speculation.num_speculative_tokens must be between 0 and {most}, got {k}"
+        )
+    return k
+
+
+def _rule(
+    speculation: generation_pb2.Speculation,
+    settings: OrchestratorSettings,
+    target: VerifyServiceInfo,
+    num_speculative_tokens: int,
+    rules: RuleBook,
+) -> Rule:
+    """The request's rule, or the server's with the request's parameters, all of them set."""
+    rule = wire.rule_from_proto(speculation.rule)
+    if not rule.name:
+        rule = replace(rule, name=settings.rule)
+    rule = rules.resolve(rule, num_speculative_tokens)
+    _check_ids("rule.guarded_token_ids", rule.guarded_token_ids, target)
+    return rule
+
+
+def _check_ids(field: str, token_ids: Sequence[int], target: VerifyServiceInfo) -> None:
+    """Refuse token ids that the target does not have."""
+    model = target.model
+    if token_ids and max(token_ids) >= model.vocab_size:
+        raise InvalidArgumentError(
+            f"{field}: token id {max(token_ids)} is out of range; {model.name} has ids "
+            f"0 to {model.vocab_size - 1}"
+        )
 
 
 def _prompt(
@@ -121,12 +210,8 @@ def _prompt(
             raise InvalidArgumentError("prompt: set one of text, token_ids, chat")
     if not token_ids:
         raise InvalidArgumentError("prompt: no token ids; send at least one")
+    _check_ids("prompt", token_ids, target)
     model = target.model
-    if max(token_ids) >= model.vocab_size:
-        raise InvalidArgumentError(
-            f"prompt: token id {max(token_ids)} is out of range; {model.name} has ids "
-            f"0 to {model.vocab_size - 1}"
-        )
     if len(token_ids) >= model.context_length:
         raise InvalidArgumentError(
             f"prompt: {len(token_ids)} tokens leave no room in the model's context of "

@@ -1,56 +1,127 @@
-"""Ranges and presets: what is refused, in which words, and what fills in."""
+"""Ranges and presets: what is refused, in which words, what fills in, what is warned of."""
 
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import EntropyMeasure, Rule, SamplingParams
-from flyspec.validation import RULE_PRESETS, resolve_rule, validate_rule, validate_sampling
+from flyspec.types import (
+    DistributionSpec,
+    Divergence,
+    EntropyMeasure,
+    Rule,
+    SamplingParams,
+    WindowScope,
+)
+from flyspec.validation import (
+    RULE_PARAMETERS,
+    RULE_PRESETS,
+    distribution_spec,
+    distribution_warnings,
+    resolve_rule,
+    rule_warnings,
+    validate_rule,
+    validate_sampling,
+)
 
 NORMALIZED, TOP_K = EntropyMeasure.NORMALIZED, EntropyMeasure.TOP_K
+WITHIN, ACROSS = WindowScope.WITHIN_ROUND, WindowScope.ACROSS_ROUNDS
+SAMPLED = SamplingParams(temperature=1.0)
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{}, {"temperature": 1.0, "top_p": 1.0}, {"temperature": 0.001, "top_p": 1e-6, "top_k": 1}],
-)
-def test_sampling_in_range(fields: dict[str, Any]) -> None:
-    validate_sampling(SamplingParams(**fields))
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "allowed"),
+    "given",
     [
-        ("temperature", -0.1, "0 (greedy) or between 0.001 and 100"),
-        ("temperature", 1e-6, "0 (greedy) or between 0.001 and 100"),
-        ("temperature", math.inf, "0 (greedy) or between 0.001 and 100"),
-        ("temperature", math.nan, "0 (greedy) or between 0.001 and 100"),
-        ("top_p", 0.0, "greater than 0 and at most 1"),
-        ("top_p", 1.01, "greater than 0 and at most 1"),
-        ("top_p", math.nan, "greater than 0 and at most 1"),
-        ("top_k", -1, "an integer between 0 and 2147483647"),
-        ("top_k", 2.0, "an integer between 0 and 2147483647"),
+        {},
+        {"temperature": 1.0, "top_p": 1.0},
+        {"temperature": 0.001, "top_p": 1e-6, "top_k": 1},
+        {"temperature": 100.0, "min_p": 1.0, "min_tokens": 2**32 - 1},
+        {"repetition_penalty": 10.0, "presence_penalty": -2.0, "frequency_penalty": 2.0},
+        {"repetition_penalty": 1e-9},
+        {"logit_bias": ((0, -100.0), (7, 100.0))},
+        {"logit_bias": tuple((i, 0.0) for i in range(1024))},
     ],
 )
-def test_sampling_out_of_range(field: str, value: Any, allowed: str) -> None:
+def test_sampling_in_range(given: dict[str, Any]) -> None:
+    validate_sampling(SamplingParams(**given))
+
+
+RANGES = {
+    "temperature": "0 (greedy) or between 0.001 and 100",
+    "top_p": "greater than 0 and at most 1",
+    "top_k": "an integer between 0 and 2147483647",
+    "min_p": "between 0 and 1",
+    "repetition_penalty": "greater than 0 and at most 10",
+    "presence_penalty": "between -2 and 2",
+    "frequency_penalty": "between -2 and 2",
+    "min_tokens": "an integer between 0 and 4294967295",
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", 1e-6),
+        ("temperature", 100.1),
+        ("top_p", 0.0),
+        ("top_p", 1.01),
+        ("top_k", -1),
+        ("top_k", 2.0),
+        ("top_k", 2**31),
+        ("min_p", -0.01),
+        ("min_p", 1.01),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 10.1),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", -2.1),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("min_tokens", -1),
+        ("min_tokens", 2**32),
+        *[(field, value) for field in RANGES for value in (math.nan, math.inf, -math.inf)],
+    ],
+)
+def test_sampling_out_of_range(field: str, value: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         validate_sampling(SamplingParams(**{field: value}))
-    assert f"sampling.{field} must be {allowed}" in str(caught.value)
-    assert f"got {value:g}" in str(caught.value)
+    assert str(caught.value).startswith(f"sampling.{field} must be {RANGES[field]}")
+    assert str(caught.value).endswith((f"got {value}", f"got {value:g}"))
+
+
+@pytest.mark.parametrize("bias", [100.5, -100.5, math.nan, math.inf, -math.inf])
+def test_biases_out_of_range_name_their_token(bias: float) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        validate_sampling(SamplingParams(logit_bias=((3, 0.0), (7, bias))))
+    assert str(caught.value) == (
+        f"sampling.logit_bias[7] must be between -100 and 100, got {bias:g}"
+    )
+
+
+def test_too_many_biases() -> None:
+    biases = tuple((i, 0.0) for i in range(1025))
+    with pytest.raises(InvalidArgumentError, match="logit_bias: at most 1024 tokens, got 1025"):
+        validate_sampling(SamplingParams(logit_bias=biases))
+
+
+# --- rules ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (Rule("fuzy"), "rule.name must be one of exact, fly, fly-paper, fly-reference, got 'fuzy'"),
-        (Rule("exact", fly_window_size=0), "rule.fly_window_size does not apply to the rule"),
-        (Rule("exact", entropy_measure=TOP_K), "rule.entropy_measure does not apply to the rule"),
+        (
+            Rule("fuzy"),
+            "rule.name must be one of exact, fly, fly-paper, fly-reference, margin, fuzzy, "
+            "fuzzy-reference, rejection, typical, random, got 'fuzy'",
+        ),
+        (Rule(""), "rule.name must be one of exact"),
         (Rule("fly", -1), "rule.fly_window_size must be an integer between 0 and 1024, got -1"),
         (Rule("fly", 1025), "rule.fly_window_size must be an integer between 0 and 1024"),
         (Rule("fly", True), "rule.fly_window_size must be an integer between 0 and 1024"),
@@ -61,8 +132,6 @@ def test_sampling_out_of_range(field: str, value: Any, allowed: str) -> None:
         ),
         (Rule("fly", None, 20.5), "must be between 0 and 20 for the top_k measure, in nats"),
         (Rule("fly", None, -0.1), "rule.fly_entropy_threshold must be between 0 and 20"),
-        (Rule("fly", None, math.nan), "rule.fly_entropy_threshold must be between 0 and 20"),
-        (Rule("fly", None, math.inf), "rule.fly_entropy_threshold must be between 0 and 20"),
         (Rule("fly", None, 1.5, None, NORMALIZED), "between 0 and 1 for the normalized measure"),
         (
             Rule("fly", None, None, 1),
@@ -70,6 +139,35 @@ def test_sampling_out_of_range(field: str, value: Any, allowed: str) -> None:
         ),
         (Rule("fly", None, None, 1025), "must be an integer between 2 and 1024, got 1025"),
         (Rule("fly-paper", None, None, 3), "does not apply to the normalized measure"),
+        (Rule("margin", margin_threshold=-0.1), "rule.margin_threshold must be between 0 and 100"),
+        (Rule("margin", margin_threshold=101), "rule.margin_threshold must be between 0 and 100"),
+        (
+            Rule("fuzzy", divergence_threshold=-0.1),
+            "rule.divergence_threshold must be between 0 and 100, got -0.1",
+        ),
+        (
+            Rule("fuzzy", divergence_top_k=1025),
+            "rule.divergence_top_k must be an integer between 0 and 1024, got 1025",
+        ),
+        (Rule("rejection", divergence_top_k=-1), "must be an integer between 0 and 1024, got -1"),
+        (
+            Rule("fuzzy-reference", divergence=Divergence.TV),
+            "rule.divergence must be js or kl for the rule 'fuzzy-reference', got tv",
+        ),
+        (Rule("typical", typical_epsilon=1.1), "rule.typical_epsilon must be between 0 and 1"),
+        (Rule("typical", typical_delta=-1), "rule.typical_delta must be between 0 and 100"),
+        (Rule("random", random_acceptance=1.1), "rule.random_acceptance must be between 0 and 1"),
+        (
+            Rule("fly", guarded_token_ids=tuple(range(1025))),
+            "rule.guarded_token_ids: at most 1024 tokens, got 1025",
+        ),
+        *[
+            (
+                Rule(name, guarded_token_ids=(1,)),
+                f"rule.guarded_token_ids does not apply to the rule '{name}', which loses nothing",
+            )
+            for name in ("exact", "rejection")
+        ],
     ],
 )
 def test_rules_refused(rule: Rule, message: str) -> None:
@@ -79,24 +177,138 @@ def test_rules_refused(rule: Rule, message: str) -> None:
         assert message in str(caught.value)
 
 
+A_VALUE = {
+    "fly_window_size": 2,
+    "fly_entropy_threshold": 0.5,
+    "fly_entropy_top_k": 4,
+    "entropy_measure": TOP_K,
+    "window_scope": WITHIN,
+    "margin_threshold": 0.2,
+    "divergence": Divergence.KL,
+    "divergence_threshold": 0.2,
+    "divergence_top_k": 10,
+    "typical_epsilon": 0.1,
+    "typical_delta": 0.1,
+    "random_acceptance": 0.5,
+}
+WINDOW = {"fly_window_size", "window_scope"}
+ENTROPY = {"fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k", "entropy_measure"}
+APPLIES = {
+    "exact": set(),
+    "fly": ENTROPY | WINDOW,
+    "fly-paper": ENTROPY | WINDOW,
+    "fly-reference": ENTROPY,  # its window is its own
+    "margin": WINDOW | {"margin_threshold"},
+    "fuzzy": WINDOW | {"divergence", "divergence_threshold", "divergence_top_k"},
+    "fuzzy-reference": {"divergence", "divergence_threshold"},
+    "rejection": {"divergence_top_k"},
+    "typical": WINDOW | {"typical_epsilon", "typical_delta"},
+    "random": WINDOW | {"random_acceptance"},
+}
+
+
+def test_the_tables_here_are_complete() -> None:
+    assert set(APPLIES) == set(RULE_PRESETS)
+    assert set(A_VALUE) == set(RULE_PARAMETERS)
+    assert {f.name for f in fields(Rule)} == {"name", "guarded_token_ids", *RULE_PARAMETERS}
+
+
+@pytest.mark.parametrize("parameter", A_VALUE)
+@pytest.mark.parametrize("name", APPLIES)
+def test_parameters_are_taken_where_they_apply(name: str, parameter: str) -> None:
+    measure = TOP_K if parameter == "fly_entropy_top_k" and name == "fly-paper" else None
+    rule = Rule(name, **{"entropy_measure": measure, parameter: A_VALUE[parameter]})
+    if parameter in APPLIES[name]:
+        assert getattr(resolve_rule(rule, 15), parameter) == A_VALUE[parameter]
+    else:
+        with pytest.raises(InvalidArgumentError) as caught:
+            validate_rule(rule)
+        assert "does not apply to the rule " in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [
+        ("fly", "fly_entropy_threshold"),
+        ("fly-paper", "fly_entropy_threshold"),
+        ("margin", "margin_threshold"),
+        ("fuzzy", "divergence_threshold"),
+        ("fuzzy-reference", "divergence_threshold"),
+        ("typical", "typical_epsilon"),
+        ("typical", "typical_delta"),
+        ("random", "random_acceptance"),
+        ("fly", "fly_window_size"),
+        ("fly", "fly_entropy_top_k"),
+        ("fuzzy", "divergence_top_k"),
+    ],
+)
+def test_numbers_must_be_finite(name: str, parameter: str, value: float) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"^rule\.{parameter} must be "):
+        validate_rule(Rule(name, **{parameter: value}))
+
+
+def test_messages_name_the_rule_as_the_caller_does() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^rules\.mine\.fly_window_size must be"):
+        validate_rule(Rule("fly", -1), "rules.mine")
+    with pytest.raises(InvalidArgumentError, match=r"^rules\.mine\.fly_entropy_threshold must be"):
+        validate_rule(Rule("fly", None, -1.0), "rules.mine")
+
+
+def fly(name: str, window: int, *more: Any, scope: WindowScope | None = WITHIN) -> Rule:
+    return Rule(name, window, *more, window_scope=scope)
+
+
 @pytest.mark.parametrize(
     ("rule", "k", "resolved"),
     [
         (Rule("exact"), 15, Rule("exact")),
-        (Rule("fly"), 15, Rule("fly", 6, 0.3, 3, TOP_K)),
-        (Rule("fly"), 7, Rule("fly", 6, 0.3, 3, TOP_K)),
-        (Rule("fly"), 4, Rule("fly", 3, 0.3, 3, TOP_K)),
-        (Rule("fly"), 1, Rule("fly", 0, 0.3, 3, TOP_K)),
-        (Rule("fly"), 0, Rule("fly", 0, 0.3, 3, TOP_K)),
-        (Rule("fly", 9, 0.0, 5), 4, Rule("fly", 9, 0.0, 5, TOP_K)),
-        (Rule("fly", 0), 4, Rule("fly", 0, 0.3, 3, TOP_K)),
-        (Rule("fly-paper"), 4, Rule("fly-paper", 6, 0.3, None, NORMALIZED)),
+        (Rule("fly"), 15, fly("fly", 6, 0.3, 3, TOP_K)),
+        (Rule("fly"), 7, fly("fly", 6, 0.3, 3, TOP_K)),
+        (Rule("fly"), 4, fly("fly", 3, 0.3, 3, TOP_K)),
+        (Rule("fly"), 1, fly("fly", 0, 0.3, 3, TOP_K)),
+        (Rule("fly"), 0, fly("fly", 0, 0.3, 3, TOP_K)),
+        (Rule("fly", 9, 0.0, 5), 4, fly("fly", 9, 0.0, 5, TOP_K)),
+        (Rule("fly", 0), 4, fly("fly", 0, 0.3, 3, TOP_K)),
         (
-            Rule("fly-paper", entropy_measure=TOP_K),
-            4,
-            Rule("fly-paper", 6, 0.3, 3, TOP_K),
+            Rule("fly", window_scope=ACROSS),
+            15,
+            fly("fly", 6, 0.3, 3, TOP_K, scope=ACROSS),
         ),
-        (Rule("fly-reference"), 4, Rule("fly-reference", 6, 0.3, 3, TOP_K)),
+        (Rule("fly", entropy_measure=NORMALIZED), 7, fly("fly", 6, 0.3, None, NORMALIZED)),
+        (Rule("fly-paper"), 4, fly("fly-paper", 6, 0.3, None, NORMALIZED)),
+        (Rule("fly-paper", entropy_measure=TOP_K), 4, fly("fly-paper", 6, 0.3, 3, TOP_K)),
+        (Rule("fly-reference"), 4, fly("fly-reference", 6, 0.3, 3, TOP_K, scope=None)),
+        (
+            Rule("margin"),
+            4,
+            Rule("margin", 6, window_scope=ACROSS, margin_threshold=0.3),
+        ),
+        (
+            Rule("fuzzy", guarded_token_ids=(5,)),
+            4,
+            Rule(
+                "fuzzy",
+                0,
+                window_scope=WITHIN,
+                divergence=Divergence.JS,
+                divergence_threshold=0.1,
+                divergence_top_k=50,
+                guarded_token_ids=(5,),
+            ),
+        ),
+        (
+            Rule("fuzzy-reference", divergence=Divergence.KL),
+            4,
+            Rule("fuzzy-reference", divergence=Divergence.KL, divergence_threshold=0.3),
+        ),
+        (Rule("rejection"), 4, Rule("rejection", divergence_top_k=0)),
+        (
+            Rule("typical"),
+            4,
+            Rule("typical", 0, window_scope=WITHIN, typical_epsilon=0.09, typical_delta=0.3),
+        ),
+        (Rule("random"), 4, Rule("random", 0, window_scope=WITHIN, random_acceptance=0.1)),
     ],
 )
 def test_presets_fill_in(rule: Rule, k: int, resolved: Rule) -> None:
@@ -107,6 +319,104 @@ def test_presets_fill_in(rule: Rule, k: int, resolved: Rule) -> None:
 def test_presets_are_valid() -> None:
     for name in RULE_PRESETS:
         validate_rule(resolve_rule(Rule(name), 15))
+    assert {name for name, p in RULE_PRESETS.items() if p.lossless} == {"exact", "rejection"}
+
+
+# --- distributions and warnings -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling", "spec"),
+    [
+        (Rule("exact"), SAMPLED, None),
+        (Rule("fly"), SAMPLED, None),
+        (Rule("typical"), SAMPLED, None),
+        (Rule("fuzzy"), SamplingParams(), DistributionSpec(50)),
+        (Rule("fuzzy", divergence_top_k=0), SAMPLED, DistributionSpec(0)),
+        (Rule("fuzzy-reference"), SAMPLED, DistributionSpec(0, raw=True)),
+        (Rule("rejection"), SAMPLED, DistributionSpec(0, draw_from_it=True)),
+        (Rule("rejection", divergence_top_k=8), SAMPLED, DistributionSpec(8, draw_from_it=True)),
+        (Rule("rejection"), SamplingParams(), None),
+    ],
+)
+def test_which_distributions_a_rule_needs(
+    rule: Rule, sampling: SamplingParams, spec: DistributionSpec | None
+) -> None:
+    assert distribution_spec(resolve_rule(rule, 15), sampling) == spec
+
+
+@pytest.mark.parametrize("name", RULE_PRESETS)
+def test_presets_warn_of_nothing(name: str) -> None:
+    assert rule_warnings(resolve_rule(Rule(name), 15), 15) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "k", "words"),
+    [
+        (Rule("margin", margin_threshold=0.3), 4, None),
+        (Rule("margin", margin_threshold=0.31), 4, "rule.margin_threshold 0.31 is above 0.3: "),
+        (Rule("fly-paper"), 7, None),
+        (Rule("fly-paper"), 6, "rule.fly_window_size 6 does not fit"),
+        (Rule("fly-paper"), 0, None),
+        (Rule("fly-paper", window_scope=ACROSS), 4, None),
+        (Rule("fly-reference"), 6, None),
+        (Rule("fly-reference"), 5, "rule.fly_window_size 6 does not fit"),
+        (Rule("margin"), 1, None),
+        (Rule("margin", window_scope=WITHIN), 4, "rule.fly_window_size 6 does not fit"),
+        (Rule("fly", 0, math.log(3)), 4, None),
+        (Rule("fly", 0, 1.1), 4, "rule.fly_entropy_threshold 1.1 is above 1.1 nats"),
+        (Rule("fly", 0, 0.73, 2), 4, None),
+        (
+            Rule("fly", 0, 0.74, 2),
+            4,
+            "above 0.736 nats, the most that the top_k entropy with k = 2",
+        ),
+        (Rule("fly-paper", 0, 1.0), 4, None),
+        (Rule("fuzzy", divergence_threshold=0.69), 4, None),
+        (Rule("fuzzy", divergence_threshold=0.7), 4, "is above 0.693, the most that js can be"),
+        (Rule("fuzzy", divergence=Divergence.TV, divergence_threshold=1.1), 4, "that tv can be"),
+        (Rule("fuzzy", divergence=Divergence.KL, divergence_threshold=5.0), 4, None),
+        (Rule("fuzzy-reference", divergence_threshold=0.7), 4, None),
+    ],
+)
+def test_warnings(rule: Rule, k: int, words: str | None) -> None:
+    warnings = rule_warnings(resolve_rule(rule, k), k)
+    assert len(warnings) == (words is not None)
+    assert all(str(words) in w for w in warnings)
+
+
+def test_the_most_that_top_k_entropy_can_be() -> None:
+    """Searched on a grid: the bound in the warning's words is one, and is reached."""
+    steps = range(1, 100)
+    pairs = max(
+        -sum(x / 100 * math.log(x / 100) for x in (a, b)) for a in steps for b in steps
+        if a + b <= 100
+    )  # fmt: skip
+    assert pairs == pytest.approx(2 / math.e, abs=1e-4)
+    thirds = max(
+        -sum(x / 60 * math.log(x / 60) for x in (a, b, c)) for a in range(1, 59)
+        for b in range(1, 59) for c in range(1, 59) if a + b + c <= 60
+    )  # fmt: skip
+    assert thirds == pytest.approx(math.log(3), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "top_k", "vocab_size", "megabytes"),
+    [
+        ("fuzzy", 0, 128_256, "3.8 MB a round to the target; set rule.divergence_top_k"),
+        ("fuzzy", 50, 128_256, None),
+        ("fuzzy", 0, 33_333, None),
+        ("fuzzy-reference", 0, 128_256, "3.8 MB a round to the target"),
+        ("rejection", 0, 128_256, "3.8 MB a round to the target; set rule.divergence_top_k"),
+    ],
+)
+def test_large_distributions_are_told(
+    name: str, top_k: int, vocab_size: int, megabytes: str | None
+) -> None:
+    warnings = distribution_warnings(Rule(name), DistributionSpec(top_k), 15, vocab_size)
+    assert len(warnings) == (megabytes is not None)
+    assert all(w.count(str(megabytes)) == 1 for w in warnings)
+    assert distribution_warnings(Rule(name), None, 15, vocab_size) == []
 
 
 def test_validation_needs_no_torch() -> None:

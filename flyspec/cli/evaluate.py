@@ -1,7 +1,9 @@
-"""`flyspec eval`: how right each rule's answers are. Measures in `bench.accuracy`."""
+"""`flyspec eval`: how good each rule's texts are. Measures in `bench.accuracy`."""
 
 from __future__ import annotations
 
+import json as json_
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,8 +11,11 @@ import typer
 from flyspec.cli.options import ModelFlags, with_flags
 
 if TYPE_CHECKING:
+    from bench.accuracy import ConditionReport, Results
     from flyspec.cli.stack import Stack
     from flyspec.client import Client
+
+_PIPED_WIDTH = 132  # of a table that no terminal shows
 
 
 @with_flags
@@ -19,9 +24,22 @@ def evaluate(
     problems: Annotated[int, typer.Option(help="Fresh word problems.", min=1)] = 100,
     problem_seed: Annotated[int, typer.Option(help="Seed of the word problems.")] = 7,
     prompt_file: Annotated[
-        str | None, typer.Option(help="GSM8K or MGSM file, instead of fresh problems.")
+        str | None,
+        typer.Option(
+            help="Prompts instead of fresh problems. Without answers (HumanEval), the target's "
+            "log-likelihood of the texts is told instead of accuracy.",
+        ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Most problems of the file.", min=1)] = None,
+    limit: Annotated[int | None, typer.Option(help="Most prompts of the file.", min=1)] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules to compare, with commas and parameters as in "
+            "fly,margin:margin_threshold=0.2,fly_window_size=4; `all` is every rule. Shows what "
+            "each lost.",
+            show_default="exact, fly and fly with W = 0",
+        ),
+    ] = None,
     address: Annotated[
         str | None,
         typer.Option(help="Of a running stack.", show_default="one is started for this command"),
@@ -29,61 +47,117 @@ def evaluate(
     local: Annotated[bool, typer.Option("--local", help="Start a stack (the default).")] = False,
     drafter: Annotated[str, typer.Option(help="Drafter to use.", show_default="the server's")] = "",
     num_speculative_tokens: Annotated[int, typer.Option(help="K.", min=1)] = 15,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of a solution.", min=1)] = 256,
-    concurrency: Annotated[int, typer.Option(help="Problems at once.", min=1)] = 8,
-    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Ask an assistant.")] = True,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of a text.", min=1)] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
+    seed: Annotated[
+        int, typer.Option(help="Of the first prompt's sampling; the next has the next.", min=0)
+    ] = 0,
+    concurrency: Annotated[int, typer.Option(help="Prompts at once.", min=1)] = 8,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Ask an assistant.",
+            show_default="questions are asked, code is continued",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Also write the JSON document, with all texts, here.")
+    ] = None,
 ) -> None:
-    """Solve problems under plain decoding, exact, fly and fly with W = 0, and compare."""
-    from bench import accuracy
+    """Compare the texts of plain decoding and of acceptance rules, by answers or log-likelihood."""
+    from bench import accuracy, conditions
     from bench.prompts import Group, fresh_problems
     from flyspec.cli.prompts import read_prompts
     from flyspec.cli.runtime import print_json, refuse_model_flags, run_async, with_server
     from flyspec.errors import ConfigError
+    from flyspec.types import SamplingParams
 
     refuse_model_flags(models, local or address is None, address)
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no directory {output.parent}")
+    chosen = conditions.parse_conditions(rules) if rules is not None else conditions.CONDITIONS
+    chosen = conditions.with_plain(chosen)
     if prompt_file is None:
         group = fresh_problems(problems, problem_seed)
     else:
         group = Group(prompt_file, read_prompts(prompt_file, limit))
-        unknown = [p for p in group.prompts if p.reference is None]
-        if unknown:
-            raise ConfigError(f"{unknown[0].where}: no answer to compare with")
+    answered = accuracy.has_answers(group)
+    options = accuracy.EvalOptions(
+        num_speculative_tokens=num_speculative_tokens,
+        max_tokens=max_tokens,
+        sampling=SamplingParams(temperature=temperature, top_p=top_p),
+        seed=seed,
+        drafter=drafter,
+        chat=chat,
+        concurrency=concurrency,
+    )
+    facts: dict[str, Any] = {
+        "problems": group.name,
+        "seed": problem_seed if prompt_file is None else None,
+        "num_speculative_tokens": num_speculative_tokens,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "sampling_seed": seed,
+    }
 
-    async def use(client: Client, stack: Stack | None) -> list[accuracy.AccuracyReport]:
+    async def use(
+        client: Client, stack: Stack | None
+    ) -> tuple[Results, dict[str, list[float]] | None]:
         from flyspec.cli.progress import progress_bar
         from flyspec.cli.runtime import error_console
 
+        target = (await client.list_models()).target
+        facts.update(target=target.name, dtype=target.dtype, device=target.device)
+        reference = None
+        if not answered:  # loaded first: a target that is not here is known before the work
+            from bench.reference import Reference
+
+            threads = stack.options.threads if stack else models.threads
+            reference = Reference(target.name, target.dtype, threads, target.device)
         console = error_console()
-        total = len(group.prompts) * len(accuracy.CONDITIONS)
-        console.print(f"solving {len(group.prompts)} problems in "
-                      f"{len(accuracy.CONDITIONS)} ways", markup=False)  # fmt: skip
+        total = len(group.prompts) * len(chosen)
+        console.print(
+            f"{len(group.prompts)} prompts in {len(chosen)} ways on {target.name}", markup=False
+        )
         with progress_bar(console) as progress:
-            bar = progress.add_task("solving", total=total)
-            return await accuracy.evaluate(
-                client,
-                group,
-                num_speculative_tokens=num_speculative_tokens,
-                max_tokens=max_tokens,
-                drafter=drafter,
-                chat=chat,
-                concurrency=concurrency,
-                on_result=lambda: progress.advance(bar),
+            bar = progress.add_task("generating", total=total)
+            results = await accuracy.generate_all(
+                client, group, chosen, options, lambda: progress.advance(bar)
+            )
+            if reference is None:
+                return results, None
+            bar = progress.add_task("scoring", total=total)
+            return results, await accuracy.log_likelihoods(
+                reference, results, lambda: progress.advance(bar)
             )
 
     stack_options = models.to_stack_options(log_level="warning") if address is None else None
-    reports = run_async(with_server(stack_options, address, use))
+    results, scores = run_async(with_server(stack_options, address, use))
+    reports = accuracy.report(group, results, scores)
+    if output is not None:
+        samples = accuracy.to_samples(group, results, scores)
+        document = accuracy.to_document(reports, samples, **facts)
+        output.write_text(json_.dumps(document, ensure_ascii=False))
     if json:
-        facts: dict[str, Any] = {
-            "problems": group.name,
-            "seed": problem_seed if prompt_file is None else None,
-            "num_speculative_tokens": num_speculative_tokens,
-            "max_tokens": max_tokens,
-        }
         print_json(accuracy.to_document(reports, **facts))
-        return
+    else:
+        _print(group.name, reports, every_column=rules is not None or not answered)
+
+
+def _print(name: str, reports: list[ConditionReport], every_column: bool) -> None:
     from rich.console import Console
 
-    from bench.tables import accuracy_table
+    from bench.tables import RULES_NOTES, accuracy_table, rules_table
 
-    Console(highlight=False).print(accuracy_table(group.name, reports))
+    console = Console(highlight=False)
+    if not every_column:
+        console.print(accuracy_table(name, reports))
+        return
+    if not console.is_terminal:
+        console.width = max(console.width, _PIPED_WIDTH)
+    console.print(rules_table(name, reports))
+    console.print(RULES_NOTES, style="dim")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,9 +24,11 @@ from flyspec.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress
 
     from flyspec.cli.prompts import Prompt
+    from flyspec.cli.screen import Screen
     from flyspec.cli.stack import Stack
     from flyspec.client import Client, GenerateOptions, Generation
 
@@ -126,35 +128,62 @@ async def _one(
     """Stream one generation."""
     from flyspec.cli import render
     from flyspec.cli.runtime import error_console, print_json
-    from flyspec.client import Chat, Chunk, Completion, Generation, Started
+    from flyspec.client import Chat, Chunk, Completion, Generation, Retract, Started, Transcript
 
-    started: Started | None = None
-    chunks: list[Chunk] = []
-    begin = time.perf_counter()
+    console = error_console()
     source = Chat.of_user(prompt.text) if chat else prompt.text
     if output.json:
-        print_json(render.document(await client.complete(source, options)))
+        generation = await client.complete(source, options)
+        _warn(console, generation.started.warnings)
+        print_json(render.document(generation))
         return
-    console = error_console()
+    terminal = sys.stdout.isatty()
+    options = replace(options, eager=options.eager and terminal)  # nothing else can take text back
+    screen = _screen(output.color)
+    started: Started | None = None
+    transcript = Transcript()
+    shown_prompt = (render.visible(prompt.text) + "\n" * chat, render.PROMPT_STYLE)
+    echo = [shown_prompt] if output.color else []
+    begin = time.perf_counter()
     async with aclosing(client.generate(source, options)) as events:  # type: ignore[type-var]
         async for event in events:
+            transcript.add(event)
             match event:
                 case Started():
                     started = event
+                    _warn(console, started.warnings)
                     if output.color:
                         console.print(render.legend())
-                        _write(render.paint(prompt.text, render.PROMPT_STYLE) + "\n" * chat)
+                    screen.show(echo)
+                case Chunk() if terminal or output.color:
+                    screen.show(render.pieces(event))
                 case Chunk():
-                    chunks.append(event)
-                    _write(_shown(event, output))
+                    _write(event.text)  # as the model wrote it
+                case Retract():
+                    stands = [piece for c in transcript.chunks for piece in render.pieces(c)]
+                    screen.replace(echo + stands)
                 case Completion() if started is not None:
                     seconds = time.perf_counter() - begin
                     _write("\n")
-                    generation = Generation(started, chunks, event)
+                    generation = Generation(started, transcript.chunks, event)
                     line = render.summary(generation, seconds)
                     if not options.sampling.greedy:
                         line += f" · seed {started.seed}"
                     console.print(line, style="dim", markup=False)
+
+
+def _screen(color: bool) -> Screen:
+    """Standard output as a screen; its text is made harmless."""
+    from flyspec.cli import render
+    from flyspec.cli.screen import Screen
+
+    return Screen(_write, render.paint if color else lambda text, _: text)
+
+
+def _warn(console: Console, warnings: Sequence[str]) -> None:
+    """What the server says of the parameters, on standard error."""
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
 
 
 async def _many(
@@ -187,6 +216,7 @@ async def _many(
         console.print(render.legend())
     begin = time.perf_counter()
     generations: list[Generation] = []
+    warned: set[str] = set()
     tasks = [asyncio.ensure_future(work(p)) for p in prompts]
     try:
         with progress_bar(console) as progress:
@@ -196,6 +226,8 @@ async def _many(
             for number, (prompt, task) in enumerate(zip(prompts, tasks, strict=True), 1):
                 generation = await task
                 generations.append(generation)
+                _warn(console, [w for w in generation.started.warnings if w not in warned])
+                warned.update(generation.started.warnings)
                 _show(progress, _result(number, len(prompts), prompt, generation, output))
     finally:
         for task in tasks:

@@ -22,7 +22,7 @@ app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("healthcheck")(healthcheck.healthcheck)
 app.add_typer(drafters.app, name="drafters")
-app.command("bench")(bench.bench)
+app.add_typer(bench.app, name="bench")
 app.command("eval")(evaluate.evaluate)
 
 

@@ -49,22 +49,64 @@ def speculation_document(metrics: SpeculationMetrics) -> dict[str, Any]:
         "num_loose_tokens": metrics.num_loose_tokens,
         "loose_cost_nats": metrics.loose_cost_nats,
         "num_rollbacks": metrics.num_rollbacks,
+        "num_rejected_tokens": metrics.num_rejected_tokens,
+        "rejected_cost_nats": metrics.rejected_cost_nats,
+        "round_bytes": metrics.round_bytes,
+        "distribution_bytes": metrics.distribution_bytes,
         "acceptance_histogram": list(metrics.acceptance_histogram),
     }
 
 
 def document(generation: Generation) -> dict[str, Any]:
-    """What `generate --json` prints for one prompt."""
-    return {
+    """What `generate --json` prints for one prompt; `logprobs` only if they were asked for."""
+    completion = generation.completion
+    values: dict[str, Any] = {
         "text": generation.text,
         "token_ids": generation.token_ids,
         "prompt_token_ids": list(generation.started.prompt_token_ids),
-        "finish_reason": generation.completion.finish_reason.name.lower(),
+        "finish_reason": completion.finish_reason.name.lower(),
         "origins": [origin.name for origin in generation.origins],
-        "metrics": {
-            "speculative_decoding": speculation_document(generation.completion.speculation)
-        },
+        "loose_gaps_nats": generation.loose_gaps_nats,
+        "loop_guard_token_index": completion.loop_guard_token_index,
+        "warnings": list(generation.started.warnings),
+        "metrics": {"speculative_decoding": speculation_document(completion.speculation)},
     }
+    if generation.logprobs:
+        values["logprobs"] = logprobs_document(generation)
+    return values
+
+
+def logprobs_document(generation: Generation) -> list[dict[str, Any]]:
+    """One entry a token, as OpenAI's `logprobs.content`, with token ids where it has texts.
+
+    `token` is the text that became complete with the token: empty if it ends inside a character.
+    """
+    texts = [text for chunk in generation.chunks for text in _texts(chunk)]
+    return [
+        {
+            "token": text,
+            "token_id": token_id,
+            "logprob": _json_number(entry.logprob),
+            "top_logprobs": [
+                {"token_id": top_id, "logprob": _json_number(logprob)}
+                for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+            ],
+        }
+        for text, token_id, entry in zip(
+            texts, generation.token_ids, generation.logprobs, strict=True
+        )
+    ]
+
+
+def _texts(chunk: Chunk) -> Sequence[str]:
+    """A text for each token; all empty if the chunk does not tell."""
+    told = len(chunk.token_texts) == len(chunk.token_ids)
+    return chunk.token_texts if told else [""] * len(chunk.token_ids)
+
+
+def _json_number(logprob: float) -> float:
+    """JSON has no infinity: as OpenAI does, -9999 stands for a probability of 0."""
+    return max(logprob, -9999.0)
 
 
 def visible(text: str) -> str:
@@ -73,16 +115,16 @@ def visible(text: str) -> str:
 
 
 def pieces(chunk: Chunk) -> list[tuple[str, Style]]:
-    """The text of a chunk with the style of each piece's origin."""
+    """The text of a chunk, made visible, with the style of each piece's origin."""
     if len(chunk.token_texts) == len(chunk.origins) and chunk.token_texts:
         return [
-            (text, STYLES[origin])
+            (visible(text), STYLES[origin])
             for text, origin in zip(chunk.token_texts, chunk.origins, strict=True)
             if text
         ]
     # Without a text for each token, only tokens of one origin have a colour.
     origins = set(chunk.origins)
-    return [(chunk.text, STYLES[origins.pop()] if len(origins) == 1 else Style())]
+    return [(visible(chunk.text), STYLES[origins.pop()] if len(origins) == 1 else Style())]
 
 
 def paint(text: str, style: Style) -> str:
@@ -123,6 +165,10 @@ def summary(generation: Generation, seconds: float) -> str:
             f"loose {metrics.num_loose_tokens / max(1, tokens):.1%}"
             + (f" ({metrics.loose_cost_nats:.2f} nats)" if metrics.num_loose_tokens else ""),
         ]
+        if metrics.num_rollbacks:
+            parts.append(f"{metrics.num_rollbacks} rollbacks")
+        if (index := completion.loop_guard_token_index) is not None:
+            parts.append(f"repeats itself, exact from token {index} on")
     else:
         parts.append("not speculated")
     parts.append(f"rule {generation.started.rule.name}")

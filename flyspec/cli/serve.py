@@ -24,7 +24,9 @@ def serve(
     drafter: Annotated[
         str, typer.Option(help="Default drafter: model, prompt_lookup or multi_level.")
     ] = "",
-    rule: Annotated[str, typer.Option(help="Default acceptance rule.")] = "fly",
+    rule: Annotated[
+        str, typer.Option(help="Default acceptance rule, a preset or one of the rules file.")
+    ] = "fly",
     num_speculative_tokens: Annotated[int, typer.Option(help="Default K.", min=0)] = 15,
     max_sessions: Annotated[int, typer.Option(help="Generations at once.", min=1)] = 32,
     host: Annotated[

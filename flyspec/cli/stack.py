@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from flyspec.cli.service import ROOT, Service, ServiceDiedError
@@ -58,6 +59,7 @@ class StackOptions:
     drafter: str = ""
     rule: str = "fly"
     num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
+    rules_file: str | None = None
     max_sessions: int = 32
     log_level: str = "info"
     drain_grace_s: float = 10.0
@@ -82,6 +84,8 @@ class StackOptions:
             changes["draft_device"] = self.device
         changes["threads"] = self.threads or default_threads()
         changes["draft_threads"] = self.draft_threads or default_threads()
+        if self.rules_file:
+            changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
         return StackOptions(**{**vars(self), **changes})
 
 
@@ -208,8 +212,16 @@ class Stack:
                         "choose another port (0 picks a free one)"
                     ) from None
 
+    def _check_rules(self) -> None:
+        """Find a rule or a rules file that cannot work now, not when a model has been loaded."""
+        from orchestrator.rule_files import load_rules
+
+        o = self.options
+        load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
+
     async def _start(self) -> None:
         self._check_ports()
+        self._check_rules()
         o = self.options
         common = ["--log-level", o.log_level, "--drain-grace-s", str(o.drain_grace_s)]
         limits = [*common, "--host", LOOPBACK, "--max-sessions", str(o.max_sessions)]
@@ -230,6 +242,8 @@ class Stack:
                         str(o.admin_port), "--verify-address", self.verify_address,
                         "--draft-address", self.draft_address, "--rule", o.rule,
                         "--num-speculative-tokens", str(o.num_speculative_tokens)]  # fmt: skip
+        if o.rules_file:
+            orchestrator += ["--rules-file", o.rules_file]
         self._on_event("starting the orchestrator")
         last = await self._spawn("orchestrator", "orchestrator", orchestrator, 1)
         await self.guard(self._ready(last))

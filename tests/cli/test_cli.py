@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pty
 import signal
 import socket
 import sys
+import termios
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from flyspec.cli.render import visible
 from flyspec.cli.stack import DEMO_MODELS, ROOT, ServiceDiedError, Stack, StackOptions
 from flyspec.client import Client
 from flyspec.errors import ConfigError
+from tests.cli.terminal import Terminal
 from tests.tiny import make_model
 
 COMMAND = [sys.executable, "-m", "flyspec.cli"]
@@ -122,6 +126,10 @@ async def test_the_command_line_imports_no_torch(module: str) -> None:
         (["serve", "--model", "/nowhere", *FREE_PORTS], 2, "--model /nowhere"),
         (["serve", "--model", "m", "--max-sessions", "9999", *FREE_PORTS], 2, "--max-sessions: "),
         (["serve", "--port", "99999", "--model", "m"], 2, "--port 99999"),
+        (["serve", "--rules-file", "/nowhere", *FREE_PORTS], 2, "--rules-file /nowhere: cannot be"),
+        (["serve", "--rule", "nothing", *FREE_PORTS], 2, "--rule nothing: rule.name must be one"),
+        (["generate", "--rules-file", "f", "x"], 2, "--rules-file: only with --local"),
+        (["generate", "--logit-bias", "x", "y"], 2, "--logit-bias 'x': write a token id"),
     ],
 )
 async def test_errors_are_a_message_and_an_exit_code(
@@ -157,10 +165,13 @@ async def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> Non
     assert result.err == ""
     documents = result.documents
     assert len(documents) == 4
+    for d in documents:  # times are in the messages, and their bytes counted
+        del d["metrics"]["speculative_decoding"]["round_bytes"]
     assert documents[0] == documents[3] != documents[1]
     for d in documents:
         assert set(d) == {
             "text", "token_ids", "prompt_token_ids", "finish_reason", "origins", "metrics",
+            "loose_gaps_nats", "loop_guard_token_index", "warnings",
         }  # fmt: skip
         assert len(d["token_ids"]) == len(d["origins"]) <= 6
         assert d["finish_reason"] in ("stop", "length")
@@ -184,6 +195,122 @@ async def test_rules_seeds_and_parameters_reach_the_server(stack: Stack) -> None
         "--max-loose-tokens", "1", *address, "the cat",
     )  # fmt: skip
     assert bound.documents[0]["metrics"]["speculative_decoding"]["num_loose_tokens"] == 1
+
+
+ROLLING_BACK = ["--rule", "margin", "--margin-threshold", "100", "--num-speculative-tokens", "1",
+                "--ignore-eos", "--max-tokens", "40", "--no-loop-guard"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "parameters"),
+    [
+        ("margin", ["--margin-threshold", "5", "--window-scope", "within_round"]),
+        ("fuzzy", ["--divergence", "tv", "--divergence-threshold", "1", "--divergence-top-k", "9"]),
+        ("fuzzy-reference", ["--divergence", "kl", "--divergence-threshold", "5"]),
+        ("typical", ["--typical-epsilon", "0.001", "--typical-delta", "0.001"]),
+        ("random", ["--random-acceptance", "0.5", "--guarded-token-id", "7"]),
+        ("rejection", ["--temperature", "1", "--divergence-top-k", "20"]),
+    ],
+)
+async def test_rules_by_name(stack: Stack, rule: str, parameters: list[str]) -> None:
+    result = await flyspec(
+        "generate", "--address", stack.address, "--json", "--rule", rule, *parameters,
+        "--seed", "1", "--max-tokens", "12", "--ignore-eos", "the cat",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    document = result.documents[0]
+    speculation = document["metrics"]["speculative_decoding"]
+    assert len(document["token_ids"]) == 12
+    assert document["origins"].count("LOOSE") == len(document["loose_gaps_nats"])
+    assert sum(document["loose_gaps_nats"]) == pytest.approx(speculation["loose_cost_nats"])
+    sent = rule in ("fuzzy", "fuzzy-reference", "rejection")
+    assert (speculation["distribution_bytes"] > 0) == sent
+
+
+async def test_log_probabilities_when_asked_for(stack: Stack) -> None:
+    result = await flyspec(
+        "generate", "--address", stack.address, "--json", "--logprobs", "3", "--rule", "exact",
+        "--max-tokens", "6", "the cat",
+    )  # fmt: skip
+    document = result.documents[0]
+    assert [e["token_id"] for e in document["logprobs"]] == document["token_ids"]
+    for entry in document["logprobs"]:
+        most_likely = entry["top_logprobs"][0]
+        assert most_likely["token_id"] == entry["token_id"]  # greedy, exact
+        assert most_likely["logprob"] == entry["logprob"] < 0
+        assert len(entry["top_logprobs"]) == 3
+
+
+async def test_penalties_and_biases_reach_the_server(stack: Stack) -> None:
+    arguments = ["generate", "--address", stack.address, "--json", "--rule", "exact",
+                 "--max-tokens", "8", "the cat"]  # fmt: skip
+    plain = (await flyspec(*arguments)).documents[0]["token_ids"]
+    first = plain[0]
+    biased = await flyspec(*arguments, "--logit-bias", f"{first}=-100")
+    assert first not in biased.documents[0]["token_ids"]
+    only = await flyspec(*arguments, "--logit-bias", f"{first}=100")
+    assert set(only.documents[0]["token_ids"]) == {first}
+    penalized = await flyspec(
+        *arguments, "--logit-bias", f"{first}=100", "--repetition-penalty", "10",
+        "--presence-penalty", "2", "--frequency-penalty", "2", "--min-p", "0.1",
+    )  # fmt: skip
+    assert penalized.code == 0
+    ended = await flyspec(*arguments, "--logit-bias", "1=100")
+    assert ended.documents[0]["token_ids"] == [1]
+    later = await flyspec(*arguments, "--logit-bias", "1=100", "--min-tokens", "4")
+    assert len(later.documents[0]["token_ids"]) == 5
+
+
+async def test_warnings_are_told_once_on_standard_error(stack: Stack) -> None:
+    arguments = ["generate", "--address", stack.address, "--max-tokens", "4", "--rule", "margin",
+                 "--margin-threshold", "0.4"]  # fmt: skip
+    for prompts, more in ((["a"], []), (["a"], ["--json"]), (["a", "b"], ["--json"])):
+        result = await flyspec(*arguments, *more, *prompts)
+        assert result.err.count("warning: rule.margin_threshold 0.4 is above 0.3") == 1
+        assert "warning" not in result.out.replace('"warnings"', "")
+
+
+async def test_eager_text_is_the_same_in_the_end(stack: Stack) -> None:
+    arguments = ["generate", "--address", stack.address, *ROLLING_BACK, "the cat"]
+    held_back = (await flyspec(*arguments, "--json")).documents[0]
+    eager = (await flyspec(*arguments, "--json", "--eager")).documents[0]
+    assert held_back["metrics"]["speculative_decoding"]["num_rollbacks"] > 0
+    for name in ("text", "token_ids", "origins", "loose_gaps_nats"):
+        assert eager[name] == held_back[name]
+    piped = await flyspec(*arguments, "--eager")
+    assert piped.out == held_back["text"] + "\n"
+
+
+async def test_eager_text_is_redrawn_on_a_terminal(stack: Stack) -> None:
+    arguments = ["generate", "--address", stack.address, *ROLLING_BACK, "the cat"]
+    document = (await flyspec(*arguments, "--json")).documents[0]
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (100, 30))
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, "--eager", "--color", "never", stdin=asyncio.subprocess.DEVNULL,
+        stdout=theirs, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
+        env={k: v for k, v in ENVIRONMENT.items() if k != "COLUMNS"},
+    )  # fmt: skip
+    os.close(theirs)
+    written = await asyncio.to_thread(read_all, ours)
+    assert await process.wait() == 0
+    assert "\x1b[J" in written  # something was taken back
+    terminal, plain = Terminal(30), Terminal(30)
+    terminal.write(written.replace("\r\n", "\n"))
+    plain.write(visible(document["text"]) + "\n")
+    assert terminal.state == plain.state
+
+
+def read_all(descriptor: int) -> str:
+    """All that a terminal is sent until the other side closes it."""
+    data = b""
+    try:
+        while block := os.read(descriptor, 65536):
+            data += block
+    except OSError:  # what Linux says of a terminal that was closed
+        pass
+    os.close(descriptor)
+    return data.decode()
 
 
 async def test_streamed_text_is_all_of_standard_output(stack: Stack) -> None:
@@ -217,6 +344,15 @@ async def test_chat_is_rendered_by_the_target(stack: Stack) -> None:
         (["--max-tokens", "0"], "max_tokens must be at least 1"),
         (["--fly-entropy-threshold", "-1", "--rule", "fly"], "fly_entropy_threshold must be"),
         (["--seed", str(1 << 70)], "cannot be written"),
+        (["--logprobs", "21"], "logprobs must be between 0 and 20, got 21"),
+        (["--min-p", "nan"], "sampling.min_p must be between 0 and 1, got nan"),
+        (["--presence-penalty", "-2.5"], "sampling.presence_penalty must be between -2 and 2"),
+        (["--min-tokens", "300"], "sampling.min_tokens must be between 0 and"),
+        (["--logit-bias", "400=1"], "sampling.logit_bias: token id 400 is out of range"),
+        (["--rule", "fly", "--guarded-token-id", "400"], "rule.guarded_token_ids: token id 400"),
+        (["--rule", "fly", "--margin-threshold", "1"], "does not apply to the rule 'fly'"),
+        (["--rule", "margin", "--margin-threshold", "inf"], "rule.margin_threshold must be"),
+        (["--max-loose-cost-nats", "inf"], "max_loose_cost_nats must be a finite number"),
     ],
 )
 async def test_what_the_server_refuses(stack: Stack, arguments: list[str], message: str) -> None:
@@ -300,6 +436,35 @@ async def test_serve_says_where_it_listens_and_stops_on_interrupt(models: list[s
     assert out == b""
     assert b"Traceback" not in err
     assert await all_gone(list(facts["pids"].values()), within_s=1.0)
+
+
+async def test_a_rules_file_names_rules_and_limits_requests(
+    models: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "rules.toml"
+    path.write_text(
+        "[rules.careful]\npreset = 'margin'\nmargin_threshold = 0.1\n"
+        "[limits]\nallowed_rules = ['exact', 'margin', 'careful']\nmax_margin_threshold = 0.2\n"
+        "max_loose_tokens = 0\n"
+    )
+    refused = await flyspec("serve", *models, *FREE_PORTS, "--rules-file", str(path))
+    assert refused.code == 2
+    assert "--rule fly: rule.name must be one of exact, margin, careful" in refused.err
+    assert "loading" not in refused.err
+    options = StackOptions(model=models[1], draft_model="", rules_file=str(path), rule="careful")
+    async with Stack(options) as stack, Client(stack.address) as client:
+        assert (await client.list_models()).rules == ("careful", "exact", "margin")
+        generate = ["generate", "--address", stack.address, "--max-tokens", "4", "--ignore-eos"]
+        result = await flyspec(*generate, "the cat")
+        assert result.code == 0
+        assert "rule margin" in result.err
+        result = await flyspec(*generate, "--rule", "margin", "--margin-threshold", "0.3", "x")
+        assert result.code == 2
+        assert "error: rule.margin_threshold must be at most 0.2 on this server" in result.err
+        result = await flyspec(*generate, "--rule", "fly", "x")
+        assert "rule.name must be one of exact, margin, careful on this server" in result.err
+        result = await flyspec(*generate, "--max-loose-tokens", "1", "x")
+        assert "speculation.max_loose_tokens must be between 0 and 0 on this server" in result.err
 
 
 async def test_serve_names_the_service_that_died(models: list[str]) -> None:

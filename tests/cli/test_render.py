@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +17,7 @@ from flyspec.client import (
     SpeculationMetrics,
     Started,
 )
-from flyspec.types import FinishReason, Origin, Rule
+from flyspec.types import FinishReason, Origin, Rule, TokenLogprobs
 
 METRICS = SpeculationMetrics(
     num_spec_steps=2,
@@ -25,12 +27,16 @@ METRICS = SpeculationMetrics(
     loose_cost_nats=0.5,
     acceptance_histogram=[0, 1, 1],
     num_rounds=2,
+    num_rejected_tokens=2,
+    rejected_cost_nats=6.5,
+    round_bytes=400,
+    distribution_bytes=100,
 )
 
 
 def generation(metrics: SpeculationMetrics = METRICS) -> Generation:
     chunks = [
-        Chunk("Hi ", [5, 6], [Origin.EXACT_MODEL, Origin.LOOSE], ["Hi", " "]),
+        Chunk("Hi ", [5, 6], [Origin.EXACT_MODEL, Origin.LOOSE], ["Hi", " "], 2, [0.5]),
         Chunk("é\n", [7, 8, 9], [Origin.CORRECTION, Origin.BONUS, Origin.PLAIN], ["", "é", "\n"]),
     ]
     started = Started("id", "target", "model", 7, [1, 2], Rule("fly"), 4)
@@ -46,6 +52,9 @@ def test_document_has_the_names_that_users_rely_on() -> None:
         "prompt_token_ids": [1, 2],
         "finish_reason": "stop",
         "origins": ["EXACT_MODEL", "LOOSE", "CORRECTION", "BONUS", "PLAIN"],
+        "loose_gaps_nats": [0.5],
+        "loop_guard_token_index": None,
+        "warnings": [],
         "metrics": {
             "speculative_decoding": {
                 "mean_acceptance_length": 2.5,
@@ -56,10 +65,41 @@ def test_document_has_the_names_that_users_rely_on() -> None:
                 "num_loose_tokens": 1,
                 "loose_cost_nats": 0.5,
                 "num_rollbacks": 0,
+                "num_rejected_tokens": 2,
+                "rejected_cost_nats": 6.5,
+                "round_bytes": 400,
+                "distribution_bytes": 100,
                 "acceptance_histogram": [0, 1, 1],
             }
         },
     }
+
+
+def test_log_probabilities_are_a_list_as_openai_has_it() -> None:
+    whole = generation()
+    logprobs = [TokenLogprobs(-0.5 * i, (i, 8), (-0.25, -math.inf)) for i in range(5)]
+    chunks = [
+        replace(whole.chunks[0], logprobs=logprobs[:2]),
+        replace(whole.chunks[1], logprobs=logprobs[2:], token_texts=()),
+    ]
+    document = json.loads(json.dumps(render.document(replace(whole, chunks=chunks))))
+    assert [entry["token"] for entry in document["logprobs"]] == ["Hi", " ", "", "", ""]
+    assert [entry["token_id"] for entry in document["logprobs"]] == [5, 6, 7, 8, 9]
+    assert document["logprobs"][1] == {
+        "token": " ",
+        "token_id": 6,
+        "logprob": -0.5,
+        "top_logprobs": [{"token_id": 1, "logprob": -0.25}, {"token_id": 8, "logprob": -9999.0}],
+    }
+
+
+def test_what_happened_is_in_the_summary() -> None:
+    whole = generation(replace(METRICS, num_rollbacks=3))
+    completion = replace(whole.completion, loop_guard_token_index=40)
+    line = render.summary(replace(whole, completion=completion), 1.0)
+    assert "3 rollbacks" in line
+    assert "repeats itself, exact from token 40 on" in line
+    assert "rollback" not in render.summary(generation(), 1.0)
 
 
 def test_plain_decoding_has_numbers_too() -> None:

@@ -1,0 +1,256 @@
+"""What clients ask for and what they are told: plain values, no I/O, no protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flyspec.types import (
+    FinishReason,
+    ModelInfo,
+    Origin,
+    Rule,
+    SamplingParams,
+    SessionStatus,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat of (role, content) as a prompt; the target's template renders it."""
+
+    messages: Sequence[tuple[str, str]]
+
+    @classmethod
+    def of_user(cls, content: str) -> Chat:
+        """A chat of one message of a user."""
+        return cls((("user", content),))
+
+
+Prompt = str | Sequence[int] | Chat
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """How to generate; the fields of `GenerateRequest`. None leaves it to the server.
+
+    `eager` streams tokens before they are final, and `Retract` when they did not stand.
+    `logprobs` asks for each token's log-probability and those of so many most likely ones, 0 to 20;
+    None asks for none.
+    """
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    drafter: str = ""
+    rule: Rule | None = None
+    num_speculative_tokens: int | None = None
+    max_loose_tokens: int | None = None
+    max_loose_cost_nats: float | None = None
+    exact_prefix_tokens: int = 0
+    eager: bool = False
+    disable_loop_guard: bool = False
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The generation was admitted; `rule` has every parameter set.
+
+    `warnings` say in words what the caller should know about the parameters.
+    """
+
+    request_id: str
+    model: str
+    drafter: str
+    seed: int
+    prompt_token_ids: Sequence[int]
+    rule: Rule
+    num_speculative_tokens: int
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens, where each came from, and the text that became complete with each.
+
+    They are final, unless the request was `eager`: then `num_final_tokens` of the output's tokens
+    are. `loose_gaps_nats` has one a LOOSE token, in order; `logprobs` one a token, if asked for.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    origins: Sequence[Origin]
+    token_texts: Sequence[str] = ()
+    num_final_tokens: int = 0
+    loose_gaps_nats: Sequence[float] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Retract:
+    """Tokens sent before they were final did not stand: only with `eager`.
+
+    What remains of the output: its first `output_token_index` tokens, and of its text the first
+    `text_byte_offset` bytes in UTF-8.
+    """
+
+    output_token_index: int
+    text_byte_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationMetrics:
+    """What speculation did in one request (see the proto message of this name)."""
+
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_loose_tokens: int = 0
+    loose_cost_nats: float = 0.0
+    num_rollbacks: int = 0
+    acceptance_histogram: Sequence[int] = ()
+    num_rounds: int = 0
+    num_rejected_tokens: int = 0
+    rejected_cost_nats: float = 0.0
+    round_bytes: int = 0
+    distribution_bytes: int = 0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted drafts a round with drafts; 1 when nothing was drafted."""
+        return 1.0 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Share of the drafted tokens that was accepted; 0 when nothing was drafted."""
+        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
+
+    @property
+    def mean_loose_gap_nats(self) -> float | None:
+        """Mean log p(most likely) - log p(token) of loosely accepted tokens; None without any."""
+        return self.loose_cost_nats / self.num_loose_tokens if self.num_loose_tokens else None
+
+    @property
+    def mean_rejected_gap_nats(self) -> float | None:
+        """The same of the mismatches that were not accepted; None without any."""
+        count = self.num_rejected_tokens
+        return self.rejected_cost_nats / count if count else None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTimings:
+    """Where the time of one request went, ns (see the proto message of this name)."""
+
+    time_to_first_token_ns: int = 0
+    total_ns: int = 0
+    draft_model_ns: int = 0
+    target_model_ns: int = 0
+    round_overhead_p50_ns: int = 0
+    queue_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The generation ended.
+
+    `loop_guard_token_index`: tokens of the output after which the rest was judged exactly because
+    it had begun to repeat itself; None if it had not.
+    """
+
+    finish_reason: FinishReason
+    stop_reason: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    speculation: SpeculationMetrics
+    timings: GenerationTimings
+    loop_guard_token_index: int | None = None
+
+
+Event = Started | Chunk | Retract | Completion
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A whole generation; `chunks` hold its final tokens, those taken back left out."""
+
+    started: Started
+    chunks: Sequence[Chunk]
+    completion: Completion
+
+    @property
+    def text(self) -> str:
+        """The output."""
+        return "".join(chunk.text for chunk in self.chunks)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The output's tokens."""
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
+    def origins(self) -> list[Origin]:
+        """Where each token came from."""
+        return [origin for chunk in self.chunks for origin in chunk.origins]
+
+    @property
+    def loose_gaps_nats(self) -> list[float]:
+        """What each LOOSE token cost, in order: log p(most likely) - log p(token), raw logits."""
+        return [gap for chunk in self.chunks for gap in chunk.loose_gaps_nats]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The target's log-probabilities at each token; empty if not asked for."""
+        return [entry for chunk in self.chunks for entry in chunk.logprobs]
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """τ_acc: emitted tokens a round."""
+        return self.completion.completion_tokens / max(1, self.completion.speculation.num_rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What answers at an address. The default of drafters and rules comes first."""
+
+    target: ModelInfo
+    drafters: Sequence[str]
+    rules: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStatus:
+    """A service behind the orchestrator; `error` says what is wrong when it is not ready."""
+
+    address: str
+    ready: bool
+    error: str
+    sessions: SessionStatus
+    model: ModelInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """State of the orchestrator and of the services behind it."""
+
+    ready: bool
+    active_generations: int
+    waiting_generations: int
+    verify: UpstreamStatus
+    draft: UpstreamStatus
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterStatus:
+    """A drafter that requests can name; `reason` says why it is not usable."""
+
+    name: str
+    kind: str
+    active: bool
+    address: str
+    usable: bool
+    reason: str
+    model: ModelInfo | None

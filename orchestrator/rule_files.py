@@ -1,0 +1,227 @@
+"""The operator's rules file: named rules, and limits to what requests may ask for.
+
+    [rules.careful]             # requests may name it like a preset
+    preset = "fly"
+    fly_entropy_threshold = 0.6
+    guarded_token_ids = [11, 13]
+
+    [limits]
+    allowed_rules = ["exact", "fly", "careful"]
+    min_fly_entropy_threshold = 0.3
+    max_loose_cost_nats = 20.0
+
+A rule takes a preset's name and any parameter of `Rule` by its name; what limits there are says
+`Limits`. Errors name the file and the key.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.types import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.validation import RULE_PARAMETERS, RULE_PRESETS, resolve_rule, validate_rule
+from orchestrator.limits import Limits, enum_name
+
+# What a threshold is measured in: one that belongs to another measure is not taken over.
+_MEASURED_BY = {
+    "fly_entropy_threshold": "entropy_measure",
+    "fly_entropy_top_k": "entropy_measure",
+    "divergence_threshold": "divergence",
+}
+
+
+def _by_name(enum: type[IntEnum]) -> BeforeValidator:
+    """Takes a member by its name."""
+    members = {enum_name(m): m for m in enum}
+
+    def to_member(value: Any) -> Any:
+        if not isinstance(value, str) or value not in members:
+            raise ValueError(f"must be one of {', '.join(members)}")
+        return members[value]
+
+    return BeforeValidator(to_member)
+
+
+class NamedRule(BaseModel):
+    """A preset with parameters, under a name of the operator's; the fields are those of `Rule`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    preset: str
+    fly_window_size: int | None = None
+    fly_entropy_threshold: float | None = None
+    fly_entropy_top_k: int | None = None
+    entropy_measure: Annotated[EntropyMeasure, _by_name(EntropyMeasure)] | None = None
+    window_scope: Annotated[WindowScope, _by_name(WindowScope)] | None = None
+    margin_threshold: float | None = None
+    divergence: Annotated[Divergence, _by_name(Divergence)] | None = None
+    divergence_threshold: float | None = None
+    divergence_top_k: int | None = None
+    typical_epsilon: float | None = None
+    typical_delta: float | None = None
+    random_acceptance: float | None = None
+    guarded_token_ids: list[Annotated[int, Field(ge=0)]] = []
+
+    def to_rule(self) -> Rule:
+        """As a rule of its preset."""
+        given = {name: getattr(self, name) for name in RULE_PARAMETERS}
+        return Rule(self.preset, **given, guarded_token_ids=tuple(self.guarded_token_ids))
+
+
+_RuleName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)]
+
+
+class RuleBook(BaseModel):
+    """A rules file, checked. Without a file: the presets, no limits."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    rules: dict[_RuleName, NamedRule] = {}
+    limits: Limits = Limits()
+
+    def names(self, default: str, presets: Iterable[str] = tuple(RULE_PRESETS)) -> list[str]:
+        """The rules that a request may name, the default first, then presets, then named rules.
+
+        `presets` are those that the target's service offers.
+        """
+        offered = {name: name for name in presets}
+        offered |= {name: r.preset for name, r in self.rules.items() if r.preset in offered}
+        allowed = [name for name in offered if self._allows(name)]
+        return sorted(allowed, key=lambda name: name != default)
+
+    def resolve(self, rule: Rule, num_speculative_tokens: int) -> Rule:
+        """A request's rule as a rule of a preset, every parameter set, within the limits.
+
+        A named rule's parameters fill in what the request leaves open, the preset's follow; tokens
+        guarded by either are guarded. Raises `InvalidArgumentError`.
+        """
+        known = rule.name in RULE_PRESETS or rule.name in self.rules
+        if not known or not self._allows(rule.name):
+            names = ", ".join(self.names(rule.name))
+            where = " on this server" if known else ""
+            raise InvalidArgumentError(
+                f"rule.name must be one of {names}{where}, got {rule.name!r}"
+            )
+        expanded = self._expand(rule)
+        resolved = self._raise_window(expanded, resolve_rule(expanded, num_speculative_tokens))
+        self.limits.check_rule(resolved, rule)
+        return resolved
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises `ConfigError` for a guarded token that the target does not have."""
+        for name, rule in self.rules.items():
+            if (largest := max(rule.guarded_token_ids, default=0)) >= vocab_size:
+                raise ConfigError(
+                    f"--rules-file: rules.{name}.guarded_token_ids: {largest} is out of range; the "
+                    f"target has ids 0 to {vocab_size - 1}"
+                )
+
+    def _allows(self, name: str) -> bool:
+        named = self.rules.get(name)
+        lossless = RULE_PRESETS[named.preset if named else name].lossless
+        allowed = self.limits.allowed_rules
+        return (allowed is None or name in allowed) and (lossless or not self.limits.lossless_only)
+
+    def _raise_window(self, rule: Rule, resolved: Rule) -> Rule:
+        """Raise a window that nobody chose, the preset's that depends on K, to the floor."""
+        defaults = RULE_PRESETS[rule.name].defaults
+        own = rule.fly_window_size is None and defaults.get("fly_window_size", 0) is None
+        window, floor = resolved.fly_window_size, self.limits.min_fly_window_size
+        if not own or window is None or floor is None or window >= floor:
+            return resolved
+        return replace(resolved, fly_window_size=floor)
+
+    def _expand(self, rule: Rule) -> Rule:
+        """A named rule as a rule of its preset, with what the request says of it."""
+        if rule.name not in self.rules:
+            return rule
+        base = self.rules[rule.name].to_rule()
+        defaults = RULE_PRESETS[base.name].defaults
+        taken: dict[str, Any] = {}
+        for name in RULE_PARAMETERS:
+            measure = _MEASURED_BY.get(name)
+            if measure is not None and getattr(rule, measure) not in (
+                None,
+                getattr(base, measure) or defaults.get(measure),
+            ):
+                continue
+            if getattr(rule, name) is None:
+                taken[name] = getattr(base, name)
+        guarded = tuple(sorted({*base.guarded_token_ids, *rule.guarded_token_ids}))
+        return replace(rule, name=base.name, **taken, guarded_token_ids=guarded)
+
+
+def load_rules(rules_file: str, rule: str, num_speculative_tokens: int) -> RuleBook:
+    """Read a rules file, none if empty, and check that the server's defaults keep to its limits.
+
+    `rule` and `num_speculative_tokens` are those defaults. Raises `ConfigError` naming the file
+    and the key, or the flag.
+    """
+    book = read_rules(Path(rules_file)) if rules_file else RuleBook()
+    most = book.limits.max_num_speculative_tokens
+    if most is not None and num_speculative_tokens > most:
+        raise ConfigError(
+            f"--num-speculative-tokens {num_speculative_tokens}: limits.max_num_speculative_tokens "
+            f"of the rules file is {most}; lower the one or raise the other"
+        )
+    try:
+        book.resolve(Rule(rule), num_speculative_tokens)
+    except InvalidArgumentError as error:
+        raise ConfigError(f"--rule {rule}: {error}") from None
+    for name in book.rules.keys() & book.names(rule):
+        try:
+            book.resolve(Rule(name), num_speculative_tokens)
+        except InvalidArgumentError as error:
+            raise ConfigError(f"--rules-file {rules_file}: rules.{name}: {error}") from None
+    return book
+
+
+def read_rules(path: Path) -> RuleBook:
+    """Read and check a rules file. Raises `ConfigError`."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        book = RuleBook.model_validate(document)
+    except OSError as error:
+        raise ConfigError(f"--rules-file {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--rules-file {path}: not UTF-8 text") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"--rules-file {path}: not TOML: {error}") from None
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, p['loc']))}: {p['msg'].removeprefix('Value error, ')}"
+            for p in error.errors()
+        ]
+        raise ConfigError(f"--rules-file {path}: {'; '.join(problems)}") from None
+    for name, rule in book.rules.items():
+        if name in RULE_PRESETS:
+            raise ConfigError(f"--rules-file {path}: rules.{name}: is the name of a preset")
+        if rule.preset not in RULE_PRESETS:
+            raise ConfigError(
+                f"--rules-file {path}: rules.{name}.preset must be one of "
+                f"{', '.join(RULE_PRESETS)}, got {rule.preset!r}"
+            )
+        try:
+            validate_rule(rule.to_rule(), f"rules.{name}")
+        except InvalidArgumentError as error:
+            raise ConfigError(f"--rules-file {path}: {error}") from None
+    known = [*RULE_PRESETS, *book.rules]
+    for allowed in book.limits.allowed_rules or ():
+        if allowed not in known:
+            raise ConfigError(
+                f"--rules-file {path}: limits.allowed_rules: {allowed!r} is not a rule; there are "
+                f"{', '.join(known)}"
+            )
+    if not book.names(""):
+        raise ConfigError(
+            f"--rules-file {path}: limits: lossless_only leaves none of allowed_rules"
+        )
+    return book

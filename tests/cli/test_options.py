@@ -1,0 +1,144 @@
+"""Flags become what is asked of the server, every one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from flyspec.cli.options import (
+    RuleFlags,
+    SamplingFlags,
+    SpeculationFlags,
+    to_generate_options,
+    with_flags,
+)
+from flyspec.client import GenerateOptions
+from flyspec.types import Divergence, EntropyMeasure, Rule, SamplingParams, WindowScope
+from flyspec.validation import RULE_PRESETS
+
+
+def parse(*arguments: str) -> tuple[GenerateOptions | None, str]:
+    """What a command with these flags would ask for, and what it printed."""
+    asked: list[GenerateOptions] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_flags
+    def command(
+        sampling: SamplingFlags,
+        speculation: SpeculationFlags,
+        rule: RuleFlags,
+        max_tokens: int = 5,
+    ) -> None:
+        asked.append(to_generate_options(max_tokens, sampling, speculation, rule))
+
+    result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, list(arguments))
+    assert (result.exit_code == 0) == (bool(asked) or "--help" in arguments)
+    return (asked[0] if asked else None), result.output
+
+
+def test_without_flags_the_server_decides() -> None:
+    assert parse()[0] == GenerateOptions(max_tokens=5, rule=Rule(""))
+
+
+FLAGS: list[tuple[list[str], dict[str, Any]]] = [
+    (["--seed", "7"], {"seed": 7}),
+    (["--max-tokens", "9"], {"max_tokens": 9}),
+    (["--stop", "a", "--stop", "b"], {"stop": ("a", "b")}),
+    (["--ignore-eos"], {"ignore_eos": True}),
+    (["--drafter", "model"], {"drafter": "model"}),
+    (["--num-speculative-tokens", "4"], {"num_speculative_tokens": 4}),
+    (["--max-loose-tokens", "3"], {"max_loose_tokens": 3}),
+    (["--max-loose-cost-nats", "1.5"], {"max_loose_cost_nats": 1.5}),
+    (["--exact-prefix-tokens", "2"], {"exact_prefix_tokens": 2}),
+    (["--eager"], {"eager": True}),
+    (["--no-loop-guard"], {"disable_loop_guard": True}),
+    (["--logprobs", "0"], {"logprobs": 0}),
+]
+SAMPLING: list[tuple[list[str], dict[str, Any]]] = [
+    (["--temperature", "0.7"], {"temperature": 0.7}),
+    (["--top-p", "0.9"], {"top_p": 0.9}),
+    (["--top-k", "40"], {"top_k": 40}),
+    (["--min-p", "0.1"], {"min_p": 0.1}),
+    (["--repetition-penalty", "1.2"], {"repetition_penalty": 1.2}),
+    (["--presence-penalty", "-1.5"], {"presence_penalty": -1.5}),
+    (["--frequency-penalty", "0.5"], {"frequency_penalty": 0.5}),
+    (["--logit-bias", "9=-1.5", "--logit-bias", "3=2"], {"logit_bias": ((3, 2.0), (9, -1.5))}),
+    (["--min-tokens", "3"], {"min_tokens": 3}),
+]
+RULE: list[tuple[list[str], dict[str, Any]]] = [
+    (["--rule", "margin"], {"name": "margin"}),
+    (["--fly-window-size", "0"], {"fly_window_size": 0}),
+    (["--window-scope", "across_rounds"], {"window_scope": WindowScope.ACROSS_ROUNDS}),
+    (["--fly-entropy-threshold", "0.5"], {"fly_entropy_threshold": 0.5}),
+    (["--entropy-measure", "top_k"], {"entropy_measure": EntropyMeasure.TOP_K}),
+    (["--fly-entropy-top-k", "5"], {"fly_entropy_top_k": 5}),
+    (["--margin-threshold", "0.2"], {"margin_threshold": 0.2}),
+    (["--divergence", "tv"], {"divergence": Divergence.TV}),
+    (["--divergence-threshold", "0.1"], {"divergence_threshold": 0.1}),
+    (["--divergence-top-k", "0"], {"divergence_top_k": 0}),
+    (["--typical-epsilon", "0.05"], {"typical_epsilon": 0.05}),
+    (["--typical-delta", "0.2"], {"typical_delta": 0.2}),
+    (["--random-acceptance", "0"], {"random_acceptance": 0.0}),
+    (["--guarded-token-id", "5", "--guarded-token-id", "4"], {"guarded_token_ids": (5, 4)}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "fields"), FLAGS)
+def test_flags_of_the_request(arguments: list[str], fields: dict[str, Any]) -> None:
+    assert parse(*arguments)[0] == GenerateOptions(**{"max_tokens": 5, "rule": Rule(""), **fields})
+
+
+@pytest.mark.parametrize(("arguments", "fields"), SAMPLING)
+def test_flags_of_the_sampling(arguments: list[str], fields: dict[str, Any]) -> None:
+    sampling = SamplingParams(**fields)
+    expected = GenerateOptions(sampling, max_tokens=5, rule=Rule(""))
+    assert parse(*arguments)[0] == expected
+
+
+@pytest.mark.parametrize(("arguments", "fields"), RULE)
+def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None:
+    expected = GenerateOptions(max_tokens=5, rule=Rule(**{"name": "", **fields}))
+    assert parse(*arguments)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "apart"),
+    [
+        (FLAGS, GenerateOptions, {"sampling", "rule"}),
+        (SAMPLING, SamplingParams, set()),
+        (RULE, Rule, set()),
+    ],
+)
+def test_nothing_is_left_without_a_flag(table: Any, kind: Any, apart: set[str]) -> None:
+    """A field that is added to what can be asked must get a flag, and a line above."""
+    assert {name for _, fields in table for name in fields} | apart == {
+        f.name for f in dataclasses.fields(kind)
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--logit-bias", "5"], "--logit-bias '5': write a token id and a number"),
+        (["--logit-bias", "a=1"], "--logit-bias 'a=1': write"),
+        (["--logit-bias", "5=1", "--logit-bias", "5=2"], "token 5 is given twice"),
+        (["--min-tokens", "-1"], "--min-tokens"),
+        (["--divergence", "x"], "--divergence"),
+        (["--window-scope", "x"], "--window-scope"),
+    ],
+)
+def test_flags_that_cannot_be_read(arguments: list[str], message: str) -> None:
+    asked, output = parse(*arguments)
+    assert asked is None
+    assert message in output
+
+
+def test_help_names_every_preset() -> None:
+    _, output = parse("--help")
+    for name in RULE_PRESETS:
+        assert name in output

@@ -1,0 +1,280 @@
+"""Requests checked and completed, field by field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from flyspec.config import OrchestratorSettings
+from flyspec.errors import InvalidArgumentError
+from flyspec.tokenizer import Tokenizer
+from flyspec.types import (
+    DistributionSpec,
+    ModelInfo,
+    Rule,
+    SamplingParams,
+    SessionStatus,
+    TokenizerBundle,
+    VerifyServiceInfo,
+)
+from flyspec.v1 import common_pb2, generation_pb2
+from flyspec.validation import RULE_PRESETS, resolve_rule
+from orchestrator.plan import GenerationPlan, make_plan
+from orchestrator.rule_files import RuleBook
+from tests.tiny import make_tokenizer
+
+VOCAB_SIZE, CONTEXT, MAX_DRAFT = 400, 64, 32
+PROMPT = [5, 6, 7]
+NO_LIMITS = RuleBook()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    json = make_tokenizer().backend_tokenizer.to_str().encode()
+    return Tokenizer(TokenizerBundle(json, "f", (1,), (0, 1, 2), chat_template="{{ messages }}"))
+
+
+def target(vocab_size: int = VOCAB_SIZE) -> VerifyServiceInfo:
+    model = ModelInfo("target", "f", vocab_size, CONTEXT)
+    return VerifyServiceInfo(model, SessionStatus(0, 4), 64, 8, tuple(RULE_PRESETS))
+
+
+@pytest.fixture
+def plan(tokenizer: Tokenizer) -> Any:
+    def make(
+        request: generation_pb2.GenerateRequest | None = None,
+        rules: RuleBook = NO_LIMITS,
+        vocab_size: int = VOCAB_SIZE,
+        settings: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> GenerationPlan:
+        if request is None:
+            request = generation_pb2.GenerateRequest(**fields)
+        if request.WhichOneof("prompt") is None:
+            request.token_ids.ids.extend(PROMPT)
+        return make_plan(
+            request,
+            tokenizer,
+            target(vocab_size),
+            OrchestratorSettings(**settings or {}),
+            MAX_DRAFT,
+            rules,
+        )
+
+    return make
+
+
+def speculation(**fields: Any) -> generation_pb2.Speculation:
+    return generation_pb2.Speculation(**fields)
+
+
+def test_an_empty_request_gets_every_default(plan: Any) -> None:
+    made = plan()
+    seeds = {plan().seed for _ in range(4)}
+    assert len(seeds) == 4
+    assert made == GenerationPlan(
+        prompt_token_ids=PROMPT,
+        sampling=SamplingParams(),
+        seed=made.seed,
+        max_tokens=CONTEXT - len(PROMPT),
+        stop=(),
+        ignore_eos=False,
+        drafter="",
+        rule=resolve_rule(Rule("fly"), 15),
+        num_speculative_tokens=15,
+        max_loose_tokens=None,
+        max_loose_cost_nats=None,
+        exact_until_position=len(PROMPT),
+        context_length=CONTEXT,
+        max_plain_tokens=8,
+        eager=False,
+        loop_guard=True,
+        logprobs=None,
+        warnings=(),
+        distribution=None,
+    )
+
+
+def test_every_field_is_taken(plan: Any) -> None:
+    made = plan(
+        sampling=common_pb2.SamplingParams(
+            temperature=0.5, min_p=0.1, logit_bias={399: -1.0, 3: 2.0}, min_tokens=9
+        ),
+        seed=0,
+        max_tokens=9,
+        stop=["a", "b"],
+        ignore_eos=True,
+        logprobs=0,
+        speculation=speculation(
+            drafter="x",
+            rule=common_pb2.Rule(name="margin", margin_threshold=0.1, guarded_token_ids=[399]),
+            num_speculative_tokens=4,
+            max_loose_tokens=0,
+            max_loose_cost_nats=0.0,
+            exact_prefix_tokens=2,
+            eager=True,
+            disable_loop_guard=True,
+        ),
+    )
+    assert made == GenerationPlan(
+        prompt_token_ids=PROMPT,
+        sampling=SamplingParams(
+            temperature=0.5, min_p=0.1, logit_bias=((3, 2.0), (399, -1.0)), min_tokens=9
+        ),
+        seed=0,
+        max_tokens=9,
+        stop=("a", "b"),
+        ignore_eos=True,
+        drafter="x",
+        rule=resolve_rule(Rule("margin", margin_threshold=0.1, guarded_token_ids=(399,)), 4),
+        num_speculative_tokens=4,
+        max_loose_tokens=0,
+        max_loose_cost_nats=0.0,
+        exact_until_position=len(PROMPT) + 2,
+        context_length=CONTEXT,
+        max_plain_tokens=8,
+        eager=True,
+        loop_guard=False,
+        logprobs=0,
+        warnings=(),
+        distribution=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"logprobs": 21}, "logprobs must be between 0 and 20, got 21"),
+        (
+            {"max_tokens": 5, "sampling": {"min_tokens": 6}},
+            "sampling.min_tokens must be between 0 and 5 (max_tokens, or what is left of the "
+            "context), got 6",
+        ),
+        ({"sampling": {"min_tokens": 62}}, "sampling.min_tokens must be between 0 and 61"),
+        (
+            {"max_tokens": 500, "sampling": {"min_tokens": 62}},
+            "sampling.min_tokens must be between 0 and 61",
+        ),
+        (
+            {"sampling": {"logit_bias": {400: 1.0}}},
+            "sampling.logit_bias: token id 400 is out of range; target has ids 0 to 399",
+        ),
+        ({"sampling": {"logit_bias": {4: math.nan}}}, "sampling.logit_bias[4] must be between"),
+        ({"sampling": {"temperature": math.nan}}, "sampling.temperature must be 0 (greedy)"),
+        ({"sampling": {"repetition_penalty": 0.0}}, "sampling.repetition_penalty must be greater"),
+        (
+            {"speculation": {"rule": {"name": "fly", "guarded_token_ids": [1, 400]}}},
+            "rule.guarded_token_ids: token id 400 is out of range; target has ids 0 to 399",
+        ),
+        (
+            {"speculation": {"num_speculative_tokens": 33}},
+            "speculation.num_speculative_tokens must be between 0 and 32, got 33",
+        ),
+        (
+            {"speculation": {"max_loose_cost_nats": -0.5}},
+            "speculation.max_loose_cost_nats must be a finite number of at least 0, got -0.5",
+        ),
+        ({"speculation": {"max_loose_cost_nats": math.nan}}, "of at least 0, got nan"),
+        ({"speculation": {"max_loose_cost_nats": math.inf}}, "of at least 0, got inf"),
+        ({"speculation": {"rule": {"name": "x"}}}, "rule.name must be one of exact, fly, "),
+        (
+            {"speculation": {"rule": {"margin_threshold": 0.1}}},
+            "rule.margin_threshold does not apply to the rule 'fly'",
+        ),
+        ({"speculation": {"rule": {"window_scope": 9}}}, "rule.window_scope: 9 is not one of"),
+        ({"token_ids": {"ids": [400]}}, "prompt: token id 400 is out of range"),
+        ({"token_ids": {"ids": []}}, "prompt: no token ids"),
+        ({"token_ids": {"ids": [1] * 64}}, "prompt: 64 tokens leave no room"),
+        ({"text": ""}, "prompt: text is empty"),
+        ({"chat": {}}, "prompt: chat has no messages"),
+        ({"stop": [""]}, "stop: each string must have 1 to 1024 characters, got 0"),
+        ({"stop": ["a"] * 17}, "stop: at most 16 strings, got 17"),
+    ],
+)
+def test_what_is_refused(plan: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        plan(**fields)
+    assert message in str(caught.value)
+
+
+def test_a_request_without_a_prompt(tokenizer: Tokenizer) -> None:
+    request = generation_pb2.GenerateRequest()
+    with pytest.raises(InvalidArgumentError, match="prompt: set one of text, token_ids, chat"):
+        make_plan(request, tokenizer, target(), OrchestratorSettings(), MAX_DRAFT, NO_LIMITS)
+
+
+@pytest.mark.parametrize("name", RULE_PRESETS)
+def test_only_lossy_rules_have_a_loop_guard(plan: Any, name: str) -> None:
+    made = plan(speculation=speculation(rule=common_pb2.Rule(name=name)))
+    assert made.loop_guard == (name not in ("exact", "rejection"))
+
+
+def test_distributions_are_asked_for_only_where_a_rule_needs_them(plan: Any) -> None:
+    def of(rule: dict[str, Any], temperature: float = 0.0, k: int = 4) -> Any:
+        return plan(
+            sampling=common_pb2.SamplingParams(temperature=temperature),
+            speculation={"rule": rule, "num_speculative_tokens": k},
+        ).distribution
+
+    assert of({"name": "fly"}) is None
+    assert of({"name": "fuzzy", "divergence_top_k": 9}) == DistributionSpec(9)
+    assert of({"name": "fuzzy"}, k=0) is None
+    assert of({"name": "rejection"}) is None
+    assert of({"name": "rejection"}, 1.0) == DistributionSpec(0, draw_from_it=True)
+
+
+def test_warnings(plan: Any) -> None:
+    def of(rule: dict[str, Any], k: int = 15, vocab_size: int = VOCAB_SIZE) -> Any:
+        fields = {"rule": rule, "num_speculative_tokens": k}
+        return plan(vocab_size=vocab_size, speculation=fields).warnings
+
+    (loops,) = of({"name": "margin", "margin_threshold": 0.4})
+    assert "rule.margin_threshold 0.4 is above 0.3" in loops
+    (window,) = of({"name": "fly-paper"}, k=4)
+    assert "rule.fly_window_size 6 does not fit" in window
+    assert of({"name": "fuzzy-reference"}) == ()
+    (megabytes,) = of({"name": "fuzzy-reference"}, vocab_size=128_256)
+    assert "up to 3.8 MB a round" in megabytes
+
+
+def test_the_servers_defaults(plan: Any) -> None:
+    book = RuleBook.model_validate({"rules": {"mine": {"preset": "typical", "typical_delta": 0.5}}})
+    settings = {"rule": "mine", "num_speculative_tokens": 40}
+    made = plan(rules=book, settings=settings)
+    assert made.num_speculative_tokens == MAX_DRAFT
+    assert made.rule == resolve_rule(Rule("typical", typical_delta=0.5), MAX_DRAFT)
+    made = plan(
+        rules=book, settings=settings,
+        speculation={"rule": {"typical_epsilon": 0.2}, "num_speculative_tokens": 4},
+    )  # fmt: skip
+    assert made.rule == resolve_rule(Rule("typical", typical_delta=0.5, typical_epsilon=0.2), 4)
+
+
+def test_the_operators_limits(plan: Any) -> None:
+    book = RuleBook.model_validate(
+        {
+            "limits": {
+                "max_num_speculative_tokens": 8,
+                "max_loose_tokens": 3,
+                "max_loose_cost_nats": 1.5,
+                "max_margin_threshold": 0.3,
+                "require_loop_guard": True,
+            }
+        }
+    )
+    made = plan(rules=book)
+    assert made.num_speculative_tokens == 8
+    assert (made.max_loose_tokens, made.max_loose_cost_nats) == (3, 1.5)
+    for fields, message in (
+        ({"num_speculative_tokens": 9}, "num_speculative_tokens must be between 0 and 8, got 9"),
+        ({"max_loose_tokens": 4}, "speculation.max_loose_tokens must be between 0 and 3 on this"),
+        ({"max_loose_cost_nats": 2.0}, "speculation.max_loose_cost_nats must be between 0 and 1.5"),
+        ({"disable_loop_guard": True}, "speculation.disable_loop_guard must be false on this"),
+        ({"rule": {"name": "margin", "margin_threshold": 1.0}}, "at most 0.3 on this server"),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            plan(rules=book, speculation=fields)
+        assert message in str(caught.value)

@@ -1,0 +1,216 @@
+"""What the client writes and reads, and what a stream with retracted tokens amounts to."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyspec.client import (
+    Chat,
+    Chunk,
+    Completion,
+    GenerateOptions,
+    Generation,
+    GenerationTimings,
+    Prompt,
+    Retract,
+    SpeculationMetrics,
+    Started,
+    Transcript,
+)
+from flyspec.client.messages import event_from_proto, request_to_proto
+from flyspec.errors import FlyspecError
+from flyspec.types import FinishReason, Origin, Rule, SamplingParams, TokenLogprobs
+from flyspec.v1 import common_pb2, generation_pb2
+
+EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
+
+
+# --- requests -------------------------------------------------------------------------------
+
+
+def test_a_request_of_defaults_leaves_all_to_the_server() -> None:
+    message = request_to_proto("hi", GenerateOptions())
+    assert message == generation_pb2.GenerateRequest(
+        text="hi", sampling=common_pb2.SamplingParams(), speculation=generation_pb2.Speculation()
+    )
+
+
+def test_every_option_is_written() -> None:
+    options = GenerateOptions(
+        sampling=SamplingParams(0.5, min_p=0.25, logit_bias=((3, 1.5),), min_tokens=2),
+        seed=0,
+        max_tokens=9,
+        stop=["x"],
+        ignore_eos=True,
+        drafter="model",
+        rule=Rule("margin", margin_threshold=0.125, guarded_token_ids=(4,)),
+        num_speculative_tokens=0,
+        max_loose_tokens=0,
+        max_loose_cost_nats=0.0,
+        exact_prefix_tokens=3,
+        eager=True,
+        disable_loop_guard=True,
+        logprobs=0,
+    )
+    for field in dataclasses.fields(options):
+        assert getattr(options, field.name) != getattr(GenerateOptions(), field.name), field.name
+    assert request_to_proto([1, 2], options) == generation_pb2.GenerateRequest(
+        token_ids=generation_pb2.TokenIds(ids=[1, 2]),
+        sampling=common_pb2.SamplingParams(
+            temperature=0.5, min_p=0.25, logit_bias={3: 1.5}, min_tokens=2
+        ),
+        seed=0,
+        max_tokens=9,
+        stop=["x"],
+        ignore_eos=True,
+        logprobs=0,
+        speculation=generation_pb2.Speculation(
+            drafter="model",
+            rule=common_pb2.Rule(name="margin", margin_threshold=0.125, guarded_token_ids=[4]),
+            num_speculative_tokens=0,
+            max_loose_tokens=0,
+            max_loose_cost_nats=0.0,
+            exact_prefix_tokens=3,
+            eager=True,
+            disable_loop_guard=True,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "form"), [("", "text"), ([], "token_ids"), (Chat.of_user("a"), "chat")]
+)
+def test_forms_of_a_prompt(prompt: Prompt, form: str) -> None:
+    assert request_to_proto(prompt, GenerateOptions()).WhichOneof("prompt") == form
+
+
+# --- events ---------------------------------------------------------------------------------
+
+
+def test_events_are_read_whole() -> None:
+    g = generation_pb2
+    started = g.GenerationStarted(
+        request_id="r", model="m", drafter="d", seed=5, prompt_token_ids=[1],
+        rule=common_pb2.Rule(name="fly"), num_speculative_tokens=4, warnings=["careful"],
+    )  # fmt: skip
+    assert event_from_proto(g.GenerateResponse(started=started)) == Started(
+        "r", "m", "d", 5, [1], Rule("fly"), 4, ("careful",)
+    )
+    chunk = g.GenerationChunk(
+        text="ab", token_ids=[1, 2], origins=[EXACT, LOOSE], token_texts=["a", "b"],
+        num_final_tokens=2, loose_gaps_nats=[0.25],
+        logprobs=[
+            common_pb2.TokenLogprobs(logprob=-0.5),
+            common_pb2.TokenLogprobs(logprob=-1.5, top_token_ids=[7], top_logprobs=[-1.25]),
+        ],
+    )  # fmt: skip
+    assert event_from_proto(g.GenerateResponse(chunk=chunk)) == Chunk(
+        "ab", [1, 2], [EXACT, LOOSE], ["a", "b"], 2, [0.25],
+        [TokenLogprobs(-0.5), TokenLogprobs(-1.5, (7,), (-1.25,))],
+    )  # fmt: skip
+    retract = g.GenerationRetract(output_token_index=3, text_byte_offset=9)
+    assert event_from_proto(g.GenerateResponse(retract=retract)) == Retract(3, 9)
+    values: dict[str, Any] = {
+        "num_spec_steps": 1, "num_draft_tokens": 2, "num_accepted_draft_tokens": 3,
+        "num_loose_tokens": 4, "loose_cost_nats": 0.5, "num_rollbacks": 6,
+        "acceptance_histogram": [7], "num_rounds": 8, "num_rejected_tokens": 9,
+        "rejected_cost_nats": 4.5, "round_bytes": 11, "distribution_bytes": 12,
+    }  # fmt: skip
+    assert set(values) == {f.name for f in dataclasses.fields(SpeculationMetrics)}
+    completion = g.GenerationCompletion(
+        finish_reason=g.FINISH_REASON_STOP, stop_reason="x",
+        usage=g.Usage(prompt_tokens=1, completion_tokens=2),
+        speculation=g.SpeculationMetrics(**values), loop_guard_token_index=0,
+    )  # fmt: skip
+    assert event_from_proto(g.GenerateResponse(completion=completion)) == Completion(
+        FinishReason.STOP, "x", 1, 2, SpeculationMetrics(**values), GenerationTimings(), 0
+    )
+    completion.ClearField("loop_guard_token_index")
+    event = event_from_proto(g.GenerateResponse(completion=completion))
+    assert isinstance(event, Completion)
+    assert event.loop_guard_token_index is None
+    with pytest.raises(FlyspecError, match="does not know"):
+        event_from_proto(g.GenerateResponse())
+
+
+def test_means_of_gaps() -> None:
+    metrics = SpeculationMetrics(
+        num_loose_tokens=4, loose_cost_nats=1.0, num_rejected_tokens=2, rejected_cost_nats=8.0
+    )
+    assert (metrics.mean_loose_gap_nats, metrics.mean_rejected_gap_nats) == (0.25, 4.0)
+    nothing = SpeculationMetrics()
+    assert (nothing.mean_loose_gap_nats, nothing.mean_rejected_gap_nats) == (None, None)
+
+
+# --- transcripts ----------------------------------------------------------------------------
+
+
+def chunk_of(tokens: Sequence[tuple[int, Origin, str]], final: int = 0) -> Chunk:
+    """A chunk whose gaps and log-probabilities tell their token."""
+    return Chunk(
+        "".join(text for _, _, text in tokens),
+        [token for token, _, _ in tokens],
+        [origin for _, origin, _ in tokens],
+        [text for _, _, text in tokens],
+        final,
+        [float(token) for token, origin, _ in tokens if origin is LOOSE],
+        [TokenLogprobs(-float(token)) for token, _, _ in tokens],
+    )
+
+
+TOKEN = st.tuples(
+    st.integers(0, 99),
+    st.sampled_from([EXACT, LOOSE]),
+    st.sampled_from(["a", "żó", "😀", "", "\n"]),
+)
+
+
+@given(steps=st.lists(st.tuples(st.lists(TOKEN, max_size=4), st.integers(0, 6))))
+def test_what_was_taken_back_is_gone(steps: list[tuple[list[Any], int]]) -> None:
+    transcript = Transcript()
+    stands: list[tuple[int, Origin, str]] = []
+    for tokens, dropped in steps:
+        transcript.add(chunk_of(tokens))
+        stands += tokens
+        if dropped:
+            stands = stands[: max(0, len(stands) - dropped)]
+            text = "".join(text for _, _, text in stands)
+            transcript.add(Retract(len(stands), len(text.encode())))
+    started = Started("", "", "", 0, (), Rule("fly"), 0)
+    completion = Completion(
+        FinishReason.STOP, None, 0, len(stands), SpeculationMetrics(), GenerationTimings()
+    )
+    whole = Generation(started, transcript.chunks, completion)
+    expected = chunk_of(stands)
+    assert whole.text == transcript.text == expected.text
+    assert whole.token_ids == expected.token_ids
+    assert whole.origins == expected.origins
+    assert whole.loose_gaps_nats == expected.loose_gaps_nats
+    assert whole.logprobs == expected.logprobs
+    assert [t for c in transcript.chunks for t in c.token_texts] == expected.token_texts
+
+
+def test_text_that_came_after_its_token_is_cut_for_itself() -> None:
+    """Text may wait for what may become a stop string, and come with a later token."""
+    transcript = Transcript()
+    transcript.add(Chunk("", [1, 2], [EXACT, LOOSE], ["", ""], 0, [0.5]))
+    transcript.add(Chunk("abc", [3], [EXACT], ["abc"]))
+    transcript.add(Retract(1, 1))
+    assert transcript.text == "a"
+    assert [list(c.token_ids) for c in transcript.chunks] == [[1], []]
+    assert [list(c.loose_gaps_nats) for c in transcript.chunks] == [[], []]
+    assert transcript.chunks[1].token_texts == ()
+
+
+@pytest.mark.parametrize("retract", [Retract(3, 0), Retract(2, 3), Retract(0, 0)])
+def test_a_server_that_takes_back_too_much(retract: Retract) -> None:
+    transcript = Transcript()
+    transcript.add(chunk_of([(1, EXACT, "a"), (2, LOOSE, "b")], final=1))
+    with pytest.raises(FlyspecError, match="it had sent 2 tokens, 1 of them final, and 2 bytes"):
+        transcript.add(retract)
