@@ -6,10 +6,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint types imports protos unit stubs models clean \
-	check-exact check-rules check-accuracy check-cancel bench
+	check-exact check-rules check-accuracy check-rules-table check-cancel bench
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
 
 $(VENV)/bin/python:
 	@echo "== creating $(VENV) with $(PYTHON)"
@@ -68,6 +68,12 @@ check-exact: $(VENV)/.installed ## exact equals transformers' greedy generate, o
 
 check-accuracy: $(VENV)/.installed ## accuracy of each rule on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)
+
+check-rules-table: $(VENV)/.installed ## what every rule wins and loses, on 500 fresh word problems and DATA's HumanEval
+	@mkdir -p build
+	@$(BIN)/flyspec eval --rules all --problems 500 --output build/rules-problems.json $(ARGS)
+	@$(BIN)/flyspec eval --rules all --prompt-file $(DATA)/HumanEval.jsonl.gz \
+		--output build/rules-humaneval.json $(ARGS)
 
 check-cancel: $(VENV)/.installed-dev ## cancelled requests leave nothing behind
 	@$(BIN)/python -m pytest tests/e2e/test_cancellation.py $(PYTEST_ARGS)

@@ -1,4 +1,4 @@
-"""The baseline that nobody here wrote: transformers' own greedy `generate`, in this process."""
+"""The baseline that nobody here wrote: the target as transformers runs it, in this process."""
 
 from __future__ import annotations
 
@@ -54,6 +54,20 @@ class Reference:
         )
         tokens: list[int] = output[0, ids.shape[1] :].tolist()
         return tokens
+
+    @torch.inference_mode()
+    def log_likelihood(
+        self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]
+    ) -> float:
+        """log p(output | prompt) of the raw logits, nats: one forward over both."""
+        count = len(output_token_ids)
+        if count == 0:
+            return 0.0
+        ids = torch.tensor([[*prompt_token_ids, *output_token_ids]], device=self._device)
+        logits = self._model(ids, logits_to_keep=count + 1).logits[0, :-1]
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        chosen = scores.gather(1, ids[0, -count:, None]).squeeze(1)
+        return float((chosen - scores.logsumexp(dim=-1)).double().sum())
 
     @torch.inference_mode()
     def best_gap(self, token_ids: Sequence[int]) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bench.conditions import PLAIN, Condition
 from bench.prompts import Group, to_request
 from flyspec.client import Client, GenerateOptions
 from flyspec.types import Rule
@@ -21,7 +22,6 @@ from flyspec.types import Rule
 if TYPE_CHECKING:
     from bench.reference import Reference
 
-PLAIN = "plain"
 REFERENCE = "transformers"
 
 
@@ -29,7 +29,10 @@ REFERENCE = "transformers"
 class SpeedOptions:
     """What is measured."""
 
-    rules: Sequence[Rule] = (Rule("exact"), Rule("fly"))
+    conditions: Sequence[Condition] = (
+        Condition("exact", Rule("exact")),
+        Condition("fly", Rule("fly")),
+    )
     num_speculative_tokens: int = 15
     max_tokens: int = 128
     repeats: int = 3
@@ -145,9 +148,12 @@ def _modes(options: SpeedOptions) -> dict[str, GenerateOptions]:
         max_tokens=options.max_tokens, ignore_eos=options.ignore_eos, drafter=options.drafter
     )
     modes = {PLAIN: replace(base, rule=Rule("exact"), num_speculative_tokens=0)}
-    for rule in options.rules:
-        modes[rule.name] = replace(
-            base, rule=rule, num_speculative_tokens=options.num_speculative_tokens
+    for condition in options.conditions:
+        k = condition.num_speculative_tokens
+        modes[condition.name] = replace(
+            base,
+            rule=condition.rule,
+            num_speculative_tokens=options.num_speculative_tokens if k is None else k,
         )
     return modes
 

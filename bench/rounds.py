@@ -1,0 +1,124 @@
+"""Random rounds of a given size for judging: logits of a language model's shape, and drafts.
+
+Most rows are sure of one token, as a target is of most positions; a mismatch gets a row that is
+unsure. Special tokens are the last ids of the vocabulary, as many as Llama 3 has, and unlikely.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flyspec.engine.distributions import Distributions
+from flyspec.engine.sampling import choose, process_logits
+from flyspec.types import DistributionSpec, SamplingParams
+
+START_POSITION = 1000
+SEED = 1
+
+_SURE = 0.95  # probability of the likeliest token of a sure row
+_UNSURE = (0.2, 0.19, 0.15)  # of the likeliest tokens of an unsure row
+_TAIL_TOKENS = 2000  # over which the rest of an unsure row's probability is spread
+_UNLIKELY = -25.0  # log-probability of all others
+_SPREAD = 2.0  # standard deviation of a sure row's other logits
+_SPECIAL_TOKENS = 256
+_WINDOW = 6  # matches that follow the mismatch, if K leaves room for them
+_DRAFTED = 0.9  # what the draft gives to a token that the target finds unlikely
+
+
+@dataclass(frozen=True)
+class Round:
+    """K drafted tokens, the target's raw logits [K + 1, V] and the draft's log q [K, V], float32.
+
+    The draft's raw logits are the target's. At `mismatch_index`, if there is one, the draft differs
+    from the target's own token.
+    """
+
+    draft_token_ids: list[int]
+    logits: Tensor
+    draft_log_probs: Tensor
+    mismatch_index: int | None
+
+    def distributions(self, spec: DistributionSpec | None) -> Distributions | None:
+        """What the verify service has of the draft after reading it from the wire."""
+        if spec is None:
+            return None
+        log_probs = self.draft_log_probs
+        if spec.raw:
+            log_probs = self.logits[: len(self.draft_token_ids)].float().log_softmax(dim=-1)
+        if spec.top_k == 0:
+            return Distributions(log_probs, None)
+        kept = log_probs.topk(min(spec.top_k, log_probs.shape[-1]), dim=-1)
+        return Distributions(kept.values, kept.indices)
+
+
+def control_token_ids(vocab_size: int) -> frozenset[int]:
+    """The special tokens of a vocabulary; the first of them ends a sequence."""
+    return frozenset(range(_num_plain(vocab_size), vocab_size))
+
+
+def eos_token_ids(vocab_size: int) -> frozenset[int]:
+    """The token that ends a sequence."""
+    return frozenset({_num_plain(vocab_size)})
+
+
+def make_round(
+    num_draft_tokens: int,
+    vocab_size: int,
+    sampling: SamplingParams,
+    *,
+    mismatch: bool,
+    likely: bool = True,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    seed: int = SEED,
+) -> Round:
+    """A round whose drafts are the target's own tokens, but for one in its middle if `mismatch`.
+
+    The mismatch is as likely as the target's own token (`likely`: a rule that loses anything lets
+    it stand), or next to impossible. The draft's distribution is the target's processed one; only
+    an unlikely mismatch has most of it. After temperature the rows have the probabilities above.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(num_draft_tokens + 1, vocab_size, generator=generator) * _SPREAD
+    plain = _num_plain(vocab_size)
+    logits[:, plain:] = -math.inf
+    favourites = torch.randint(plain, (num_draft_tokens + 1, 1), generator=generator)
+    sure = logits.logsumexp(dim=-1, keepdim=True) + math.log(_SURE / (1 - _SURE))
+    logits = logits.scatter(1, favourites, sure).log_softmax(dim=-1).clamp(min=_UNLIKELY)
+    index = None
+    if mismatch:
+        index = max(0, min(num_draft_tokens // 2, num_draft_tokens - 1 - _WINDOW))
+        logits[index] = _unsure_row(vocab_size, generator)
+    raw = (logits * (sampling.temperature or 1.0)).to(device, dtype)
+    tokens = choose(raw, sampling, START_POSITION, SEED).tolist()
+    log_q = process_logits(raw, sampling)[:num_draft_tokens].float().log_softmax(dim=-1)
+    drafts = tokens[:num_draft_tokens]
+    if index is not None:
+        first, second = logits[index].topk(2).indices.tolist()
+        likely_other = second if drafts[index] == first else first
+        drafts[index] = likely_other if likely else int(logits[index, :plain].argmin())
+        if not likely:
+            log_q[index] += math.log(1 - _DRAFTED)
+            log_q[index, drafts[index]] = math.log(_DRAFTED)
+    return Round(drafts, raw, log_q, index)
+
+
+def _num_plain(vocab_size: int) -> int:
+    return vocab_size - min(_SPECIAL_TOKENS, max(1, vocab_size // 8))
+
+
+def _unsure_row(vocab_size: int, generator: torch.Generator) -> Tensor:
+    """Log-probabilities [V]: a few likely tokens, a long tail, the rest next to impossible."""
+    plain = _num_plain(vocab_size)
+    order = torch.randperm(plain, generator=generator)
+    likely = order[: len(_UNSURE)]
+    tail = order[len(_UNSURE) : len(_UNSURE) + min(_TAIL_TOKENS, plain // 2)]
+    row = torch.full((vocab_size,), _UNLIKELY)
+    row[order] += torch.rand(plain, generator=generator)
+    row[tail] = math.log((1 - sum(_UNSURE)) / len(tail))
+    row[likely] = torch.tensor(_UNSURE).log()
+    return row
