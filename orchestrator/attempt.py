@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import TracebackType
 from typing import Any
 
 import grpc
 
 from flyspec import rpc
-from flyspec.errors import FlyspecError, IdleTimeoutError, UnavailableError
+from flyspec.errors import (
+    FlyspecError,
+    IdleTimeoutError,
+    PrefixMismatchError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+DESCRIBE_TIMEOUT_S = 5.0
+# A slot may still be closing when the next generation is admitted: full is worth another try.
+RETRIED = (PrefixMismatchError, UnavailableError, ResourceExhaustedError)
 
 
 class Attempt:
@@ -53,6 +64,11 @@ class Attempt:
         if isinstance(said, UnavailableError | IdleTimeoutError):
             return UnavailableError(f"{service}: {said}")
         return said
+
+
+def level_of(error: FlyspecError) -> int:
+    """The level to log another try at: a full service is everyday, a lost one is not."""
+    return logging.DEBUG if isinstance(error, ResourceExhaustedError) else logging.WARNING
 
 
 async def write(call: Any, message: Any) -> None:

@@ -12,12 +12,14 @@ from flyspec.tokenizer import Tokenizer
 from flyspec.types import (
     PROTOCOL_VERSION,
     DrafterInfo,
+    DraftOpen,
     DraftServiceInfo,
-    SamplingParams,
+    VerifyOpen,
     VerifyServiceInfo,
 )
 from orchestrator.drafting import FALLBACK_NAME, Drafting, LocalLookup
-from orchestrator.upstreams import DraftUpstream, VerifyUpstream
+from orchestrator.plan import GenerationPlan
+from orchestrator.upstreams import DraftUpstream, Traffic, VerifySession, VerifyUpstream
 
 log = logging.getLogger(__name__)
 
@@ -172,12 +174,35 @@ class Directory:
             raise IncompatibleError(f"speculation.drafter: {reason}")
         return drafter
 
-    def open_drafting(self, drafter: DrafterInfo, sampling: SamplingParams, seed: int) -> Drafting:
+    def open_drafting(
+        self, plan: GenerationPlan, drafter: DrafterInfo, traffic: Traffic
+    ) -> Drafting:
         """A generation's drafting with that drafter."""
         vocab_size = self.target.info.model.vocab_size
+        distributions = plan.distribution is not None
         if self.draft is None or self._draft_info is None:
-            return Drafting(LocalLookup(), vocab_size)
-        return Drafting(self.draft.session(sampling, seed, drafter.name), vocab_size)
+            return Drafting(LocalLookup(distributions), vocab_size, distributions)
+        open_ = DraftOpen(
+            token_ids=(),
+            sampling=plan.sampling,
+            seed=plan.seed,
+            drafter=drafter.name,
+            prompt_length=len(plan.prompt_token_ids),
+            distribution=plan.distribution,
+        )
+        return Drafting(self.draft.session(open_, traffic), vocab_size, distributions)
+
+    def open_verifying(self, plan: GenerationPlan, traffic: Traffic) -> VerifySession:
+        """A generation's session with the target."""
+        open_ = VerifyOpen(
+            token_ids=(),
+            prompt_length=len(plan.prompt_token_ids),
+            rule=plan.rule,
+            sampling=plan.sampling,
+            seed=plan.seed,
+            logprobs=plan.logprobs,
+        )
+        return self.verify.session(open_, traffic)
 
     async def close(self) -> None:
         """Close the connections."""

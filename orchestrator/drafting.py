@@ -8,7 +8,7 @@ from typing import Protocol
 from flyspec.errors import FlyspecError
 from flyspec.lookup import PromptLookup
 from flyspec.prefix import TokenSequence
-from flyspec.types import Origin
+from flyspec.types import Origin, TokenDistribution
 from orchestrator.upstreams import Proposal
 
 log = logging.getLogger(__name__)
@@ -33,16 +33,25 @@ class Drafter(Protocol):
 
 
 class LocalLookup:
-    """Prompt lookup inside the orchestrator: needs no service, proposes where text repeats."""
+    """Prompt lookup inside the orchestrator: needs no service, proposes where text repeats.
 
-    def __init__(self) -> None:
+    With `distributions`, says of every token that all of the probability is on it.
+    """
+
+    def __init__(self, distributions: bool = False) -> None:
         self._lookup = PromptLookup()
+        self._distributions = distributions
 
     async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         """See `Drafter`."""
         self._lookup.extend(sequence.tokens[len(self._lookup) :])
         token_ids = self._lookup.propose(max_tokens)
-        return Proposal(token_ids, [Origin.EXACT_LOOKUP] * len(token_ids))
+        count = len(token_ids)
+        return Proposal(
+            token_ids,
+            [Origin.EXACT_LOOKUP] * count,
+            distributions=[TokenDistribution()] * (count if self._distributions else 0),
+        )
 
     def accept(self, length: int) -> None:
         """See `Drafter`."""
@@ -53,11 +62,15 @@ class LocalLookup:
 
 
 class Drafting:
-    """A generation's drafter, replaced by prompt lookup for its remainder once it fails."""
+    """A generation's drafter, replaced by prompt lookup for its remainder once it fails.
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+    `distributions`: proposals come with the drafter's distributions.
+    """
+
+    def __init__(self, drafter: Drafter, vocab_size: int, distributions: bool = False) -> None:
         self._drafter = drafter
         self._vocab_size = vocab_size
+        self._distributions = distributions
 
     async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         """See `Drafter`; never fails for the drafter's sake.
@@ -70,7 +83,7 @@ class Drafting:
         proposal = await self._propose(sequence, max_tokens, round_id)
         if max(proposal.token_ids, default=0) >= self._vocab_size:
             end = next(i for i, t in enumerate(proposal.token_ids) if t >= self._vocab_size)
-            del proposal.token_ids[end:], proposal.origins[end:]
+            del proposal.token_ids[end:], proposal.origins[end:], proposal.distributions[end:]
         return proposal
 
     async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
@@ -81,7 +94,7 @@ class Drafting:
                 raise
             log.warning("drafter lost, going on with prompt lookup: %s", error)
             self._drafter.close()
-            self._drafter = LocalLookup()
+            self._drafter = LocalLookup(self._distributions)
             return await self._drafter.propose(sequence, max_tokens, round_id)
 
     def accept(self, length: int) -> None:

@@ -1,98 +1,138 @@
-"""What a generation accounts for: origins, acceptance, loss, and where the time went."""
+"""What a generation accounts for: origins, acceptance, loss, bytes, and where the time went."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.types import Budget, Origin, Outcome, RoundVerdict
+from flyspec.types import Budget, OpenWindow, Origin, Outcome, RoundVerdict
+from orchestrator.upstreams import Traffic
+from orchestrator.window import Command, RollBack, Token
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One checked proposal, or one plain token: what became final and what it took."""
+    """One checked proposal, or one plain token: what followed from it and what it took.
 
-    token_ids: list[int]
-    origins: list[Origin]
-    verdict: RoundVerdict
+    `start` is the sequence's length before it, `committed_length` the final part after it. Without
+    a verdict, a window failed for want of a proposal and nothing was checked.
+    """
+
+    commands: Sequence[Command]
+    verdict: RoundVerdict | None
+    start: int
+    committed_length: int
     draft_model_ns: int
     round_ns: int
-
-    @property
-    def num_accepted(self) -> int:
-        """Drafted tokens that stand."""
-        return len(self.token_ids) - 1
-
-
-def origins_of(
-    verdict: RoundVerdict, draft_origins: Sequence[Origin], num_accepted: int
-) -> list[Origin]:
-    """Origins of the accepted drafts and of the token that follows them."""
-    origins = [
-        Origin.LOOSE if decision.outcome is Outcome.LOOSE else origin
-        for decision, origin in zip(verdict.decisions, draft_origins, strict=True)
-    ][:num_accepted]
-    if not draft_origins:
-        last = Origin.PLAIN
-    elif any(d.outcome is Outcome.REJECTED for d in verdict.decisions):
-        last = Origin.CORRECTION
-    else:
-        last = Origin.BONUS
-    return [*origins, last]
 
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of one generation; loose tokens and their cost in nats count at commit."""
+    """Counts of one generation.
+
+    Loose tokens and their cost in nats count once they are final, accepted drafts of a round once
+    no window can drop them; `finish` counts those of the last rounds.
+    """
 
     max_loose_tokens: int | None = None
     max_loose_cost_nats: float | None = None
+    traffic: Traffic = field(default_factory=Traffic)
     num_rounds: int = 0
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     num_loose_tokens: int = 0
     loose_cost_nats: float = 0.0
+    num_rejected_tokens: int = 0
+    rejected_cost_nats: float = 0.0
     num_rollbacks: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     draft_model_ns: int = 0
     target_model_ns: int = 0
+    _committed_length: int = 0
+    _unsettled: list[tuple[int, int]] = field(default_factory=list)
+    """Start and accepted drafts of the rounds that an open window can still shorten."""
     _overheads_ns: list[int] = field(default_factory=list)
 
-    def budget(self) -> Budget:
-        """What may still be accepted loosely."""
+    def budget(self, window: OpenWindow | None) -> Budget:
+        """What may still be accepted loosely; the token of an open window has its share."""
         tokens, cost = self.max_loose_tokens, self.max_loose_cost_nats
-        return Budget(
-            None if tokens is None else max(0, tokens - self.num_loose_tokens),
-            None if cost is None else max(0.0, cost - self.loose_cost_nats),
-        )
+        if tokens is not None:
+            tokens = max(0, tokens - self.num_loose_tokens - (window is not None))
+        if cost is not None:
+            reserved = window.gap_nats if window else 0.0
+            cost = max(0.0, cost - self.loose_cost_nats - reserved)
+        return Budget(tokens, cost)
 
-    def record(self, round_: Round, num_emitted: int) -> None:
-        """Count a round of which `num_emitted` tokens reached the output.
+    def record(self, round_: Round, final: Sequence[Token]) -> None:
+        """Count a round that made the tokens `final` a final part of the output.
 
         The part of a round's time that is outside both models is its overhead.
         """
-        verdict, num_accepted = round_.verdict, round_.num_accepted
-        self.num_rounds += 1
+        verdict = round_.verdict
         self.draft_model_ns += round_.draft_model_ns
+        self._committed_length = round_.committed_length
+        for token in final:
+            if token.origin is Origin.LOOSE:
+                self.num_loose_tokens += 1
+                self.loose_cost_nats += token.gap_nats or 0.0
+        if verdict is not None:
+            self._record_verdict(round_, verdict)
+        for command in round_.commands:
+            if isinstance(command, RollBack):
+                self._roll_back(command)
+        if self._unsettled:
+            self._settle(self._committed_length)
+
+    def _record_verdict(self, round_: Round, verdict: RoundVerdict) -> None:
+        """Count what was checked, and the draft that was rejected."""
+        self.num_rounds += 1
         self.target_model_ns += verdict.timings.forward_ns
-        drafted = len(verdict.decisions)
-        if not drafted:
+        if not verdict.decisions:
             return
         self.num_spec_steps += 1
-        self.num_draft_tokens += drafted
-        self.num_accepted_draft_tokens += num_accepted
-        missing = num_accepted + 1 - len(self.acceptance_histogram)
-        self.acceptance_histogram += [0] * missing
-        self.acceptance_histogram[num_accepted] += 1
-        for decision in verdict.decisions[:num_emitted]:
-            if decision.outcome is Outcome.LOOSE:
-                self.num_loose_tokens += 1
-                self.loose_cost_nats += decision.gap_nats or 0.0
+        self.num_draft_tokens += len(verdict.decisions)
+        for decision in verdict.decisions:
+            if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None:
+                self._reject(decision.gap_nats)
+        self._unsettled.append((round_.start, max(0, verdict.keep_length - round_.start)))
         if self.num_spec_steps > 1:  # the first round also opens sessions and reads the prompt
             models_ns = round_.draft_model_ns + verdict.timings.forward_ns
             self._overheads_ns.append(round_.round_ns - models_ns)
+
+    def _reject(self, gap_nats: float) -> None:
+        self.num_rejected_tokens += 1
+        self.rejected_cost_nats += gap_nats
+
+    def _roll_back(self, command: RollBack) -> None:
+        """Count a window that failed after its round; what follows its token does not stand."""
+        self.num_rollbacks += 1
+        self._reject(command.gap_nats)
+        self._settle_at(command.length)
+
+    def finish(self) -> None:
+        """The output is complete: of what follows a window still open, nothing stands."""
+        self._settle_at(self._committed_length)
+
+    def _settle_at(self, length: int) -> None:
+        """No token from position `length` on stands; count what does, of every round."""
+        self._unsettled = [(s, max(0, min(n, length - s))) for s, n in self._unsettled]
+        self._settle(math.inf)
+
+    def _settle(self, committed_length: float) -> None:
+        """Count the accepted drafts of rounds that are final as a whole."""
+        settled = 0
+        for start, accepted in self._unsettled:
+            if start + accepted > committed_length:
+                break
+            missing = accepted + 1 - len(self.acceptance_histogram)
+            self.acceptance_histogram += [0] * missing
+            self.acceptance_histogram[accepted] += 1
+            self.num_accepted_draft_tokens += accepted
+            settled += 1
+        del self._unsettled[:settled]
 
     @property
     def round_overhead_p50_ns(self) -> int:

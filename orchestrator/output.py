@@ -1,30 +1,59 @@
-"""The client's side of a generation: from final tokens to text, and where the output ends.
+"""The client's side of a generation: from tokens to text, and where the output ends.
 
 Holds text back while it could still become half a character or the beginning of a stop string, so
-that nothing past the end of the output leaks.
+that nothing past the end of the output leaks. With eager it also shows provisional tokens, and goes
+back to where they began when they do not stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from flyspec.tokenizer import Tokenizer
-from flyspec.types import FinishReason, Origin
+from flyspec.tokenizer import Detokenizer, Tokenizer
+from flyspec.types import FinishReason
+from orchestrator.window import Command, Commit, Retract, Show, Token
 
 
 @dataclass(slots=True)
 class Piece:
-    """Final tokens with the text that became complete with each."""
+    """Tokens to send, with the text that became complete with each."""
 
-    token_ids: list[int] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         """The text of all of them."""
         return "".join(self.texts)
+
+
+class Retraction(NamedTuple):
+    """What remains of the output, in tokens and in bytes of text, of what was sent."""
+
+    num_tokens: int
+    num_text_bytes: int
+
+
+@dataclass(slots=True)
+class Update:
+    """What a round changes for the client: first a retraction, if any, then a piece.
+
+    `final` are the tokens that became a final part of the output; without eager, those of `piece`.
+    """
+
+    piece: Piece = field(default_factory=Piece)
+    final: list[Token] = field(default_factory=list)
+    retraction: Retraction | None = None
+
+
+class _Mark(NamedTuple):
+    """The state at the last final token, to come back to when what is shown does not stand."""
+
+    detokenizer: Detokenizer
+    held: str
+    num_text_bytes: int
 
 
 def held_back(text: str, stop: Sequence[str]) -> int:
@@ -38,7 +67,11 @@ def held_back(text: str, stop: Sequence[str]) -> int:
 
 
 class Output:
-    """What a request has produced; `finish_reason` is set when it is complete."""
+    """What a request has produced; `finish_reason` is set when it is complete.
+
+    An end that only provisional tokens reach shows no token after it, and counts once they are
+    final. `num_tokens` counts what was sent, `num_final_tokens` what stands.
+    """
 
     def __init__(
         self, tokenizer: Tokenizer, max_tokens: int, stop: Sequence[str], ignore_eos: bool
@@ -48,31 +81,70 @@ class Output:
         self._max_tokens = max_tokens
         self._stop = tuple(stop)
         self._held = ""
-        self.num_tokens = 0
+        self._num_text_bytes = 0
+        self._end: tuple[FinishReason, str | None] | None = None
+        self._mark: _Mark | None = None
+        self.num_tokens = self.num_final_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | None = None
 
-    def push(self, token_ids: Sequence[int], origins: Sequence[Origin]) -> Piece:
-        """Take in final tokens up to the end of the output; what can be sent now."""
-        piece = Piece()
-        for token_id, origin in zip(token_ids, origins, strict=True):
-            self.num_tokens += 1
-            text = self._text_of(token_id)
-            if self.finish_reason is None and self.num_tokens >= self._max_tokens:
-                self.finish_reason = FinishReason.LENGTH
-            if self.finish_reason is not None:
-                text += self._finish()
-            piece.token_ids.append(token_id)
-            piece.origins.append(origin)
-            piece.texts.append(text)
+    def apply(self, commands: Sequence[Command]) -> Update:
+        """Carry out what concerns the client."""
+        update = Update()
+        for command in commands:
             if self.finish_reason is not None:
                 break
-        return piece
+            if isinstance(command, Commit):
+                self._commit(command.tokens, update)
+            elif isinstance(command, Show):
+                self._show(command.tokens, update)
+            elif isinstance(command, Retract):
+                self._retract(update)
+        return update
+
+    def _commit(self, tokens: Sequence[Token], update: Update) -> None:
+        """Take in final tokens up to the end of the output; the first may have been shown."""
+        self._push(tokens[self.num_tokens - self.num_final_tokens :], update.piece)
+        update.final += tokens[: self.num_tokens - self.num_final_tokens]
+        self.num_final_tokens = self.num_tokens
+        self._mark = None
+        if self._end is not None:
+            self.finish_reason, self.stop_reason = self._end
+
+    def _show(self, tokens: Sequence[Token], update: Update) -> None:
+        """Send tokens that may be taken back."""
+        if self._mark is None:
+            self._mark = _Mark(self._detokenizer.copy(), self._held, self._num_text_bytes)
+        self._push(tokens, update.piece)
+
+    def _retract(self, update: Update) -> None:
+        """Go back to the last final token."""
+        if self._mark is None:
+            return
+        self._detokenizer, self._held, self._num_text_bytes = self._mark
+        self._mark = self._end = None
+        self.num_tokens = self.num_final_tokens
+        update.retraction = Retraction(self.num_tokens, self._num_text_bytes)
+
+    def _push(self, tokens: Sequence[Token], piece: Piece) -> None:
+        """Decode tokens into the piece, up to the end of the output."""
+        for token in tokens:
+            if self._end is not None:
+                break
+            self.num_tokens += 1
+            text = self._text_of(token.token_id)
+            if self._end is None and self.num_tokens >= self._max_tokens:
+                self._end = FinishReason.LENGTH, None
+            if self._end is not None:
+                text += self._finish(self._end[1])
+            self._num_text_bytes += len(text.encode())
+            piece.tokens.append(token)
+            piece.texts.append(text)
 
     def _text_of(self, token_id: int) -> str:
-        """The text to send with this token; sets the finish reason at EOS and stop strings."""
+        """The text to send with this token; notes the end at EOS and stop strings."""
         if token_id in self._eos:
-            self.finish_reason = FinishReason.STOP
+            self._end = FinishReason.STOP, None
             return ""
         return self._release(self._detokenizer.push(token_id))
 
@@ -84,15 +156,15 @@ class Output:
         found = min(((i, -len(s), s) for s in self._stop if (i := text.find(s)) >= 0), default=None)
         if found is not None:
             self._held = ""
-            self.finish_reason, self.stop_reason = FinishReason.STOP, found[2]
+            self._end = FinishReason.STOP, found[2]
             return text[: found[0]]
         hold = held_back(text, self._stop)
         self._held = text[len(text) - hold :] if hold else ""
         return text[: len(text) - hold]
 
-    def _finish(self) -> str:
+    def _finish(self, stop_reason: str | None) -> str:
         """Text that was held back although nothing came of it."""
-        if self.stop_reason is not None:
+        if stop_reason is not None:
             return ""
         held, self._held = self._held, ""
         return held + self._detokenizer.flush()

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from flyspec.prefix import TokenSequence
 from flyspec.types import RoundVerdict, VerifyRound
 from orchestrator.drafting import Drafting
-from orchestrator.ledger import Ledger, Round, origins_of
+from orchestrator.ledger import Ledger, Round
+from orchestrator.loop_guard import LoopGuard
 from orchestrator.plan import GenerationPlan
 from orchestrator.upstreams import Proposal, VerifySession
+from orchestrator.window import (
+    Checked,
+    Command,
+    Commit,
+    Event,
+    Extend,
+    NothingDrafted,
+    RollBack,
+    WindowState,
+    step,
+)
 
 
 class Rounds:
@@ -28,6 +40,12 @@ class Rounds:
         self._drafting, self._verifying = drafting, verifying
         self._ledger = ledger
         self._sequence = TokenSequence(plan.prompt_token_ids)
+        self._prompt_length = len(plan.prompt_token_ids)
+        self._state = WindowState(
+            self._prompt_length, self._prompt_length + plan.max_tokens, plan.eager
+        )
+        self._loop_guard = LoopGuard() if plan.loop_guard else None
+        self._exact_from: int | None = None
         self._round_id = 0
         self._started_ns = 0
 
@@ -38,12 +56,23 @@ class Rounds:
             while True:
                 answered = proposing
                 proposal = await answered
+                if self._state.window and not proposal.token_ids:
+                    round_ = self._advance(NothingDrafted(), proposal)
+                    proposing = self._propose()
+                    await asyncio.sleep(0)
+                    self._watch(round_.commands)
+                    yield round_
+                    continue
                 request = self._request(proposal)
-                async for verdict in self._verifying.check(self._sequence, request):
-                    round_ = self._extend(proposal, verdict)
+                async for verdict in self._verifying.check(
+                    self._sequence, request, proposal.distributions
+                ):
+                    checked = Checked(verdict, proposal.token_ids, proposal.origins)
+                    round_ = self._advance(checked, proposal, verdict)
                     if verdict.last:
                         proposing = self._propose()
                         await asyncio.sleep(0)  # its request leaves before the caller works
+                    self._watch(round_.commands)
                     yield round_
                 if proposing is answered:
                     # The target was lost in the middle of plain decoding; go on from there.
@@ -51,10 +80,22 @@ class Rounds:
         finally:
             proposing.cancel()
 
+    def loop_guard_index(self, num_tokens: int) -> int | None:
+        """Tokens of an output of `num_tokens` after which all was judged exactly for its loop.
+
+        None if it did not begin to repeat itself.
+        """
+        guard = self._loop_guard
+        if self._exact_from is None or guard is None or guard.token_index is None:
+            return None
+        if guard.token_index > num_tokens:
+            return None
+        return min(self._exact_from, num_tokens)
+
     @property
     def _remaining(self) -> int:
         """Tokens that the output still lacks; it may end earlier."""
-        return self._plan.max_tokens + len(self._plan.prompt_token_ids) - len(self._sequence)
+        return self._state.limit - len(self._sequence)
 
     def _propose(self) -> asyncio.Task[Proposal]:
         """Begin a round: ask for K tokens, or as many as are of use."""
@@ -81,31 +122,66 @@ class Rounds:
 
     def _request(self, proposal: Proposal) -> VerifyRound:
         """The request to check a proposal, or to decode without one."""
+        plan, window = self._plan, self._state.window
         plain = 1
-        if self._plan.num_speculative_tokens == 0:
-            plain = max(1, min(self._plan.max_plain_tokens, self._remaining))
+        if plan.num_speculative_tokens == 0:
+            plain = max(1, min(plan.max_plain_tokens, self._remaining))
+        exact = plan.exact_until_position if self._exact_from is None else plan.context_length
         return VerifyRound(
             round_id=self._round_id,
             keep_length=0,
             append_token_ids=(),
             draft_token_ids=proposal.token_ids,
             max_plain_tokens=plain,
-            budget=self._ledger.budget(),
-            exact_until_position=self._plan.exact_until_position,
+            budget=self._ledger.budget(window),
+            exact_until_position=exact,
+            open_window=window,
         )
 
-    def _extend(self, proposal: Proposal, verdict: RoundVerdict) -> Round:
-        """Append what stands to the sequence."""
-        num_accepted = verdict.keep_length - len(self._sequence)
-        token_ids = [*proposal.token_ids[:num_accepted], verdict.next_token_id]
-        self._drafting.accept(verdict.keep_length)
-        self._sequence.extend(token_ids)
+    def _advance(
+        self, event: Event, proposal: Proposal, verdict: RoundVerdict | None = None
+    ) -> Round:
+        """Do what follows from an event, and say so."""
+        start = len(self._sequence)
+        if verdict is not None:
+            self._drafting.accept(verdict.keep_length)
+        self._state, commands = step(self._state, event)
+        for command in commands:
+            self._carry_out(command)
         now = time.perf_counter_ns()
         round_ns, self._started_ns = now - self._started_ns, now
         return Round(
-            token_ids=token_ids,
-            origins=origins_of(verdict, proposal.origins, num_accepted),
+            commands=commands,
             verdict=verdict,
+            start=start,
+            committed_length=self._state.committed_length,
             draft_model_ns=proposal.timings.model_ns,
             round_ns=round_ns,
         )
+
+    def _carry_out(self, command: Command) -> None:
+        """The part of a command that concerns the sequence; the caller does what concerns text."""
+        if isinstance(command, Extend):
+            self._sequence.extend(command.token_ids)
+        elif isinstance(command, RollBack):
+            self._sequence.keep(command.length)
+            self._drafting.accept(command.length)
+            self._verifying.keep(command.length)
+            self._sequence.extend([command.token_id])
+            if self._exact_from is not None:
+                self._exact_from = min(self._exact_from, command.length - self._prompt_length)
+
+    def _watch(self, commands: Sequence[Command]) -> None:
+        """Judge exactly from here on once the final tokens go in circles.
+
+        A window that is open runs its course.
+        """
+        guard = self._loop_guard
+        if guard is None or self._exact_from is not None:
+            return
+        for command in commands:
+            if isinstance(command, Commit):
+                for token in command.tokens:
+                    guard.push(token.token_id)
+        if guard.token_index is not None:
+            self._exact_from = len(self._sequence) - self._prompt_length

@@ -9,11 +9,10 @@ from flyspec import rpc
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
 from flyspec.telemetry import configure_logging
-from flyspec.types import Rule
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
-from flyspec.validation import validate_rule
 from orchestrator.admission import Admission
 from orchestrator.directory import Directory
+from orchestrator.rule_files import load_rules
 from orchestrator.service import AdminServicer, GenerationServicer
 
 log = logging.getLogger(__name__)
@@ -23,8 +22,10 @@ class Orchestrator:
     """The orchestrator's parts: upstreams, admission, and a port each for clients and operators."""
 
     def __init__(self, settings: OrchestratorSettings) -> None:
-        validate_rule(Rule(settings.rule))
         self._settings = settings
+        self._rules = load_rules(
+            settings.rules_file, settings.rule, settings.num_speculative_tokens
+        )
         self.directory = Directory(settings)
         self._servers: list[rpc.GrpcServer] = []
 
@@ -32,6 +33,7 @@ class Orchestrator:
         """Connect to the services and listen. Raises `FlyspecError` when that cannot work."""
         settings, directory = self._settings, self.directory
         await directory.connect()
+        self._rules.check_vocabulary(directory.target.info.model.vocab_size)
         if settings.num_speculative_tokens > directory.max_draft_tokens:
             raise ConfigError(
                 f"--num-speculative-tokens {settings.num_speculative_tokens}: the services take at "
@@ -39,7 +41,7 @@ class Orchestrator:
             )
         concurrent = settings.max_concurrent or directory.max_sessions
         admission = Admission(concurrent, settings.max_waiting)
-        generation = GenerationServicer(directory, admission, settings)
+        generation = GenerationServicer(directory, admission, settings, self._rules)
         admin = AdminServicer(directory, admission)
         self._servers = [
             rpc.GrpcServer(

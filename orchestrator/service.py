@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from typing import Any
 
@@ -19,16 +18,17 @@ from flyspec.errors import FlyspecError
 from flyspec.v1 import (
     admin_pb2,
     admin_pb2_grpc,
-    common_pb2,
     generation_pb2,
     generation_pb2_grpc,
 )
+from orchestrator import messages
 from orchestrator.admission import Admission
 from orchestrator.directory import Directory, incompatibility
 from orchestrator.ledger import Ledger
-from orchestrator.output import Output, Piece
-from orchestrator.plan import GenerationPlan, make_plan
+from orchestrator.output import Output
+from orchestrator.plan import make_plan
 from orchestrator.rounds import Rounds
+from orchestrator.rule_files import RuleBook
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +40,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Streams generations."""
 
     def __init__(
-        self, directory: Directory, admission: Admission, settings: OrchestratorSettings
+        self,
+        directory: Directory,
+        admission: Admission,
+        settings: OrchestratorSettings,
+        rules: RuleBook,
     ) -> None:
         self._directory = directory
         self._admission = admission
         self._settings = settings
+        self._rules = rules
 
     @rpc.handler
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Any) -> None:
@@ -57,6 +62,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             target.info,
             self._settings,
             self._directory.max_draft_tokens,
+            self._rules,
         )
         if request.ByteSize() > LONG_REQUEST_BYTES:
             plan = await asyncio.to_thread(make_plan, *arguments)
@@ -67,25 +73,29 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
         async with self._admission.slot():
             admitted = time.perf_counter_ns()
-            await context.write(_started(plan, target.info.model.name, drafter.name))
-            drafting = self._directory.open_drafting(drafter, plan.sampling, plan.seed)
-            verifying = self._directory.verify.session(
-                len(plan.prompt_token_ids), plan.rule, plan.sampling, plan.seed
-            )
+            await context.write(messages.started(plan, target.info.model.name, drafter.name))
+            drafting = self._directory.open_drafting(plan, drafter, ledger.traffic)
+            verifying = self._directory.open_verifying(plan, ledger.traffic)
             first_token_ns = 0
             try:
                 rounds = Rounds(plan, drafting, verifying, ledger)
                 async with contextlib.aclosing(rounds.__aiter__()) as running:  # type: ignore[type-var]
                     async for round_ in running:
-                        piece = output.push(round_.token_ids, round_.origins)
-                        ledger.record(round_, len(piece.token_ids))
-                        first_token_ns = first_token_ns or time.perf_counter_ns() - arrived
-                        await context.write(_chunk(piece))
+                        update = output.apply(round_.commands)
+                        ledger.record(round_, update.final)
+                        if update.retraction is not None:
+                            await context.write(messages.retract(update.retraction))
+                        if update.piece.tokens or update.final:
+                            first_token_ns = first_token_ns or time.perf_counter_ns() - arrived
+                            await context.write(
+                                messages.chunk(update.piece, output.num_final_tokens)
+                            )
                         if output.finish_reason is not None:
                             break
             finally:
                 drafting.close()
                 verifying.close()
+        ledger.finish()
         timings = generation_pb2.GenerationTimings(
             time_to_first_token_ns=first_token_ns,
             total_ns=time.perf_counter_ns() - arrived,
@@ -94,7 +104,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             round_overhead_p50_ns=ledger.round_overhead_p50_ns,
             queue_ns=admitted - arrived,
         )
-        await context.write(_completion(plan, output, ledger, timings))
+        loop_guard_index = rounds.loop_guard_index(output.num_final_tokens)
+        await context.write(messages.completion(plan, output, ledger, timings, loop_guard_index))
 
     @rpc.handler
     async def ListModels(
@@ -102,66 +113,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.ListModelsResponse:
         """The target, the drafters and the rules."""
         info = self._directory.target.info
-        default = self._settings.rule
         return generation_pb2.ListModelsResponse(
             target=wire.model_info_to_proto(info.model),
             drafters=[d.name for d in self._directory.drafters],
-            rules=[default, *(r for r in info.rules if r != default)],
+            rules=self._rules.names(self._settings.rule, info.rules),
         )
-
-
-def _started(plan: GenerationPlan, model: str, drafter: str) -> generation_pb2.GenerateResponse:
-    return generation_pb2.GenerateResponse(
-        started=generation_pb2.GenerationStarted(
-            request_id=secrets.token_hex(8),
-            model=model,
-            drafter=drafter if plan.num_speculative_tokens else "",
-            seed=plan.seed,
-            prompt_token_ids=plan.prompt_token_ids,
-            rule=wire.rule_to_proto(plan.rule),
-            num_speculative_tokens=plan.num_speculative_tokens,
-        )
-    )
-
-
-def _chunk(piece: Piece) -> generation_pb2.GenerateResponse:
-    return generation_pb2.GenerateResponse(
-        chunk=generation_pb2.GenerationChunk(
-            text=piece.text,
-            token_ids=piece.token_ids,
-            origins=[common_pb2.TokenOrigin.ValueType(o) for o in piece.origins],
-            token_texts=piece.texts,
-        )
-    )
-
-
-def _completion(
-    plan: GenerationPlan,
-    output: Output,
-    ledger: Ledger,
-    timings: generation_pb2.GenerationTimings,
-) -> generation_pb2.GenerateResponse:
-    assert output.finish_reason is not None
-    return generation_pb2.GenerateResponse(
-        completion=generation_pb2.GenerationCompletion(
-            finish_reason=generation_pb2.FinishReason.ValueType(output.finish_reason),
-            stop_reason=output.stop_reason,
-            usage=generation_pb2.Usage(
-                prompt_tokens=len(plan.prompt_token_ids), completion_tokens=output.num_tokens
-            ),
-            speculation=generation_pb2.SpeculationMetrics(
-                num_spec_steps=ledger.num_spec_steps,
-                num_draft_tokens=ledger.num_draft_tokens,
-                num_accepted_draft_tokens=ledger.num_accepted_draft_tokens,
-                num_loose_tokens=ledger.num_loose_tokens,
-                loose_cost_nats=ledger.loose_cost_nats,
-                num_rollbacks=ledger.num_rollbacks,
-                acceptance_histogram=ledger.acceptance_histogram,
-                num_rounds=ledger.num_rounds,
-            ),
-            timings=timings,
-        )
-    )
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):

@@ -53,7 +53,8 @@ class GenerationServiceServicer:
 
     def Generate(self, request, context):
         """Streams the continuation of a prompt: `started`, any number of `chunk`,
-        `completion`. Nothing sent is ever retracted.
+        `completion`. Nothing sent is ever retracted, unless the request asks for
+        `eager`.
         INVALID_ARGUMENT: a field is out of range; the message names it.
         NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
         reached. RESOURCE_EXHAUSTED: too many requests are waiting.

@@ -35,7 +35,8 @@ class GenerationServiceStub:
     def __new__(cls, channel: _aio.Channel) -> GenerationServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
     """Streams the continuation of a prompt: `started`, any number of `chunk`,
-    `completion`. Nothing sent is ever retracted.
+    `completion`. Nothing sent is ever retracted, unless the request asks for
+    `eager`.
     INVALID_ARGUMENT: a field is out of range; the message names it.
     NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
     reached. RESOURCE_EXHAUSTED: too many requests are waiting.
@@ -50,7 +51,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams the continuation of a prompt: `started`, any number of `chunk`,
-    `completion`. Nothing sent is ever retracted.
+    `completion`. Nothing sent is ever retracted, unless the request asks for
+    `eager`.
     INVALID_ARGUMENT: a field is out of range; the message names it.
     NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
     reached. RESOURCE_EXHAUSTED: too many requests are waiting.
@@ -68,7 +70,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_generation_pb2.GenerateResponse], _abc.AsyncIterator[_generation_pb2.GenerateResponse]]:
         """Streams the continuation of a prompt: `started`, any number of `chunk`,
-        `completion`. Nothing sent is ever retracted.
+        `completion`. Nothing sent is ever retracted, unless the request asks for
+        `eager`.
         INVALID_ARGUMENT: a field is out of range; the message names it.
         NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
         reached. RESOURCE_EXHAUSTED: too many requests are waiting.

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from flyspec.tokenizer import Tokenizer
 from flyspec.types import FinishReason, Origin, TokenizerBundle
 from orchestrator.output import Output, held_back
+from orchestrator.window import Commit, Token
 from tests.tiny import make_tokenizer
 
 FAST = make_tokenizer()
@@ -24,10 +25,13 @@ def run(token_ids, splits, max_tokens=1000, stop=(), ignore_eos=False):
     texts, sent, at = [], [], 0
     for end in [*splits, len(token_ids)]:
         if end > at and output.finish_reason is None:
-            piece = output.push(token_ids[at:end], [Origin.PLAIN] * (end - at))
-            assert len(piece.texts) == len(piece.token_ids) == len(piece.origins)
+            update = output.apply([Commit([Token(t, Origin.PLAIN) for t in token_ids[at:end]])])
+            piece = update.piece
+            assert len(piece.texts) == len(piece.tokens)
+            assert update.final == piece.tokens
+            assert update.retraction is None
             texts += piece.texts
-            sent += piece.token_ids
+            sent += [token.token_id for token in piece.tokens]
             at = end
     return texts, sent, output
 

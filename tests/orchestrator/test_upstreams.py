@@ -10,12 +10,23 @@ from flyspec import rpc
 from flyspec.client import Chunk, GenerateOptions
 from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
-from flyspec.types import Origin, Rule, SamplingParams, VerifyRound
+from flyspec.types import (
+    DistributionSpec,
+    Origin,
+    Rule,
+    SamplingParams,
+    TokenDistribution,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.v1 import verify_pb2_grpc
-from orchestrator import directory, upstreams
-from orchestrator.drafting import Drafting
-from orchestrator.upstreams import DraftSession, Proposal, VerifyUpstream
+from orchestrator import directory
+from orchestrator.drafting import Drafting, LocalLookup
+from orchestrator.upstreams import DraftSession, Proposal, Traffic, VerifyUpstream, verify
 from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.fakes import FULL, Fakes, plan_of
+from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.world import World
 from tests.tiny import make_model
 
 EXACT = Rule("exact")
@@ -29,7 +40,8 @@ async def _check(session, sequence, drafts):
 
 async def test_a_session_closed_for_silence_is_opened_again(model_dirs):
     async with start_stack(model_dirs, verify={"idle_timeout_s": 0.05}) as stack:
-        session = stack.orchestrator.directory.verify.session(3, EXACT, SamplingParams(), 1)
+        open_ = VerifyOpen((), 3, EXACT, SamplingParams(), 1)
+        session = stack.orchestrator.directory.verify.session(open_, Traffic())
         sequence = TokenSequence([5, 6, 7])
         first = await _check(session, sequence, [8, 9])
         await asyncio.sleep(0.3)
@@ -69,7 +81,7 @@ class _Silent(verify_pb2_grpc.VerifyServiceServicer):
 
 
 async def test_a_service_that_does_not_answer_is_named_and_unavailable(monkeypatch):
-    monkeypatch.setattr(upstreams, "DESCRIBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(verify, "DESCRIBE_TIMEOUT_S", 0.05)
     add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
     server = rpc.GrpcServer("127.0.0.1", 0, [(add, _Silent())], ["flyspec.v1.VerifyService"])
     upstream = VerifyUpstream(f"127.0.0.1:{await server.start()}", 1.0)
@@ -85,15 +97,115 @@ def test_tokens_that_the_drafter_was_never_asked_to_follow_are_not_taken_for_its
     session.accept(15)  # five of its ten stand, then comes a correction
     session.accept(16)  # a round without a proposal
     assert session._synced == 15
+    session.accept(12)  # a window failed
+    assert session._synced == 12
+
+
+async def test_a_drafter_that_sends_no_distributions_is_given_up():
+    """The rule needs them: prompt lookup says that all of the probability is on its tokens."""
+    world = World(seed=3)
+    fakes = Fakes(world, plan_of(distribution=FULL, max_tokens=20), TOKENIZER)
+    forgetful = fakes.draft.stub.Draft
+
+    def without_distributions():
+        call = forgetful()
+        answer = call.answer
+
+        def forget(message):
+            answers = answer(message)
+            for chunk in answers:
+                chunk.ClearField("distributions")
+            return answers
+
+        call.answer = forget
+        return call
+
+    fakes.draft.stub.Draft = without_distributions
+    origins = [token.origin async for _, update in fakes.run() for token in update.final]
+    assert fakes.draft.opened == 3
+    assert Origin.EXACT_MODEL not in origins
+    for round_id, sent in fakes.verify.distributions.items():
+        drafts = fakes.verify.rounds[round_id].draft_token_ids
+        assert sent == [TokenDistribution()] * len(drafts)
+
+
+def test_distributions_travel_in_pieces_before_their_round(monkeypatch):
+    monkeypatch.setattr(verify, "DISTRIBUTIONS_PIECE_BYTES", 100)
+    made = [TokenDistribution(bytes(size)) for size in (40, 60, 1, 300, 20, 20, 100)]
+    pieces = list(verify._pieces(7, 30, made))
+    assert [len(p.distributions) for p in pieces] == [2, 1, 1, 2, 1]
+    assert [p.first_position for p in pieces] == [30, 32, 33, 34, 36]
+    assert [q for p in pieces for q in p.distributions] == made
+    assert list(verify._pieces(7, 30, [])) == []
+
+
+async def test_bytes_are_those_of_the_messages():
+    """Counted on the wire's own side: what the fake services were sent and sent back."""
+    for distribution in (None, DistributionSpec(4)):
+        counted = {"round": 0, "distributions": 0}
+        fakes = Fakes(World(seed=5), plan_of(distribution=distribution), TOKENIZER)
+
+        def watch(make, counted=counted):
+            call = make()
+            write, read = call.write, call.read
+
+            def count(message):
+                is_request = message.DESCRIPTOR.name.endswith("Request")
+                kind = message.WhichOneof("request") if is_request else "answer"
+                if kind == "open":
+                    return
+                size = message.ByteSize()
+                counted["round"] += size
+                if kind == "distributions":
+                    counted["distributions"] += size
+                elif message.DESCRIPTOR.name == "DraftResponse":
+                    bare = type(message).FromString(message.SerializeToString())
+                    bare.ClearField("distributions")
+                    counted["distributions"] += size - bare.ByteSize()
+
+            async def counting_write(message):
+                count(message)
+                await write(message)
+
+            async def counting_read():
+                message = await read()
+                count(message)
+                return message
+
+            call.write, call.read = counting_write, counting_read
+            return call
+
+        for service, name in ((fakes.draft, "Draft"), (fakes.verify, "Verify")):
+            make = getattr(service.stub, name)
+            setattr(service.stub, name, lambda make=make, watch=watch: watch(make))
+        async for _ in fakes.run():
+            pass
+        traffic = fakes.ledger.traffic
+        # The proposal that was asked for last may still be on its way.
+        assert 0 <= counted["round"] - traffic.round_bytes < 200
+        assert counted["distributions"] - traffic.distribution_bytes in range(100)
+        assert (traffic.distribution_bytes > 0) == (distribution is not None)
+
+
+async def test_prompt_lookup_here_sends_distributions_only_if_asked():
+    for wanted in (False, True):
+        proposal = await LocalLookup(wanted).propose(TokenSequence([3, 4, 5, 3, 4]), 2, 1)
+        assert proposal.token_ids == [5, 3]
+        assert proposal.distributions == [TokenDistribution()] * (2 if wanted else 0)
 
 
 async def test_a_proposal_ends_before_a_token_that_the_target_does_not_have():
     class Padded:
         async def propose(self, sequence, max_tokens, round_id):
-            return Proposal([3, 400, 5], [Origin.EXACT_MODEL] * 3)
+            return Proposal(
+                [3, 400, 5],
+                [Origin.EXACT_MODEL] * 3,
+                distributions=[TokenDistribution(b"12")] * 3,
+            )
 
-    proposal = await Drafting(Padded(), vocab_size=400).propose(TokenSequence([1]), 4, 1)
+    proposal = await Drafting(Padded(), 400, True).propose(TokenSequence([1]), 4, 1)
     assert proposal.token_ids == [3]
+    assert len(proposal.distributions) == 1
     assert proposal.origins == [Origin.EXACT_MODEL]
 
 

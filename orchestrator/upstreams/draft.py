@@ -1,0 +1,151 @@
+"""The draft service and a generation's stream to it: proposals, with distributions if wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flyspec import rpc, wire
+from flyspec.errors import FlyspecError, UnavailableError
+from flyspec.prefix import TokenSequence
+from flyspec.types import (
+    DraftAdvance,
+    DraftOpen,
+    DraftServiceInfo,
+    DraftTimings,
+    Origin,
+    TokenDistribution,
+)
+from flyspec.v1 import draft_pb2, draft_pb2_grpc
+from orchestrator.attempt import DESCRIBE_TIMEOUT_S, RETRIED, Attempt, level_of, read, write
+from orchestrator.upstreams.traffic import Traffic
+
+log = logging.getLogger(__name__)
+
+DRAFT_BACKOFF_S = (0.0, 0.02, 0.1)
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Tokens that a drafter guesses will follow; possibly none.
+
+    `distributions` has one a token where the rule needs them.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    timings: DraftTimings = field(default_factory=DraftTimings)
+    distributions: list[TokenDistribution] = field(default_factory=list)
+
+
+class DraftUpstream:
+    """The draft service at an address."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self._channel = rpc.connect(address)
+        self.stub: Any = draft_pb2_grpc.DraftServiceStub(self._channel)
+
+    async def describe(self) -> DraftServiceInfo:
+        """What it drafts with. Raises `UnavailableError` when it does not answer."""
+        async with Attempt("draft service", self.address, DESCRIBE_TIMEOUT_S):
+            return wire.draft_info_from_proto(
+                await self.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+            )
+
+    def session(self, open_: DraftOpen, traffic: Traffic) -> DraftSession:
+        """A session, opened on its first proposal as `open_` says, with the tokens of then."""
+        return DraftSession(self, open_, traffic)
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+class DraftSession:
+    """One generation's stream to the draft service; `open_.token_ids` is filled in."""
+
+    def __init__(self, upstream: DraftUpstream, open_: DraftOpen, traffic: Traffic) -> None:
+        self._upstream = upstream
+        self._open = open_
+        self._traffic = traffic
+        self._call: Any = None
+        self._synced = 0  # tokens on which the service's sequence and ours agree
+        self._held = 0  # tokens that the service holds and that may stand, its proposal included
+
+    def accept(self, length: int) -> None:
+        """Tell that the first `length` tokens of sequence and last proposal stand."""
+        self._synced = self._held = min(length, self._held)
+
+    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+        """Up to `max_tokens` tokens to follow `sequence`.
+
+        Raises `FlyspecError` when the service fails on every attempt, each on a new stream.
+        """
+        upstream = self._upstream
+        for backoff in DRAFT_BACKOFF_S:
+            if backoff:
+                await asyncio.sleep(backoff)
+            try:
+                async with Attempt("draft service", upstream.address, upstream.timeout_s):
+                    return await self._propose(sequence, max_tokens, round_id)
+            except RETRIED as error:
+                self.close()
+                last_error: FlyspecError = error
+                log.log(level_of(error), "reopening draft session: %s", error)
+        raise last_error
+
+    async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+        tokens = sequence.tokens
+        if self._call is None:
+            self._call = self._upstream.stub.Draft()
+            open_ = replace(self._open, token_ids=tokens)
+            await write(self._call, wire.draft_open_to_proto(open_))
+            self._synced = len(tokens)
+        advance = wire.draft_advance_to_proto(
+            DraftAdvance(round_id, self._synced, tokens[self._synced :], max_tokens)
+        )
+        self._traffic.count(advance)
+        await write(self._call, advance)
+        proposal = Proposal()
+        while True:
+            message = await read(self._call)
+            chunk = wire.draft_chunk_from_proto(message)
+            expected = len(tokens) + len(proposal.token_ids)
+            if chunk.round_id != round_id or chunk.start_position != expected:
+                raise UnavailableError(
+                    f"answered round {chunk.round_id} at position {chunk.start_position} "
+                    f"instead of round {round_id} at {expected}"
+                )
+            self._count(message, chunk.distributions)
+            proposal.token_ids += chunk.token_ids
+            proposal.origins += chunk.origins
+            proposal.distributions += chunk.distributions
+            if chunk.last:
+                break
+        if self._open.distribution and len(proposal.distributions) != len(proposal.token_ids):
+            raise UnavailableError(
+                f"sent {len(proposal.distributions)} distributions of "
+                f"{len(proposal.token_ids)} drafts: run the same release of both"
+            )
+        self._held = len(tokens) + len(proposal.token_ids)
+        proposal.timings = chunk.timings
+        return proposal
+
+    def _count(self, message: Any, distributions: Sequence[TokenDistribution]) -> None:
+        """Count a chunk's bytes; takes the distributions out of the message, which is read."""
+        if distributions:
+            whole = message.ByteSize()
+            message.ClearField("distributions")
+            self._traffic.count_distributions(whole - message.ByteSize())
+        self._traffic.count(message)
+
+    def close(self) -> None:
+        """End the stream; the service frees the session."""
+        if self._call is not None:
+            self._call.cancel()
+            self._call = None

@@ -1,0 +1,313 @@
+"""Services in this process over a `World`; their streams are fake and break when told to.
+
+The orchestrator's own sessions speak real messages to them. What they are told is checked: a length
+beyond what they hold, or another prefix than the hash says, fails the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import grpc
+
+from flyspec import wire
+from flyspec.prefix import TokenSequence
+from flyspec.types import (
+    DistributionSpec,
+    DraftAdvance,
+    DraftChunk,
+    DraftDistributions,
+    DraftOpen,
+    Origin,
+    RoundVerdict,
+    Rule,
+    SamplingParams,
+    TokenDistribution,
+    VerifyOpen,
+    VerifyRound,
+)
+from orchestrator.drafting import Drafting
+from orchestrator.ledger import Ledger
+from orchestrator.output import Output
+from orchestrator.plan import GenerationPlan
+from orchestrator.rounds import Rounds
+from orchestrator.upstreams import DraftSession, VerifySession
+from tests.orchestrator.world import EOS, World, judge
+
+
+class _Call:
+    """A stream. `breaks` says at which of its next messages it is lost."""
+
+    def __init__(self, service) -> None:
+        self._service = service
+        self._answers: deque = deque()
+        self._lost = False
+        self.tokens: list[int] | None = None
+
+    async def write(self, message) -> None:
+        await asyncio.sleep(0)
+        if self._lost or self._service.breaks("write"):
+            self._lost = True
+            raise asyncio.InvalidStateError
+        self._answers += self.answer(message)
+
+    async def read(self):
+        await asyncio.sleep(0)
+        if self._lost or self._service.breaks("read"):
+            self._lost = True
+            return grpc.aio.EOF
+        return self._answers.popleft()
+
+    async def code(self):
+        return grpc.StatusCode.UNAVAILABLE
+
+    async def details(self):
+        return "the test broke the stream"
+
+    def cancel(self) -> None:
+        self._lost = True
+
+    def move(self, keep_length: int, append) -> list[int]:
+        """The sequence after "keep that many, then append these"."""
+        assert self.tokens is not None, "opened first"
+        assert keep_length <= len(self.tokens), "keeps more than is held"
+        self.tokens = [*self.tokens[:keep_length], *append]
+        return list(self.tokens)
+
+
+class _Service:
+    """What both have: streams that break when told to."""
+
+    address, timeout_s = "fake", 5.0
+
+    def __init__(self) -> None:
+        self._breaks: deque[str] = deque()
+        self.sequences: dict[int, list[int]] = {}
+        self.opened = 0
+
+    def break_at(self, kind: str) -> None:
+        """The next write or read loses the stream; one loss at a time is waiting."""
+        if not self._breaks:
+            self._breaks.append(kind)
+
+    def breaks(self, kind: str) -> bool:
+        if self._breaks and self._breaks[0] == kind:
+            self._breaks.popleft()
+            return True
+        return False
+
+
+@dataclass
+class Offer:
+    """How many tokens the drafter proposes now, at most."""
+
+    k: int
+
+
+class FakeDraft(_Service):
+    """A draft service."""
+
+    def __init__(self, world: World, offer: Offer) -> None:
+        super().__init__()
+        self.world, self.offer = world, offer
+        self.stub = SimpleNamespace(Draft=lambda: _DraftCall(self))
+
+
+class _DraftCall(_Call):
+    def answer(self, message):
+        service, request = self._service, wire.draft_request_from_proto(message)
+        if isinstance(request, DraftOpen):
+            service.opened += 1
+            self.spec = request.distribution
+            self.tokens = list(request.token_ids)
+            return []
+        assert isinstance(request, DraftAdvance)
+        tokens = self.move(request.keep_length, request.append_token_ids)
+        service.sequences[request.round_id] = list(tokens)
+        base = len(tokens)
+        while len(tokens) - base < min(request.max_tokens, service.offer.k):
+            tokens.append(service.world.guess(tokens))
+            if tokens[-1] == EOS:
+                break
+        self.tokens = tokens
+        # In pieces of three, so that a proposal has several messages.
+        starts = list(range(base, len(tokens), 3)) or [base]
+        return [self._chunk(request, tokens, base, start, starts[-1]) for start in starts]
+
+    def _chunk(self, request, tokens, base, start, last):
+        drafted = tokens[start : start + 3]
+        sent = [TokenDistribution(b"ab", (t,)) for t in drafted] if self.spec else []
+        return wire.draft_chunk_to_proto(
+            DraftChunk(
+                request.round_id,
+                base - 1,
+                tokens[base - 1],
+                start,
+                drafted,
+                [Origin.EXACT_MODEL] * len(drafted),
+                start == last,
+                distributions=sent,
+            )
+        )
+
+
+class FakeVerify(_Service):
+    """A verify service. `drafts` holds what each round was asked to check."""
+
+    def __init__(self, world: World, window_size: int) -> None:
+        super().__init__()
+        self.world, self.window_size = world, window_size
+        self.rounds: dict[int, VerifyRound] = {}
+        self.distributions: dict[int, list[TokenDistribution]] = {}
+        self.stub = SimpleNamespace(Verify=lambda: _VerifyCall(self))
+
+
+class _VerifyCall(_Call):
+    def answer(self, message):
+        service, request = self._service, wire.verify_request_from_proto(message)
+        if isinstance(request, VerifyOpen):
+            service.opened += 1
+            self.logprobs = request.logprobs
+            self.tokens = list(request.token_ids)
+            self.pieces = []
+            return []
+        if isinstance(request, DraftDistributions):
+            self.pieces.append(request)
+            return []
+        tokens = self.move(request.keep_length, request.append_token_ids)
+        assert request.prefix_hash == TokenSequence(tokens).hash
+        assert request.open_window is None or request.draft_token_ids, "a window needs drafts"
+        service.sequences[request.round_id] = list(tokens)
+        service.rounds[request.round_id] = request
+        service.distributions[request.round_id] = self._distributions(request, len(tokens))
+        if request.draft_token_ids:
+            return [self._answer(judge(service.world, tokens, request, service.window_size))]
+        return self._plain(request)
+
+    def _distributions(self, request, first):
+        sent = []
+        for piece in self.pieces:
+            assert (piece.round_id, piece.first_position) == (request.round_id, first + len(sent))
+            sent += piece.distributions
+        self.pieces = []
+        return sent
+
+    def _plain(self, request):
+        answers = []
+        for left in range(request.max_plain_tokens, 0, -1):
+            token = self._service.world.own(self.tokens)
+            verdict = RoundVerdict(
+                request.round_id,
+                len(self.tokens),
+                token,
+                len(self.tokens) + 1,
+                [],
+                last=left == 1 or token == EOS,
+            )
+            answers.append(self._answer(verdict, request))
+            if verdict.last:
+                break
+        return answers
+
+    def _answer(self, verdict, request=None):
+        world = self._service.world
+        request = request or self._service.rounds[verdict.round_id]
+        before = len(self.tokens)
+        kept = [*self.tokens, *request.draft_token_ids][: verdict.keep_length]
+        self.tokens = [*kept, verdict.next_token_id]
+        if self.logprobs is not None:
+            first = min(before, verdict.keep_length)
+            logprobs = [
+                world.logprobs(self.tokens[:i], self.tokens[i])
+                for i in range(first, len(self.tokens))
+            ]
+            verdict = RoundVerdict(
+                verdict.round_id,
+                verdict.keep_length,
+                verdict.next_token_id,
+                verdict.committed_length,
+                verdict.decisions,
+                verdict.last,
+                open_window=verdict.open_window,
+                logprobs=logprobs,
+            )
+        return wire.round_verdict_to_proto(verdict)
+
+
+def plan_of(**changes) -> GenerationPlan:
+    """A plan over the fakes."""
+    values = {
+        "prompt_token_ids": [3, 4, 5],
+        "sampling": SamplingParams(),
+        "seed": 1,
+        "max_tokens": 40,
+        "stop": (),
+        "ignore_eos": False,
+        "drafter": "",
+        "rule": Rule("margin"),
+        "num_speculative_tokens": 4,
+        "max_loose_tokens": None,
+        "max_loose_cost_nats": None,
+        "exact_until_position": 0,
+        "context_length": 256,
+        "max_plain_tokens": 4,
+        "eager": False,
+        "loop_guard": False,
+        "logprobs": None,
+        "warnings": (),
+        "distribution": None,
+    }
+    return GenerationPlan(**{**values, **changes})
+
+
+@dataclass
+class Fakes:
+    """A generation over fake services."""
+
+    world: World
+    plan: GenerationPlan
+    tokenizer: object
+    window_size: int = 3
+    offer: Offer = field(default_factory=lambda: Offer(1000))
+
+    def __post_init__(self) -> None:
+        plan = self.plan
+        self.verify = FakeVerify(self.world, self.window_size)
+        self.draft = FakeDraft(self.world, self.offer)
+        self.ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
+        self.output = Output(self.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
+        prompt_length = len(plan.prompt_token_ids)
+        draft_open = DraftOpen((), plan.sampling, plan.seed, "", prompt_length, plan.distribution)
+        verify_open = VerifyOpen(
+            (), prompt_length, plan.rule, plan.sampling, plan.seed, plan.logprobs
+        )
+        traffic = self.ledger.traffic
+        self.drafting = Drafting(
+            DraftSession(self.draft, draft_open, traffic), 1000, plan.distribution is not None
+        )
+        self.verifying = VerifySession(self.verify, verify_open, traffic)
+        self.rounds = Rounds(plan, self.drafting, self.verifying, self.ledger)
+
+    async def run(self, limit: int = 10_000):
+        """Every round with what it changed for the client, to the end of the output."""
+        running = self.rounds.__aiter__()
+        try:
+            for _ in range(limit):
+                round_ = await anext(running)
+                update = self.output.apply(round_.commands)
+                self.ledger.record(round_, update.final)
+                ended = self.output.finish_reason is not None
+                if ended:
+                    self.ledger.finish()
+                yield round_, update
+                if ended:
+                    return
+        finally:
+            await running.aclose()
+        raise AssertionError("the generation does not end")
+
+
+FULL = DistributionSpec()

@@ -1,0 +1,87 @@
+"""Three real services over a drafter that is nearly its target, and both models as functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from flyspec.engine.loading import load_model
+from flyspec.types import Rule
+from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.world import EOS
+
+MARGIN = Rule("margin", margin_threshold=0.3)
+CONTROL = {0, 1, 2}
+PROMPTS = [
+    "The cat sat on the mat, and the dog sat",
+    "def total(values):\n    result",
+    "数学 😀 café",
+    "a b a b a b a b",
+    "the log while the cat saw",
+    "the cat the cat the cat the cat the",
+]
+
+
+class Models:
+    """Target, drafter and the rule `margin` as functions of the prefix, by transformers."""
+
+    def __init__(self, model_dirs, threshold: float) -> None:
+        self._target, self._draft = (load_model(d, "cpu", "float64").model for d in model_dirs)
+        self.threshold = threshold
+        self._rows: dict[tuple, torch.Tensor] = {}
+
+    def _row(self, model, tokens) -> torch.Tensor:
+        key = (id(model), *tokens)
+        if key not in self._rows:
+            with torch.inference_mode():
+                logits = model(torch.tensor([list(tokens)])).logits[0]
+            self._rows[key] = torch.log_softmax(logits[-1].double(), -1)
+        return self._rows[key]
+
+    def log_probs(self, tokens) -> torch.Tensor:
+        return self._row(self._target, tokens)
+
+    def own(self, tokens) -> int:
+        return int(self.log_probs(tokens).argmax())
+
+    def gap(self, tokens, token) -> float:
+        row = self.log_probs(tokens)
+        return float(row.max() - row[token])
+
+    def passes(self, tokens, token) -> bool:
+        if CONTROL & {token, self.own(tokens)}:
+            return False
+        return self.gap(tokens, token) < self.threshold
+
+    def guess(self, tokens, count) -> list[int]:
+        drafted: list[int] = []
+        while len(drafted) < count and EOS not in drafted:
+            drafted.append(int(self._row(self._draft, [*tokens, *drafted]).argmax()))
+        return drafted
+
+
+@pytest.fixture(scope="module")
+def near_dirs(model_dirs, tmp_path_factory):
+    """A target and its drafter: the target with noise on its weights, right three times in four."""
+    directory = tmp_path_factory.mktemp("near")
+    loaded = load_model(model_dirs[0], "cpu", "float64")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            noise = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+            parameter.add_(0.005 * noise)
+    loaded.model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(model_dirs[0]).save_pretrained(directory)
+    return model_dirs[0], str(directory)
+
+
+@pytest.fixture(scope="module")
+async def stack(near_dirs):
+    async with start_stack(near_dirs) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def models(near_dirs):
+    return Models(near_dirs, MARGIN.margin_threshold)

@@ -1,0 +1,187 @@
+"""Windows across rounds, driven at random against a replay of the whole history."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
+
+from flyspec.types import DistributionSpec, Origin
+from orchestrator.window import Retract, Show
+from tests.orchestrator.fakes import Fakes, plan_of
+from tests.orchestrator.reference import replay
+from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.world import EOS, World
+
+MAX_ROUNDS = 3000
+
+
+class Generations(RuleBasedStateMachine):
+    """One generation; the rules run rounds, with K changing, or break a stream."""
+
+    @initialize(
+        world=st.builds(
+            World,
+            seed=st.integers(0, 2**32),
+            agreement=st.sampled_from([0.9, 0.8, 0.6, 0.95, 0.3]),
+            tolerance=st.sampled_from([1.0, 0.9, 0.5, 1.0, 0.0]),
+            eos_share=st.sampled_from([0.0, 0.01, 0.05]),
+        ),
+        window_size=st.sampled_from([3, 6, 2, 4, 9, 1, 0]),
+        k=st.sampled_from([4, 2, 7, 3, 1, 0]),
+        max_tokens=st.sampled_from([40, 60, 30, 17, 8, 2, 1]),
+        room=st.integers(0, 20),
+        max_loose_tokens=st.sampled_from([None, None, None, 3, 1, 0]),
+        max_loose_cost_nats=st.sampled_from([None, None, None, 2.0, 0.5, 0.0]),
+        exact_prefix=st.sampled_from([0, 0, 5]),
+        ignore_eos=st.booleans(),
+        eager=st.booleans(),
+        logprobs=st.sampled_from([None, 1]),
+        distribution=st.sampled_from([None, DistributionSpec()]),
+    )
+    def begin(self, world, window_size, k, max_tokens, room, exact_prefix, **changes):
+        self.window_size = window_size
+        self.plan = plan_of(
+            num_speculative_tokens=k,
+            max_tokens=max_tokens,
+            context_length=3 + max_tokens + room,
+            exact_until_position=3 + exact_prefix if exact_prefix else 0,
+            **changes,
+        )
+        self.world = world
+        self.fakes = Fakes(world, self.plan, TOKENIZER, window_size)
+        self.loop = asyncio.new_event_loop()
+        self.running = self.fakes.run(MAX_ROUNDS)
+        self.history: list[list[int]] = []
+        self.sent: list = []
+        self.final: list = []
+        self.done = False
+
+    def next_round(self):
+        before = replay(self.world, self.plan, self.window_size, self.history)
+        try:
+            round_, update = self.loop.run_until_complete(anext(self.running))
+        except StopAsyncIteration:
+            self.done = True
+            return
+        self.check_services(round_, before.tokens)
+        verify = self.fakes.verify
+        self.history.append(
+            list(verify.rounds[round_.verdict.round_id].draft_token_ids) if round_.verdict else []
+        )
+        if not self.plan.eager:
+            assert not any(isinstance(c, Show | Retract) for c in round_.commands)
+        if update.retraction is not None:
+            assert update.retraction.num_tokens >= len(self.final)
+            del self.sent[update.retraction.num_tokens :]
+        self.sent += update.piece.tokens
+        self.final += update.final
+        self.done = self.fakes.output.finish_reason is not None
+
+    def check_services(self, round_, tokens):
+        """Both services had the sequence that the history comes to, and nothing else."""
+        if round_.verdict is None:
+            return
+        round_id = round_.verdict.round_id
+        verify, draft = self.fakes.verify, self.fakes.draft
+        assert round_.start == len(tokens)
+        if round_.verdict.decisions:
+            assert verify.sequences[round_id] == tokens
+            assert draft.sequences[round_id] == tokens
+            sent = verify.distributions[round_id]
+            assert len(sent) == (len(round_.verdict.decisions) if self.plan.distribution else 0)
+        else:
+            held = verify.sequences[round_id]
+            assert held == tokens[: len(held)]
+
+    @rule(offers=st.lists(st.sampled_from([1000, 1000, 1000, 2, 1, 0]), min_size=1, max_size=5))
+    def run(self, offers):
+        for k in offers:
+            if not self.done:
+                self.next_round()
+                self.fakes.offer.k = k
+                self.agrees_with_the_replay()
+
+    @rule(kind=st.sampled_from(["write", "read"]))
+    def lose_the_target(self, kind):
+        self.fakes.verify.break_at(kind)
+
+    @rule(kind=st.sampled_from(["write", "read"]))
+    def lose_the_drafter(self, kind):
+        self.fakes.draft.break_at(kind)
+
+    @invariant()
+    def agrees_with_the_replay(self):
+        if not hasattr(self, "history"):
+            return
+        rounds, output, ledger = self.fakes.rounds, self.fakes.output, self.fakes.ledger
+        prompt = len(self.plan.prompt_token_ids)
+        whole = replay(self.world, self.plan, self.window_size, self.history)
+        assert rounds._sequence.tokens == whole.tokens
+        assert rounds._state.length == len(whole.tokens)
+        assert rounds._state.committed_length == whole.committed
+        committed = whole.tokens[prompt : whole.committed]
+        end = next(
+            (i + 1 for i, t in enumerate(committed) if t == EOS and not self.plan.ignore_eos),
+            len(committed),
+        )
+        num_final = min(end, self.plan.max_tokens)
+        assert [t.token_id for t in self.final] == committed[:num_final]
+        assert [t.origin for t in self.final] == whole.origins[:num_final]
+        assert [t.gap_nats for t in self.final] == whole.gaps[:num_final]
+        if self.plan.eager:
+            shown = whole.tokens[prompt:]
+            assert [t.token_id for t in self.sent] == shown[: len(self.sent)]
+            assert len(self.sent) >= num_final
+        else:
+            assert self.sent == self.final
+        assert output.num_final_tokens == num_final
+        if self.plan.logprobs is not None:
+            for index, token in enumerate(self.final):
+                before = whole.tokens[: prompt + index]
+                assert token.logprobs == self.world.logprobs(before, token.token_id)
+        loose = [t.gap_nats for t in self.final if t.origin is Origin.LOOSE]
+        assert (ledger.num_loose_tokens, ledger.loose_cost_nats) == (len(loose), sum(loose))
+        if self.plan.max_loose_tokens is not None:
+            assert len(loose) <= self.plan.max_loose_tokens
+        if self.plan.max_loose_cost_nats is not None:
+            assert sum(loose) <= self.plan.max_loose_cost_nats
+        assert ledger.num_rollbacks == whole.num_rollbacks
+        assert ledger.num_rejected_tokens == len(whole.rejected)
+        assert ledger.rejected_cost_nats == sum(whole.rejected)
+        if self.done:
+            histogram = [0] * (max(whole.accepted, default=-1) + 1)
+            for accepted in whole.accepted:
+                histogram[accepted] += 1
+            assert ledger.acceptance_histogram == histogram
+            assert ledger.num_accepted_draft_tokens == sum(whole.accepted)
+            drafted = [drafts for drafts in self.history if drafts]
+            assert ledger.num_spec_steps == len(drafted)
+            assert ledger.num_draft_tokens == sum(map(len, drafted))
+
+    def teardown(self):
+        if not hasattr(self, "history"):
+            return
+        self.fakes.offer.k = 1000
+        while not self.done:
+            self.next_round()
+            self.agrees_with_the_replay()
+        self.loop.run_until_complete(self.running.aclose())
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+TestGenerations = Generations.TestCase
+TestGenerations.settings = settings(
+    max_examples=150,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)

@@ -1,0 +1,162 @@
+"""Windows across rounds through three real services, against a replay of the whole history.
+
+Tiny models in float64; the reference runs transformers' forward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from flyspec.client import Chunk, Completion, GenerateOptions, Retract
+from flyspec.lookup import PromptLookup
+from flyspec.types import Origin
+from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.fakes import plan_of
+from tests.orchestrator.near import MARGIN, PROMPTS, models, near_dirs, stack
+from tests.orchestrator.reference import replay
+from tests.orchestrator.world import EOS
+from tests.tiny import CONTEXT_LENGTH
+
+__all__ = ["models", "near_dirs", "stack"]
+
+
+def look_up(tokens, count):
+    return PromptLookup(tokens).propose(count)
+
+
+def generate(models, guess, prompt, k, window_size, max_tokens, **budgets):
+    """The output by the definitions: what replaying the history comes to, round after round."""
+    plan = plan_of(
+        prompt_token_ids=list(prompt),
+        max_tokens=max_tokens,
+        context_length=CONTEXT_LENGTH,
+        **budgets,
+    )
+    history: list[list[int]] = []
+    while True:
+        whole = replay(models, plan, window_size, history)
+        output = whole.tokens[len(prompt) : whole.committed][:max_tokens]
+        if EOS in output:
+            output = output[: output.index(EOS) + 1]
+        if len(output) == max_tokens or EOS in output:
+            return output, whole, history
+        count = min(k, CONTEXT_LENGTH - len(whole.tokens))
+        history.append(guess(whole.tokens, count))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "threshold", "k", "window_size", "budgets", "least"),
+    [
+        ("model", 0.3, 4, 6, {}, (10, 5)),
+        ("model", 0.3, 2, 9, {}, (10, 1)),
+        ("model", 0.3, 15, 2, {}, (0, 10)),
+        ("model", 0.3, 4, 3, {"max_loose_tokens": 2}, (1, 5)),
+        ("model", 0.3, 4, 3, {"max_loose_cost_nats": 0.5}, (1, 5)),
+        # Drafts seldom and then nothing: windows fail for want of a proposal.
+        ("prompt_lookup", 50.0, 1, 2, {}, (1, 0)),
+        ("prompt_lookup", 50.0, 4, 0, {}, (0, 10)),
+    ],
+)
+async def test_margin_across_rounds(
+    stack, models, monkeypatch, drafter, threshold, k, window_size, budgets, least
+):
+    monkeypatch.setattr(models, "threshold", threshold)
+    guess = models.guess if drafter == "model" else look_up
+    rule = replace(MARGIN, fly_window_size=window_size, margin_threshold=threshold)
+    options = GenerateOptions(
+        rule=rule, drafter=drafter, num_speculative_tokens=k, max_tokens=50, **budgets
+    )
+    rollbacks = loose = 0
+    for prompt in PROMPTS:
+        generation = await stack.client.complete(prompt, options)
+        output, whole, history = generate(
+            models, guess, generation.started.prompt_token_ids, k, window_size, 50, **budgets
+        )
+        assert generation.token_ids == output
+        ours = [Origin.EXACT_MODEL if o is Origin.EXACT_LOOKUP else o for o in generation.origins]
+        assert ours == whole.origins[: len(output)]
+        gaps = [gap for gap in whole.gaps[: len(output)] if gap is not None]
+        assert generation.loose_gaps_nats == pytest.approx(gaps, abs=1e-5)
+        metrics = generation.completion.speculation
+        assert metrics.num_loose_tokens == len(gaps)
+        assert metrics.loose_cost_nats == pytest.approx(sum(gaps), abs=1e-4)
+        assert metrics.num_rollbacks == whole.num_rollbacks
+        assert metrics.num_rejected_tokens == len(whole.rejected)
+        assert metrics.rejected_cost_nats == pytest.approx(sum(whole.rejected), abs=1e-3)
+        assert metrics.num_spec_steps == sum(1 for drafts in history if drafts)
+        assert metrics.num_accepted_draft_tokens == sum(whole.accepted)
+        rollbacks += metrics.num_rollbacks
+        loose += metrics.num_loose_tokens
+    print(f"{rollbacks} rollbacks, {loose} loose tokens")
+    assert (rollbacks >= least[0], loose >= least[1]) == (True, True)
+    assert await stack.idle()
+
+
+async def test_a_target_restarted_in_an_open_window_goes_on(near_dirs):
+    """The target is lost again and again; the text is the one of an undisturbed run."""
+    rule = replace(MARGIN, fly_window_size=9)
+    options = GenerateOptions(rule=rule, num_speculative_tokens=2, max_tokens=60, ignore_eos=True)
+    async with start_stack(near_dirs) as stack:
+        alone = await stack.client.complete(PROMPTS[0], options)
+        assert alone.completion.speculation.num_rollbacks > 0
+        tokens: list[int] = []
+        restarts = 0
+        async for event in stack.client.generate(PROMPTS[0], replace(options, eager=True)):
+            if isinstance(event, Retract):
+                del tokens[event.output_token_index :]
+            if isinstance(event, Chunk):
+                tokens += event.token_ids
+                if event.num_final_tokens < len(tokens) and restarts < 6:
+                    await stack.restart_verify()
+                    restarts += 1
+        assert tokens == alone.token_ids
+        assert restarts > 2
+
+
+async def test_many_windows_at_once_are_each_as_alone(stack):
+    rules = [replace(MARGIN, fly_window_size=w) for w in (1, 3, 6)]
+
+    async def one(index):
+        options = GenerateOptions(
+            rule=rules[index % 3], num_speculative_tokens=4, max_tokens=40, eager=index % 2 == 0
+        )
+        return await stack.client.complete(PROMPTS[index % 5], options)
+
+    alone = [await one(index) for index in range(12)]
+    together = await asyncio.gather(*(one(index) for index in range(12)))
+    assert [g.token_ids for g in together] == [g.token_ids for g in alone]
+    assert [g.text for g in together] == [g.text for g in alone]
+    assert await stack.idle()
+
+
+async def test_eager_over_the_wire(stack):
+    rule = replace(MARGIN, fly_window_size=6)
+    options = GenerateOptions(rule=rule, num_speculative_tokens=4, max_tokens=50)
+    retracts = 0
+    for prompt in PROMPTS:
+        calm = [e async for e in stack.client.generate(prompt, options)]
+        assert not any(isinstance(e, Retract) for e in calm)
+        final = 0
+        for event in calm:
+            if isinstance(event, Chunk):
+                final += len(event.token_ids)
+                assert event.num_final_tokens == final
+        tokens: list[int] = []
+        data = b""
+        async for event in stack.client.generate(prompt, replace(options, eager=True)):
+            if isinstance(event, Retract):
+                retracts += 1
+                del tokens[event.output_token_index :]
+                data = data[: event.text_byte_offset]
+            elif isinstance(event, Chunk):
+                tokens += event.token_ids
+                data += event.text.encode()
+            elif isinstance(event, Completion):
+                assert event.completion_tokens == len(tokens)
+        chunks = [e for e in calm if isinstance(e, Chunk)]
+        assert tokens == [t for c in chunks for t in c.token_ids]
+        assert data.decode() == "".join(c.text for c in chunks)
+    assert retracts > 3
