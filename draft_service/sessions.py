@@ -99,6 +99,7 @@ class Session:
             )
         self._check_rest(open_)
         self._limits = limits
+        self._name, self._max_length = drafter.info.name, max_length
         self._engine = engine if drafter.needs_model else None
         self._state = SessionState(drafter, open_)
         self._chunks: asyncio.Queue[DraftChunk | Exception] = asyncio.Queue()
@@ -113,6 +114,12 @@ class Session:
                 f"{limit}; ask for fewer or raise --max-speculative-tokens"
             )
         self._check_ids("advance.append_token_ids", advance.append_token_ids)
+        length = advance.keep_length + len(advance.append_token_ids)
+        if length > self._max_length:
+            raise InvalidArgumentError(
+                f"advance: {length} tokens kept and appended, but the drafter {self._name} holds "
+                f"{self._max_length}; use another drafter for the rest"
+            )
         chunk_tokens = self._limits.chunk_tokens
         if self._engine is None:
             put = self._chunks.put_nowait

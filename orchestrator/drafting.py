@@ -14,6 +14,8 @@ from orchestrator.upstreams import Proposal
 log = logging.getLogger(__name__)
 
 FALLBACK_NAME = "prompt_lookup"
+NEVER = b"\xff\xfb"
+"""The least half float, -65504: a probability of 0 whose divergence is yet finite."""
 
 
 class Drafter(Protocol):
@@ -75,8 +77,8 @@ class Drafting:
     async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         """See `Drafter`; never fails for the drafter's sake.
 
-        Ends before a token that the target does not have: equal tokenizers may be padded to
-        vocabularies of different sizes.
+        Ends before a token that the target does not have, and distributions cover the target's
+        tokens: equal tokenizers may be padded to vocabularies of different sizes.
         """
         if max_tokens <= 0:
             return Proposal()
@@ -84,6 +86,8 @@ class Drafting:
         if max(proposal.token_ids, default=0) >= self._vocab_size:
             end = next(i for i, t in enumerate(proposal.token_ids) if t >= self._vocab_size)
             del proposal.token_ids[end:], proposal.origins[end:], proposal.distributions[end:]
+        if proposal.distributions:
+            proposal.distributions = [fit(q, self._vocab_size) for q in proposal.distributions]
         return proposal
 
     async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
@@ -104,3 +108,22 @@ class Drafting:
     def close(self) -> None:
         """See `Drafter`."""
         self._drafter.close()
+
+
+def fit(distribution: TokenDistribution, vocab_size: int) -> TokenDistribution:
+    """A drafter's distribution over a vocabulary of `vocab_size` tokens.
+
+    Tokens beyond it are left out: a draft that is none of them was drawn from the others in
+    proportion. Tokens that the drafter does not have get `NEVER`. The same object if it fits.
+    """
+    log_probs, token_ids = distribution
+    if token_ids:
+        if max(token_ids) < vocab_size:
+            return distribution
+        kept = [i for i, token in enumerate(token_ids) if token < vocab_size]
+        values = b"".join(log_probs[2 * i : 2 * i + 2] for i in kept)
+        return TokenDistribution(values, tuple(token_ids[i] for i in kept))
+    size = len(NEVER) * vocab_size
+    if not log_probs or len(log_probs) == size:
+        return distribution
+    return TokenDistribution(log_probs[:size] + NEVER * ((size - len(log_probs)) // len(NEVER)))

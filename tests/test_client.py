@@ -144,10 +144,18 @@ async def test_errors_are_those_of_the_server(client: Client) -> None:
         await client.complete([400])
     with pytest.raises(NotFoundError, match="no drafter 'x'"):
         await client.complete("a", GenerateOptions(drafter="x"))
-    with pytest.raises(InvalidArgumentError, match="cannot be written"):
+    with pytest.raises(InvalidArgumentError, match="prompt: token id -1 is out of range; ids are"):
         await client.complete([-1])
+    with pytest.raises(InvalidArgumentError, match="cannot be written"):
+        await client.complete("a", GenerateOptions(max_tokens=1.5))  # type: ignore[arg-type]
     with pytest.raises(NotFoundError):
         await client.check_health("no.such.Service")
+
+
+async def test_a_host_without_an_address() -> None:
+    async with Client("no-such-host.invalid:1") as client:
+        with pytest.raises(UnavailableError, match=r"no server at no-such-host\.invalid:1; start"):
+            await client.complete("x")
 
 
 async def test_no_server() -> None:

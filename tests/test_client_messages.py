@@ -23,7 +23,7 @@ from flyspec.client import (
     Started,
     Transcript,
 )
-from flyspec.client.messages import event_from_proto, request_to_proto
+from flyspec.client.messages import event_from_proto, misfit, request_to_proto
 from flyspec.errors import FlyspecError
 from flyspec.types import FinishReason, Origin, Rule, SamplingParams, TokenLogprobs
 from flyspec.v1 import common_pb2, generation_pb2
@@ -91,6 +91,34 @@ def test_forms_of_a_prompt(prompt: Prompt, form: str) -> None:
 
 
 # --- events ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 70])
+def test_an_integer_that_does_not_fit_is_named(value: int) -> None:
+    integers = {
+        "GenerateOptions": ("seed", "max_tokens", "logprobs", "num_speculative_tokens",
+                            "max_loose_tokens", "exact_prefix_tokens"),
+        "Rule": ("fly_window_size", "fly_entropy_top_k", "divergence_top_k"),
+        "SamplingParams": ("top_k", "min_tokens"),
+    }  # fmt: skip
+    requests: dict[str, GenerateOptions] = {
+        "logit_bias": GenerateOptions(SamplingParams(logit_bias=((value, 1.0),))),
+        "guarded_token_ids": GenerateOptions(rule=Rule("fly", guarded_token_ids=(3, value))),
+    }
+    for name in integers["GenerateOptions"]:
+        requests[name] = dataclasses.replace(GenerateOptions(), **{name: value})
+    for name in integers["Rule"]:
+        requests[name] = GenerateOptions(rule=dataclasses.replace(Rule("fly"), **{name: value}))
+    for name in integers["SamplingParams"]:
+        sampling = dataclasses.replace(SamplingParams(), **{name: value})
+        requests[name] = GenerateOptions(sampling)
+    for name, options in requests.items():
+        with pytest.raises((ValueError, TypeError)):
+            request_to_proto("x", options)
+        reason = misfit("x", options) or ""
+        assert name in reason
+        assert f" {value}" in reason
+    assert misfit("x", GenerateOptions(rule=Rule("fly"))) is None
 
 
 def test_events_are_read_whole() -> None:

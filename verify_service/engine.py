@@ -200,7 +200,9 @@ class VerifyEngine:
             verdict, logprobs = _with_logprobs(verdict, round_, rows, session)
         session.apply(verdict, round_.draft_token_ids)
         pending.remaining -= 1
-        last = pending.remaining <= 0 or verdict.next_token_id in self._eos
+        # A window fails once: what it failed in does not go on as plain decoding.
+        ended = verdict.failed_window is not None or verdict.next_token_id in self._eos
+        last = ended or pending.remaining <= 0
         window = verdict.open_window
         now = time.perf_counter_ns()
         timings = VerifyTimings(

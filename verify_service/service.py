@@ -16,7 +16,7 @@ from flyspec.types import (
     VerifyServiceInfo,
 )
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
-from flyspec.validation import RULE_PRESETS
+from flyspec.validation import BYTES_PER_LOG_PROB, RULE_PRESETS
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import Session
 
@@ -112,6 +112,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     f"distributions: {len(distributions)} before one round; send between 1 and "
                     f"{limit}, one a drafted token"
                 )
+            _check_size(request, self._engine.info.vocab_size)
 
     def _check_round(self, round_: VerifyRound, num_distributions: int) -> None:
         """Refuse a round that is too long, or whose distributions do not fit it."""
@@ -128,6 +129,17 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         if num_distributions not in (0, drafts):
             raise InvalidArgumentError(
                 f"distributions: {num_distributions} for {drafts} drafted tokens; send one each"
+            )
+
+
+def _check_size(piece: DraftDistributions, vocab_size: int) -> None:
+    """Refuse more than a vocabulary holds: a session keeps all until their round comes."""
+    for distribution in piece.distributions:
+        size = max(len(distribution.log_probs) // BYTES_PER_LOG_PROB, len(distribution.token_ids))
+        if size > vocab_size:
+            raise InvalidArgumentError(
+                f"distributions: {size} tokens in one, the target has {vocab_size}; send one "
+                "log-probability a token of its vocabulary, or list some of its tokens"
             )
 
 

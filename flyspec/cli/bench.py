@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -83,7 +82,13 @@ def bench(
     from bench.prompts import groups as read_groups
     from bench.speed import SpeedOptions, count, measure, report, to_document
     from bench.transport import round_trip_ns
-    from flyspec.cli.runtime import print_json, refuse_model_flags, run_async, with_server
+    from flyspec.cli.runtime import (
+        print_json,
+        refuse_model_flags,
+        run_async,
+        to_json,
+        with_server,
+    )
 
     refuse_model_flags(models, local or address is None, address)
     groups = read_groups(prompt_file or [], problems, problem_seed, limit)
@@ -131,7 +136,7 @@ def bench(
         }
         document = to_document(reports, **facts)
         if output is not None:
-            output.write_text(json_.dumps({**document, "samples": [vars(s) for s in samples]}))
+            output.write_text(to_json({**document, "samples": [vars(s) for s in samples]}))
         if not json:
             _print(reports, bare_ms)
         return document
@@ -171,7 +176,7 @@ def bench_judge(
     from bench import judging
     from bench.conditions import parse_rules
     from flyspec.cli.progress import progress_bar
-    from flyspec.cli.runtime import error_console, print_json
+    from flyspec.cli.runtime import error_console, print_json, to_json
     from flyspec.engine.loading import resolve_device
 
     if output is not None and not output.parent.is_dir():
@@ -193,7 +198,7 @@ def bench_judge(
         report = judging.measure(options, lambda: progress.advance(bar))
     document = report.to_document()
     if output is not None:
-        output.write_text(json_.dumps(document))
+        output.write_text(to_json(document))
     if json:
         print_json(document)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,7 +70,13 @@ def evaluate(
     from bench import accuracy, conditions
     from bench.prompts import Group, fresh_problems
     from flyspec.cli.prompts import read_prompts
-    from flyspec.cli.runtime import print_json, refuse_model_flags, run_async, with_server
+    from flyspec.cli.runtime import (
+        print_json,
+        refuse_model_flags,
+        run_async,
+        to_json,
+        with_server,
+    )
     from flyspec.errors import ConfigError
     from flyspec.types import SamplingParams
 
@@ -141,7 +146,7 @@ def evaluate(
     if output is not None:
         samples = accuracy.to_samples(group, results, scores)
         document = accuracy.to_document(reports, samples, **facts)
-        output.write_text(json_.dumps(document, ensure_ascii=False))
+        output.write_text(to_json(document))
     if json:
         print_json(accuracy.to_document(reports, **facts))
     else:

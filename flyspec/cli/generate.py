@@ -58,7 +58,7 @@ def generate(
     chat: Annotated[
         bool, typer.Option("--chat", help="A prompt is a user's message to an assistant.")
     ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=0)] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=1)] = 256,
     limit: Annotated[int | None, typer.Option(help="Most prompts of a file.", min=1)] = None,
     concurrency: Annotated[int, typer.Option(help="Prompts at once.", min=1)] = 1,
     json: Annotated[
@@ -73,6 +73,8 @@ def generate(
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 
     refuse_model_flags(models, local, address)
+    if sampling.logprobs is not None and not json:
+        raise typer.BadParameter("--logprobs: only with --json, which shows them")
     what = _prompts(prompts or [], prompt_file or [], limit)
     options = to_generate_options(max_tokens, sampling, speculation, rule)
     output = _Output(json=json, color=_wants_color(color))
@@ -241,12 +243,11 @@ def _result(
     number: int, count: int, prompt: Prompt, generation: Generation, output: _Output
 ) -> str:
     """What standard output gets for one of many prompts."""
-    import json
-
     from flyspec.cli import render
+    from flyspec.cli.runtime import to_json
 
     if output.json:
-        return json.dumps(render.document(generation), ensure_ascii=False) + "\n"
+        return to_json(render.document(generation)) + "\n"
     text = "".join(_shown(chunk, output) for chunk in generation.chunks)
     if output.color:
         text = render.paint(prompt.text, render.PROMPT_STYLE) + text

@@ -65,6 +65,7 @@ def document(generation: Generation) -> dict[str, Any]:
         "token_ids": generation.token_ids,
         "prompt_token_ids": list(generation.started.prompt_token_ids),
         "finish_reason": completion.finish_reason.name.lower(),
+        "seed": generation.started.seed,
         "origins": [origin.name for origin in generation.origins],
         "loose_gaps_nats": generation.loose_gaps_nats,
         "loop_guard_token_index": completion.loop_guard_token_index,
@@ -165,8 +166,8 @@ def summary(generation: Generation, seconds: float) -> str:
             f"loose {metrics.num_loose_tokens / max(1, tokens):.1%}"
             + (f" ({metrics.loose_cost_nats:.2f} nats)" if metrics.num_loose_tokens else ""),
         ]
-        if metrics.num_rollbacks:
-            parts.append(f"{metrics.num_rollbacks} rollbacks")
+        if count := metrics.num_rollbacks:
+            parts.append(f"{count} rollback{'s' * (count > 1)}")
         if (index := completion.loop_guard_token_index) is not None:
             parts.append(f"repeats itself, exact from token {index} on")
     else:

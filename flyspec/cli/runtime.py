@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -56,9 +57,24 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         raise typer.Exit(128 + signal.SIGTERM) from None
 
 
+def to_json(document: Any) -> str:
+    """A document on one line. JSON has no infinity and no NaN: they become null."""
+    return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
 def print_json(document: Any) -> None:
     """One JSON document on a line of standard output."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.write(to_json(document) + "\n")
     sys.stdout.flush()
 
 
@@ -109,5 +125,5 @@ def refuse_model_flags(models: ModelFlags, local: bool, address: str | None) -> 
         raise typer.BadParameter("--local starts a stack, --address names one: give one of them")
     if not local and models.given():
         raise typer.BadParameter(
-            f"{', '.join(models.given())}: only with --local; a running stack has its models"
+            f"{', '.join(models.given())}: only with --local; a running stack has its own"
         )

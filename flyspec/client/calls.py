@@ -32,6 +32,9 @@ from flyspec.v1 import admin_pb2, admin_pb2_grpc, generation_pb2, generation_pb2
 DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
 DEFAULT_ADMIN_ADDRESS = f"127.0.0.1:{ADMIN_PORT}"
 
+# What gRPC says when there is no such port or no such host.
+_NOT_REACHED = ("failed to connect", "errors resolving", "resolution failed")
+
 T = TypeVar("T")
 
 
@@ -82,11 +85,12 @@ class _Connection:
             return UnavailableError(f"{self.address} did not answer in time")
         if error.code() is not grpc.StatusCode.UNAVAILABLE or rpc.was_said(error):
             return rpc.error_of(error)
-        if "failed to connect" in (error.details() or ""):
+        details = error.details() or ""
+        if any(what in details for what in _NOT_REACHED):
             return UnavailableError(
                 f"no server at {self.address}; start one with `flyspec serve` or pass {self.flag}"
             )
-        return UnavailableError(f"lost the server at {self.address}: {error.details()}")
+        return UnavailableError(f"lost the server at {self.address}: {details}")
 
 
 class Client(_Connection):
@@ -108,7 +112,10 @@ class Client(_Connection):
         try:
             request = messages.request_to_proto(prompt, options or GenerateOptions())
         except (ValueError, TypeError) as error:  # what protobuf says of -1 in an unsigned field
-            raise InvalidArgumentError(f"the request cannot be written: {error}") from None
+            reason = messages.misfit(prompt, options or GenerateOptions())
+            raise InvalidArgumentError(
+                reason or f"the request cannot be written: {error}"
+            ) from None
         call: Any = stub.Generate(request)
         try:
             async for response in call:

@@ -17,11 +17,21 @@ from flyspec.client.values import (
     UpstreamStatus,
 )
 from flyspec.errors import FlyspecError
-from flyspec.types import FinishReason, Origin
+from flyspec.types import FinishReason, Origin, Rule
 from flyspec.v1 import admin_pb2, generation_pb2
+from flyspec.validation import (
+    MAX_DIVERGENCE_TOP_K,
+    MAX_ENTROPY_TOP_K,
+    MAX_TOP_K,
+    MAX_TOP_LOGPROBS,
+    MAX_WINDOW_SIZE,
+    MIN_ENTROPY_TOP_K,
+)
 
 # Looked up once a token: several times faster than calling the enum.
 _ORIGINS = {int(origin): origin for origin in Origin}
+
+_UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
 
 
 def request_to_proto(prompt: Prompt, options: GenerateOptions) -> generation_pb2.GenerateRequest:
@@ -56,6 +66,40 @@ def request_to_proto(prompt: Prompt, options: GenerateOptions) -> generation_pb2
             request.token_ids.ids.extend(prompt)
             request.token_ids.SetInParent()
     return request
+
+
+def misfit(prompt: Prompt, options: GenerateOptions) -> str | None:
+    """The first integer of a request that its field cannot hold, in words; None if all fit."""
+    sampling, rule = options.sampling, options.rule or Rule("")
+    for name, token_ids in (
+        ("prompt", () if isinstance(prompt, str | Chat) else prompt),
+        ("sampling.logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ("rule.guarded_token_ids", rule.guarded_token_ids),
+    ):
+        for token_id in token_ids:
+            if not _fits(token_id, 0, _UINT32):
+                return f"{name}: token id {token_id} is out of range; ids are 0 to {_UINT32}"
+    for name, value, low, high in (
+        ("seed", options.seed, 0, _UINT64),
+        ("max_tokens", options.max_tokens, 1, _UINT32),
+        ("logprobs", options.logprobs, 0, MAX_TOP_LOGPROBS),
+        ("sampling.top_k", sampling.top_k, 0, MAX_TOP_K),
+        ("sampling.min_tokens", sampling.min_tokens, 0, _UINT32),
+        ("speculation.num_speculative_tokens", options.num_speculative_tokens, 0, _UINT32),
+        ("speculation.max_loose_tokens", options.max_loose_tokens, 0, _UINT32),
+        ("speculation.exact_prefix_tokens", options.exact_prefix_tokens, 0, _UINT32),
+        ("rule.fly_window_size", rule.fly_window_size, 0, MAX_WINDOW_SIZE),
+        ("rule.fly_entropy_top_k", rule.fly_entropy_top_k, MIN_ENTROPY_TOP_K, MAX_ENTROPY_TOP_K),
+        ("rule.divergence_top_k", rule.divergence_top_k, 0, MAX_DIVERGENCE_TOP_K),
+    ):
+        if not _fits(value, low, high):
+            return f"{name} must be an integer between {low} and {high}, got {value}"
+    return None
+
+
+def _fits(value: object, low: int, high: int) -> bool:
+    """Whether an integer is in range; what is no integer is not judged here."""
+    return not isinstance(value, int) or low <= value <= high
 
 
 def event_from_proto(message: generation_pb2.GenerateResponse) -> Event:

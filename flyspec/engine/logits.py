@@ -189,8 +189,10 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[T
     # topk leaves open which of equals it takes, so all that reach its last value are looked at.
     last = scores.topk(top, dim=-1).values[:, -1:]
     rows, tokens = (scores >= last).nonzero(as_tuple=True)
-    values = (scores - total)[rows, tokens]
     raw = scores[rows, tokens]
+    values = raw - total[rows, 0]
+    # Off the device at once: every look at a single row would wait for it.
+    rows, tokens, raw, values = rows.cpu(), tokens.cpu(), raw.cpu(), values.cpu()
     found = []
     for row, logprob in enumerate(logprobs):
         mine = rows == row

@@ -130,6 +130,8 @@ async def test_the_command_line_imports_no_torch(module: str) -> None:
         (["serve", "--rule", "nothing", *FREE_PORTS], 2, "--rule nothing: rule.name must be one"),
         (["generate", "--rules-file", "f", "x"], 2, "--rules-file: only with --local"),
         (["generate", "--logit-bias", "x", "y"], 2, "--logit-bias 'x': write a token id"),
+        (["generate", "--max-tokens", "0", "x"], 2, "--max-tokens"),
+        (["generate", "--logprobs", "2", "x"], 2, "--logprobs: only with --json"),
     ],
 )
 async def test_errors_are_a_message_and_an_exit_code(
@@ -167,6 +169,7 @@ async def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> Non
     assert len(documents) == 4
     for d in documents:  # times are in the messages, and their bytes counted
         del d["metrics"]["speculative_decoding"]["round_bytes"]
+        assert 0 <= d.pop("seed") < 2**64  # drawn
     assert documents[0] == documents[3] != documents[1]
     for d in documents:
         assert set(d) == {
@@ -341,10 +344,11 @@ async def test_chat_is_rendered_by_the_target(stack: Stack) -> None:
         (["--rule", "nothing"], "rule.name must be one of exact, fly"),
         (["--num-speculative-tokens", "5000"], "num_speculative_tokens must be between 0 and"),
         (["--drafter", "nothing"], "no drafter 'nothing'"),
-        (["--max-tokens", "0"], "max_tokens must be at least 1"),
         (["--fly-entropy-threshold", "-1", "--rule", "fly"], "fly_entropy_threshold must be"),
-        (["--seed", str(1 << 70)], "cannot be written"),
-        (["--logprobs", "21"], "logprobs must be between 0 and 20, got 21"),
+        (["--seed", str(1 << 70)], f"seed must be an integer between 0 and {2**64 - 1}, got 1180"),
+        (["--logit-bias=-1=2"], "sampling.logit_bias: token id -1 is out of range; ids are 0 to"),
+        (["--fly-window-size", str(1 << 40)], "rule.fly_window_size must be an integer between 0"),
+        (["--json", "--logprobs", "21"], "logprobs must be between 0 and 20, got 21"),
         (["--min-p", "nan"], "sampling.min_p must be between 0 and 1, got nan"),
         (["--presence-penalty", "-2.5"], "sampling.presence_penalty must be between -2 and 2"),
         (["--min-tokens", "300"], "sampling.min_tokens must be between 0 and"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flyspec.cli import render
+from flyspec.cli.runtime import to_json
 from flyspec.client import (
     Chunk,
     Completion,
@@ -51,6 +52,7 @@ def test_document_has_the_names_that_users_rely_on() -> None:
         "token_ids": [5, 6, 7, 8, 9],
         "prompt_token_ids": [1, 2],
         "finish_reason": "stop",
+        "seed": 7,
         "origins": ["EXACT_MODEL", "LOOSE", "CORRECTION", "BONUS", "PLAIN"],
         "loose_gaps_nats": [0.5],
         "loop_guard_token_index": None,
@@ -93,6 +95,16 @@ def test_log_probabilities_are_a_list_as_openai_has_it() -> None:
     }
 
 
+def test_json_has_null_for_what_is_not_a_number() -> None:
+    whole = generation(replace(METRICS, rejected_cost_nats=math.inf))
+    chunks = [replace(whole.chunks[0], loose_gaps_nats=[math.nan]), *whole.chunks[1:]]
+    text = to_json(render.document(replace(whole, chunks=chunks)))
+    document = json.loads(text, parse_constant=pytest.fail)
+    assert document["loose_gaps_nats"] == [None]
+    assert document["metrics"]["speculative_decoding"]["rejected_cost_nats"] is None
+    assert to_json({"a": (1, True, "Infinity", -math.inf)}) == '{"a": [1, true, "Infinity", null]}'
+
+
 def test_what_happened_is_in_the_summary() -> None:
     whole = generation(replace(METRICS, num_rollbacks=3))
     completion = replace(whole.completion, loop_guard_token_index=40)
@@ -100,6 +112,7 @@ def test_what_happened_is_in_the_summary() -> None:
     assert "3 rollbacks" in line
     assert "repeats itself, exact from token 40 on" in line
     assert "rollback" not in render.summary(generation(), 1.0)
+    assert "1 rollback " in render.summary(generation(replace(METRICS, num_rollbacks=1)), 1.0)
 
 
 def test_plain_decoding_has_numbers_too() -> None:

@@ -110,9 +110,12 @@ async def test_context_end_proposes_less(service: Service) -> None:
     client = await service.client().open([1 + i % 9 for i in range(CONTEXT_LENGTH - 2)])
     assert len(tokens_of(await client.advance(CONTEXT_LENGTH - 2))) == 2
     assert tokens_of(await client.advance(CONTEXT_LENGTH)) == []
-    assert tokens_of(await client.advance(CONTEXT_LENGTH, [4])) == []
+    assert tokens_of(await client.advance(CONTEXT_LENGTH - 3, [4, 5, 6])) == []
     assert len(tokens_of(await client.advance(CONTEXT_LENGTH - 1))) == 1
-    client.call.cancel()
+    await client.send(CONTEXT_LENGTH, [4])
+    status, details = await client.status()
+    assert status is Code.INVALID_ARGUMENT
+    assert "use another drafter for the rest" in details
     await until(lambda: service.active == 0)
 
 
@@ -157,6 +160,8 @@ ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
     ("nothing left", {}, {"keep_length": 0}, Code.INVALID_ARGUMENT, "at least one token"),
     ("appended id", {}, {"keep_length": 3, "append": [400]}, Code.INVALID_ARGUMENT,
      "advance.append_token_ids[0]: 400"),
+    ("too long", {}, {"keep_length": 3, "append": [1] * (CONTEXT_LENGTH - 2)},
+     Code.INVALID_ARGUMENT, "161 tokens kept and appended, but the drafter model holds 160"),
     ("too many", {}, {"keep_length": 3, "max_tokens": 65}, Code.INVALID_ARGUMENT,
      "at most 64; ask for fewer or raise --max-speculative-tokens"),
 ]  # fmt: skip

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from flyspec import rpc
 from flyspec.client import Chunk, GenerateOptions
+from flyspec.engine.distributions import decode
 from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
@@ -21,7 +23,7 @@ from flyspec.types import (
 )
 from flyspec.v1 import verify_pb2_grpc
 from orchestrator import directory
-from orchestrator.drafting import Drafting, LocalLookup
+from orchestrator.drafting import Drafting, LocalLookup, fit
 from orchestrator.upstreams import DraftSession, Proposal, Traffic, VerifyUpstream, verify
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, Fakes, plan_of
@@ -207,6 +209,49 @@ async def test_a_proposal_ends_before_a_token_that_the_target_does_not_have():
     assert proposal.token_ids == [3]
     assert len(proposal.distributions) == 1
     assert proposal.origins == [Origin.EXACT_MODEL]
+
+
+def _halves(*values):
+    return np.array(values, dtype="<f2").tobytes()
+
+
+def test_distributions_of_a_padded_vocabulary_cover_the_targets():
+    whole = TokenDistribution(_halves(-1, -2, -3, -0.5))
+    assert fit(whole, 4) is whole
+    assert fit(whole, 3) == TokenDistribution(_halves(-1, -2, -3))
+    assert fit(whole, 6) == TokenDistribution(_halves(-1, -2, -3, -0.5, -65504, -65504))
+    listed = TokenDistribution(_halves(-1, -2, -3), (2, 5, 0))
+    assert fit(listed, 6) is listed
+    assert fit(listed, 5) == TokenDistribution(_halves(-1, -3), (2, 0))
+    assert fit(TokenDistribution(), 6) == TokenDistribution()
+
+
+@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("width", [5, 9])
+def test_what_was_fitted_is_read(width, renormalise):
+    """Beyond what both models have nothing is likely; the rest keeps its proportions."""
+    sent = np.log(np.arange(1, width + 1) / sum(range(1, width + 1)))
+    whole = TokenDistribution(_halves(*sent))
+    read = decode([fit(whole, 7)], [2], 7, renormalise=renormalise)
+    assert read.token_ids is None
+    q = read.log_probs[0].exp().numpy()
+    shared = min(width, 7)
+    expected = np.zeros(7)
+    expected[:shared] = np.exp(sent[:shared])
+    if renormalise:
+        expected /= expected.sum()
+    assert q == pytest.approx(expected, abs=1e-3)
+
+
+async def test_proposals_with_distributions_of_another_size_are_fitted():
+    class Padded:
+        async def propose(self, sequence, max_tokens, round_id):
+            q = TokenDistribution(_halves(*[-2] * 8))
+            return Proposal([3, 7, 5], [Origin.EXACT_MODEL] * 3, distributions=[q] * 3)
+
+    proposal = await Drafting(Padded(), 6, True).propose(TokenSequence([1]), 4, 1)
+    assert proposal.token_ids == [3]
+    assert proposal.distributions == [TokenDistribution(_halves(*[-2] * 6))]
 
 
 async def test_a_late_drafter_that_does_not_fit_stays_out(model_dirs, tmp_path, monkeypatch):

@@ -122,9 +122,18 @@ async def test_a_window_closes_in_a_session_opened_anew(engine, log_softmax):
 async def test_bad_windows_are_refused_by_name(engine, window, message):
     session = engine.open(VerifyOpen([*PROMPT, 5, 6], len(PROMPT), across(), GREEDY, 0))
     with pytest.raises(InvalidArgumentError, match=message):
-        await answers(
-            engine, session, VerifyRound(1, len(PROMPT) + 2, [], [7], open_window=window)
-        )
+        await answers(engine, session, VerifyRound(1, len(PROMPT) + 2, [], [7], open_window=window))
+    engine.close(session)
+
+
+async def test_a_window_without_drafts_fails_once(engine):
+    """Plain decoding does not go on in the round, which would fail the window again."""
+    session = engine.open(VerifyOpen([*PROMPT, 5, 6], len(PROMPT), across(), GREEDY, 0))
+    window = OpenWindow(len(PROMPT), 7, 1, 0.5)
+    round_ = VerifyRound(1, len(PROMPT) + 2, [], [], max_plain_tokens=8, open_window=window)
+    (verdict,) = await answers(engine, session, round_)
+    assert verdict.last
+    assert (verdict.keep_length, verdict.next_token_id) == (len(PROMPT), 7)
     engine.close(session)
 
 
@@ -208,6 +217,11 @@ def point_masses(count, round_id, first):
     )
 
 
+def too_large(distribution):
+    """Refused as it comes, before any round."""
+    return wire.distributions_to_proto(DraftDistributions(1, 4, [distribution]))
+
+
 def round_message(drafts, round_id=1, keep=4):
     return wire.verify_round_to_proto(VerifyRound(round_id, keep, [], drafts))
 
@@ -219,6 +233,8 @@ def round_message(drafts, round_id=1, keep=4):
         ([point_masses(1, 2, 4), round_message([5])], "of round 2"),
         ([point_masses(1, 1, 5), round_message([5])], "from position 5"),
         ([point_masses(65, 1, 4)], "between 1 and 64"),
+        ([too_large(TokenDistribution(b"\x00" * 802))], "401 tokens in one"),
+        ([too_large(TokenDistribution(b"\x00" * 2, (5,) * 401))], "401 tokens in one"),
         ([round_message([5])], "distributions"),
         (
             [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -95,16 +94,25 @@ def observe(parts: Composition, round_: Round) -> Observed:
     chosen = [round_.choose(processed, 0, width, TARGET_STREAM)]
     if parts.two_samples and not round_.sampling.greedy:
         chosen.append(round_.choose(processed, 0, width, SECOND_STREAM))
-    evidence = cache(lambda: round_.evidence(processed))  # matches on a CPU never ask for it
-    columns: list[Column] = [lambda start, stop: _three_logits(evidence().rows(start, stop))]
+    made: list[Evidence] = []
+
+    def evidence(start: int, stop: int) -> Evidence:
+        if not made:  # matches on a CPU never ask for it
+            made.append(round_.evidence(processed))
+        return made[0].rows(start, stop)
+
+    columns: list[Column] = [lambda start, stop: _three_logits(evidence(start, stop))]
     criterion = parts.criterion
     if not (criterion.never or criterion.always):
-        columns.append(lambda start, stop: criterion.measure(evidence().rows(start, stop)))
+        columns.append(lambda start, stop: criterion.measure(evidence(start, stop)))
     read_ids, readings = read(chosen, columns, len(drafts), round_.logits.device)
     ids = [[int(token) for token in tokens] for tokens in read_ids]
+    matches = [draft == token for draft, token in zip(drafts, ids[0], strict=False)]
+    for tokens in ids[1:]:
+        matches = [m or d == t for m, d, t in zip(matches, drafts, tokens, strict=False)]
     return Observed(
         own=ids[0],
-        matches=[any(draft == tokens[i] for tokens in ids) for i, draft in enumerate(drafts)],
+        matches=matches,
         numbers=readings[-1],
         _logits=readings[0],
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -40,10 +39,12 @@ def read(
 
 
 def _lazily(column: Column) -> Reading:
-    @cache
+    found: dict[int, list[float]] = {}
+
     def reading(row: int) -> Sequence[float]:
-        numbers: list[float] = column(row, row + 1)[0].tolist()
-        return numbers
+        if row not in found:
+            found[row] = column(row, row + 1)[0].tolist()
+        return found[row]
 
     return reading
 

@@ -30,6 +30,8 @@ class Referee:
     def decide(self, index: int) -> Decision:
         """EXACT, LOOSE (paid for, if only for now) or REJECTED."""
         draft, own = self.round.drafts[index], self.seen.own[index]
+        if draft == own and not self.criterion.judges_matches:
+            return Decision(Outcome.EXACT, draft)
         exactly = index < self.exact_until or self.purse.spent
         if draft == own or (self.seen.matches[index] and not exactly):
             return self._match(index, exactly)

@@ -69,7 +69,7 @@ class RuleFlags:
         int | None,
         typer.Option(
             help="fly, ...: k of the top_k entropy, 2 to 1024.",
-            min=0,
+            min=2,
             show_default=str(DEFAULT_ENTROPY_TOP_K),
             rich_help_panel=_RULE,
         ),
