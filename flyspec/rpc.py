@@ -22,7 +22,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from flyspec.errors import ConfigError, FlyspecError, IdleTimeoutError
+from flyspec.errors import ConfigError, FlyspecError, IdleTimeoutError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,10 @@ MAX_DETAILS_CHARACTERS = 600
 # Goes with every status that a flyspec server chose, so that a client can tell its UNAVAILABLE from
 # gRPC's own for a lost connection.
 SAID = (("flyspec-said", "1"),)
+
+# What grpc.aio says when a write meets a stream that has just ended, whatever ended it: it
+# overwrites the status that the peer sent (grpc/grpc#36066).
+WRITE_FAILED = "Internal error from Core"
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -59,8 +63,10 @@ def status_of(error: FlyspecError) -> grpc.StatusCode:
 
 def error_of_status(code: grpc.StatusCode, details: str) -> FlyspecError:
     """The error that a peer's status stands for; its message is the peer's."""
+    if code is grpc.StatusCode.INTERNAL and details == WRITE_FAILED:
+        return UnavailableError("the stream ended while it was written to")
     for cls in FlyspecError.__subclasses__():
-        if cls.status == code.name:
+        if vars(cls).get("status") == code.name:
             return cls(details)
     return FlyspecError(f"{code.name}: {details}")
 
