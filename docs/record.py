@@ -43,15 +43,18 @@ def settled(output: str) -> str:
 
 def main() -> None:
     """Run the demonstration, keep what it prints, draw it."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "demo"],
-        cwd=ROOT,
-        env={**os.environ, "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=True,
-    ).stdout.replace(f"{ROOT}/", "")
+    shown = (
+        subprocess.run(
+            [sys.executable, "-m", "demo"],
+            cwd=ROOT,
+            env={**os.environ, "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=True,
+        )
+        .stdout.decode()
+        .replace(f"{ROOT}/", "")
+    )
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(settled(shown)))
     console.save_svg(str(ROOT / "docs" / "demo.svg"), title="make demo")
