@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
+
 import pytest
 import torch
 
+from flyspec import rpc
+from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
+from flyspec.v1 import verify_pb2_grpc
 from tests.tiny import make_model
 from verify_service.engine import VerifyEngine
+from verify_service.server import SERVICE_NAME
+from verify_service.service import VerifyServicer
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +52,22 @@ def greedy(loaded):
         return output[0, len(token_ids) :].tolist()
 
     return generate
+
+
+@pytest.fixture
+def service(engine, loaded):
+    @asynccontextmanager
+    async def start(**options):
+        settings = VerifySettings(model="x", **options)
+        servicer = VerifyServicer(engine, loaded.tokenizer, settings)
+        add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
+        server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME])
+        port = await server.start()
+        channel = rpc.connect(f"127.0.0.1:{port}")
+        try:
+            yield verify_pb2_grpc.VerifyServiceStub(channel)
+        finally:
+            await channel.close()
+            await server.stop(0)
+
+    return start

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from contextlib import asynccontextmanager
 
 import grpc
 import pytest
 
-from flyspec import rpc, wire
-from flyspec.config import VerifySettings
+from flyspec import wire
 from flyspec.tokenizer import Tokenizer
 from flyspec.types import Rule, SamplingParams, VerifyOpen, VerifyRound
-from flyspec.v1 import verify_pb2, verify_pb2_grpc
-from verify_service.server import SERVICE_NAME
-from verify_service.service import VerifyServicer
+from flyspec.v1 import verify_pb2
 
 PROMPT = [0, 17, 45, 120]
 HELD = len(PROMPT)
-
-
-@pytest.fixture
-def service(engine, loaded):
-    @asynccontextmanager
-    async def start(**options):
-        settings = VerifySettings(model="x", **options)
-        servicer = VerifyServicer(engine, loaded.tokenizer, settings)
-        add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
-        server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME])
-        port = await server.start()
-        channel = rpc.connect(f"127.0.0.1:{port}")
-        try:
-            yield verify_pb2_grpc.VerifyServiceStub(channel)
-        finally:
-            await channel.close()
-            await server.stop(0)
-
-    return start
 
 
 def open_message(token_ids=PROMPT, rule="exact", **changes):

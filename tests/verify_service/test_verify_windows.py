@@ -24,9 +24,8 @@ from flyspec.types import (
     WindowScope,
 )
 from tests.verify_service.test_engine import GREEDY, PROMPT, answers, opening
-from tests.verify_service.test_service import open_message, service, status_of
+from tests.verify_service.test_service import open_message, status_of
 
-__all__ = ["service"]
 ANY = Rule("random", random_acceptance=1.0, fly_window_size=3)
 
 
