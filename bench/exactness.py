@@ -4,7 +4,9 @@ Greedy: every text through the three services against transformers' own greedy `
 token, for each drafter and K. In float64 there are no numerical ties and every text must be equal;
 in float32 a text may differ, but first at a position where the reference's two best log-probs are
 within 1e-3 (the shape of a forward changes the last bits), and is counted.
-Temperature 1: against plain decoding (K = 0) through the same services with the same seed.
+Sampled (`--temperature`, `--top-p`): against plain decoding (K = 0) through the same services with
+the same seed; in float32 a difference counts as a tie where logits that differ by 1e-3, or a top-p
+that does, lead to the other token.
 
 Exits with 1 if anything differs that must not. Prompts: HumanEval, GSM8K, freshly generated
 problems; a set whose file is not in DIR is skipped, and that is said.
@@ -117,7 +119,13 @@ async def compare(
         at = first_difference(got, sample.expected)
         if at is None:
             count.equal += 1
-        elif reference and reference.best_gap(sample.prompt + sample.expected[:at]) <= TIE_NATS:
+        elif reference and reference.is_tie(
+            sample.prompt + sample.expected[:at],
+            {*got[at : at + 1], *sample.expected[at : at + 1]},
+            options.sampling,
+            sample.seed,
+            TIE_NATS,
+        ):
             count.ties += 1
         else:
             count.wrong += 1
@@ -133,9 +141,11 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         reference = Reference(stack.options.model, arguments.dtype, stack.options.threads)
         sets = prompt_sets(Path(arguments.data), arguments.limit)
         samples, sampled = [], []
-        print("reference: transformers' own greedy generate, and plain decoding at temperature 1")
+        print(
+            "reference: transformers' own greedy generate, and plain decoding with keyed sampling"
+        )
         sampling = GenerateOptions(
-            sampling=SamplingParams(temperature=1.0),
+            sampling=SamplingParams(temperature=arguments.temperature, top_p=arguments.top_p),
             rule=EXACT,
             max_tokens=arguments.max_tokens,
             num_speculative_tokens=0,
@@ -143,7 +153,8 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, prompts in sets.items():
             for index, prompt in enumerate(prompts):
                 ids = await tokenize(client, prompt)
-                expected = reference.generate(ids, arguments.max_tokens)
+                greedy = not arguments.sampled_only
+                expected = reference.generate(ids, arguments.max_tokens) if greedy else []
                 samples.append(Sample(name, ids, expected, index))
         drawn = [s for i, s in enumerate(samples) if i % arguments.sampled_every == 0]
         for sample, plain in zip(drawn, await generate_all(client, drawn, sampling), strict=True):
@@ -151,18 +162,20 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         ties = reference if arguments.dtype != "float64" else None
         for drafter in DRAFTERS:
             for k in arguments.k:
-                greedy = GenerateOptions(
+                what = GenerateOptions(
                     rule=EXACT,
                     max_tokens=arguments.max_tokens,
                     drafter=drafter,
                     num_speculative_tokens=k,
                 )
-                for temperature, case, what in (
-                    (0.0, samples, greedy),
-                    (1.0, sampled, replace(greedy, sampling=sampling.sampling)),
+                for temperature, case in (
+                    (0.0, [] if arguments.sampled_only else samples),
+                    (arguments.temperature, sampled),
                 ):
                     started = time.monotonic()
-                    counts = await compare(client, case, what, None if temperature else ties)
+                    if temperature:
+                        what = replace(what, sampling=sampling.sampling)
+                    counts = await compare(client, case, what, ties)
                     for set_name, count in counts.items():
                         rows.append(
                             {
@@ -194,9 +207,12 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 15])
     parser.add_argument("--limit", type=int, help="at most this many prompts of each set")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled share")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of the sampled share")
     parser.add_argument(
-        "--sampled-every", type=int, default=4, help="share of prompts for temperature 1: every Nth"
+        "--sampled-every", type=int, default=4, help="share of prompts that is sampled: every Nth"
     )
+    parser.add_argument("--sampled-only", action="store_true", help="leave the greedy texts out")
     parser.add_argument("--json", help="write the report to this file")
     arguments = parser.parse_args()
     try:
