@@ -1,7 +1,7 @@
 """Runs a model over slots: the only place that calls a model's forward, and draws from it.
 
-`forward` takes a batch of steps of different sequences. Today it runs one after the other; the
-callers already hand over all that is ready at once.
+`forward` packs the tokens of many sequences' steps into one ragged batch of a single row: matrix
+products see all tokens at once, attention sees each sequence alone (`attention`, `slots`).
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flyspec.engine import attention
+from flyspec.engine.attention import Segment, StepLayout
 from flyspec.engine.distributions import round_off
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.sampling import History, choose_processed, process_logits
 from flyspec.engine.slots import SlotCache
-from flyspec.errors import ConfigError
+from flyspec.engine.support import check_config, check_model
 from flyspec.types import DistributionSpec, SamplingParams, TokenDistribution
 
 
@@ -27,7 +29,7 @@ class Step(NamedTuple):
     start: int
     token_ids: Sequence[int]
     num_logits: int = 1
-    """Rows wanted: the logits after each of the last `num_logits` tokens."""
+    """Rows wanted: the logits after each of the last `num_logits` tokens; 0 only fills the slot."""
 
 
 class Draw(NamedTuple):
@@ -57,29 +59,30 @@ class Drawn(NamedTuple):
 
 
 class ModelRunner:
-    """A model with a slot cache. Not thread-safe: one thread owns it."""
+    """A model with a slot cache. Not thread-safe: one thread owns it.
 
-    def __init__(self, loaded: LoadedModel, num_slots: int, prefill_chunk: int = 512) -> None:
-        text_config = loaded.model.config.get_text_config()
-        kinds = set(getattr(text_config, "layer_types", None) or ["full_attention"])
-        if not kinds <= {"full_attention", "sliding_attention"}:
-            raise ConfigError(
-                f"{loaded.info.name}: layers of kind {sorted(kinds)} hold state that cannot be "
-                "rolled back; use a model with attention layers only"
-            )
+    `padded`: short pieces of several sequences attend in one call, which pays where launching costs
+    more than arithmetic; the default is that of the device.
+    """
+
+    def __init__(self, loaded: LoadedModel, num_slots: int, padded: bool | None = None) -> None:
         self.info = loaded.info
         self._model = loaded.model
         self._device = loaded.model.device
-        self._prefill_chunk = prefill_chunk
-        self.cache = SlotCache(text_config.num_hidden_layers, num_slots, self.info.context_length)
+        self._padded = self._device.type == "cuda" if padded is None else padded
+        config = loaded.model.config.get_text_config()
+        check_config(loaded.info.name, config)
+        self.cache = SlotCache(config.num_hidden_layers, num_slots, self.info.context_length)
+        attention.register()
+        self._model.set_attn_implementation(attention.NAME)
 
     def warm_up(self) -> None:
-        """Run prefill and decode once, so that the first request does not pay for it."""
-        slot = self.cache.acquire()
-        length = min(32, self.info.context_length - 1)
-        self.forward([Step(slot, 0, [0] * length, 1)])
-        self.forward([Step(slot, length - 1, [0], 1)])
-        self.cache.release(slot)
+        """Check that this model is served rightly, and run what the first request would pay for.
+
+        Raises `ConfigError`. Every rank of a tensor-parallel group calls it.
+        """
+        check_model(self, self._model)
+        self.cache.forget()
 
     def synchronize(self) -> None:
         """Wait for the device, so that what follows is not charged with the forward's time."""
@@ -87,9 +90,19 @@ class ModelRunner:
             torch.cuda.synchronize(self._device)
 
     def forward(self, steps: Sequence[Step]) -> list[Tensor]:
-        """Logits [num_logits, vocab] of each step, on the model's device."""
+        """Logits [num_logits, vocab] of each step, on the model's device; one forward for all.
+
+        No two steps have the same slot.
+        """
         with torch.inference_mode():
-            return [self._one(step) for step in steps]
+            logits, _ = self._packed(steps)
+            return list(logits.split([step.num_logits for step in steps]))
+
+    def probe(self, step: Step) -> tuple[Tensor, dict[int, int | None]]:
+        """As `forward` for one step, with the window that each layer's attention asked for."""
+        with torch.inference_mode():
+            logits, layout = self._packed([step])
+            return logits, layout.windows
 
     def draw(self, draws: Sequence[Draw]) -> list[Drawn]:
         """The model's own tokens for each draw's rows: forward, choice, and reading the ids."""
@@ -97,29 +110,37 @@ class ModelRunner:
         with torch.inference_mode():
             return [_choose(draw, rows) for draw, rows in zip(draws, logits, strict=True)]
 
-    def _one(self, step: Step) -> Tensor:
-        """One step, long inputs in chunks so that activations stay bounded."""
-        ids = torch.tensor([step.token_ids], dtype=torch.long, device=self._device)
-        start, total = step.start, len(step.token_ids)
-        # All wanted rows come from one last piece; pieces before it only fill the cache.
-        done = 0
-        while total - done > max(self._prefill_chunk, step.num_logits):
-            piece = min(self._prefill_chunk, total - done - step.num_logits)
-            self._call(step.slot, start + done, ids[:, done : done + piece], 1)
-            done += piece
-        return self._call(step.slot, start + done, ids[:, done:], step.num_logits)
-
-    def _call(self, slot: int, start: int, ids: Tensor, num_logits: int) -> Tensor:
-        self.cache.select(slot, start)
+    def _packed(self, steps: Sequence[Step]) -> tuple[Tensor, StepLayout]:
+        """Logits of the wanted rows of all steps, [wanted, vocab], and where the rows belong."""
+        cache, segments = self.cache, []
+        token_ids: list[int] = []
+        wanted: list[int] = []
+        positions: list[int] = []
+        index: list[int] = []
+        for slot, start, tokens, num_logits in steps:
+            row, count = len(token_ids), len(tokens)
+            segments.append(Segment(slot, start, count, row))
+            token_ids += tokens
+            positions += range(start, start + count)
+            index += range(slot * cache.max_length + start, slot * cache.max_length + start + count)
+            wanted += range(row + count - num_logits, row + count)
+            cache.record(slot, start, tokens)
+        total = len(token_ids)
+        # One transfer to the device for all of them; a model always makes some logits.
+        packed = torch.tensor([*token_ids, *positions, *index, *(wanted or [0])])
+        packed = packed.to(self._device, non_blocking=True)
+        ids, places, index_, rows = packed.split([total, total, total, len(wanted) or 1])
+        layout = StepLayout(cache, segments, self._padded)
+        cache.begin(index_)
         output = self._model(
-            input_ids=ids,
-            position_ids=torch.arange(start, start + ids.shape[1], device=self._device)[None],
-            past_key_values=self.cache,
+            input_ids=ids[None],
+            position_ids=places[None],
+            past_key_values=cache,
             use_cache=True,
-            logits_to_keep=num_logits,
+            logits_to_keep=rows,
+            layout=layout,
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        return output.logits[0, : len(wanted)], layout
 
 
 def _choose(draw: Draw, rows: Tensor) -> Drawn:

@@ -1,64 +1,110 @@
-"""Slot KV cache: preallocated memory in which a rollback is a length.
+"""Slot KV cache: preallocated memory in which a rollback is a length and a prefix is paid for once.
 
-A slot holds one sequence. `SlotCache.select` names the slot and how many of its tokens to keep;
-the model's next forward writes behind them. An implementation of transformers' own cache interface
-(`Cache` over `CacheLayerMixin`), so that decoders work unmodified. Sliding-window layers keep the
-whole sequence and are masked, so any rollback is possible.
+A slot holds one sequence. A step names the slot and how many of its tokens to keep; the forward
+writes behind them, wherever each slot is. A released slot keeps its contents until the slot is
+needed: a sequence that begins alike starts from them, or from a copy of a busy slot's.
+
+An implementation of transformers' own cache interface (`Cache` over `CacheLayerMixin`), so that
+decoders work unmodified. Sliding-window layers keep the whole sequence, so that any rollback and
+any prefix is possible; attention reads only what is inside the window.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flyspec.errors import ResourceExhaustedError
 
+SPARE_ROWS = 32
+"""Positions behind the last slot, for rows that only fill up a fixed shape."""
+
+MIN_REUSE = 16
+"""Shorter common prefixes are computed again: a copy costs about as much."""
+
+
+class Copy(NamedTuple):
+    """The first `length` tokens of slot `source` become those of slot `target`."""
+
+    source: int
+    target: int
+    length: int
+
+
+class Lease(NamedTuple):
+    """A slot, and how many tokens of the sequence it was asked for it holds already."""
+
+    slot: int
+    length: int
+
 
 class SlotLayer(CacheLayerMixin):
-    """Keys and values of a layer, [slots, kv_heads, max_length, head_dim], allocated when used."""
+    """A layer's keys and values, [slots, max_length, kv_heads, head_dim], allocated when used.
+
+    Under tensor parallelism they are those of the rank's own heads.
+    """
 
     is_sliding = False
 
     def __init__(self, num_slots: int, max_length: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._num_slots, self._max_length = num_slots, max_length
-        self.slot = 0
-        self.length = 0
+        self._flat: list[Tensor] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate for the shapes and types that the model really produces."""
+        rows = self._num_slots * self._max_length
 
         def allocate(like: Tensor) -> Tensor:
-            shape = (self._num_slots, like.shape[1], self._max_length, like.shape[3])
-            return torch.empty(shape, dtype=like.dtype, device=like.device)
+            shape = (rows + SPARE_ROWS, like.shape[1], like.shape[3])
+            # Zeros: attention of fixed shape reads beyond the live part, and a mask hides no NaN.
+            return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
-        self.keys, self.values = allocate(key_states), allocate(value_states)
+        self._flat = [allocate(key_states), allocate(value_states)]
+        self.keys, self.values = (
+            flat[:rows].view(self._num_slots, self._max_length, *flat.shape[1:])
+            for flat in self._flat
+        )
         self.is_initialized = True
+
+    def write(self, key_states: Tensor, value_states: Tensor, index: Tensor) -> None:
+        """Write [1, heads, T, dim] to the positions `index` [T], counted through all slots."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        for flat, states in zip(self._flat, (key_states, value_states), strict=True):
+            flat.index_copy_(0, index, states[0].transpose(0, 1))
+
+    def copy(self, copy: Copy) -> None:
+        """Carry out a copy between slots."""
+        for states in (self.keys, self.values):
+            if states is not None:
+                states[copy.target, : copy.length] = states[copy.source, : copy.length]
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Memory of one slot; 0 before the first forward."""
+        return sum(
+            s[0].numel() * s.element_size() for s in (self.keys, self.values) if s is not None
+        )
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [1, heads, q, dim] behind the kept tokens; all live keys and values."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[2]
-        assert self.keys is not None
-        assert self.values is not None
-        keys, values = self.keys[self.slot], self.values[self.slot]
-        keys[:, self.length : end] = key_states[0]
-        values[:, self.length : end] = value_states[0]
-        return keys[None, :, :end], values[None, :, :end]
+        """Part of transformers' interface; `SlotCache.update` does the work."""
+        raise NotImplementedError
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """(length of keys that attention will see, their first position)."""
-        return self.length + query_length, 0
+        """Part of transformers' interface; no masks are made, attention knows the lengths."""
+        return query_length, 0
 
     def get_seq_length(self) -> int:
-        """Tokens kept before this forward."""
-        return self.length
+        """Part of transformers' interface; positions are always given."""
+        return 0
 
     def get_max_length(self) -> int:
         """Longest sequence of a slot."""
@@ -66,33 +112,98 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache(Cache):
-    """The cache of all sessions of a model; hands out slots."""
+    """The cache of all sessions of a model; hands out slots.
+
+    Owned by the thread that runs the model. `queries` and `hits` count tokens asked for by
+    `acquire` and found (vLLM's `prefix_cache_queries` and `prefix_cache_hits`).
+    """
 
     def __init__(self, num_layers: int, num_slots: int, max_length: int) -> None:
-        self._slot_layers = [SlotLayer(num_slots, max_length) for _ in range(num_layers)]
-        super().__init__(layers=list(self._slot_layers))
-        self._free = list(range(num_slots))[::-1]
+        self.slot_layers = [SlotLayer(num_slots, max_length) for _ in range(num_layers)]
+        super().__init__(layers=list(self.slot_layers))
         self.num_slots, self.max_length = num_slots, max_length
+        self.reuse = True
+        self.queries = self.hits = 0
+        self.pending_copies: list[Copy] = []
+        self._index: Tensor | None = None
+        # Free slots, the least recently used first; what each slot holds, free or not.
+        self._free = list(range(num_slots))
+        self._token_ids = np.zeros((num_slots, max_length), dtype=np.int32)
+        self._lengths = np.zeros(num_slots, dtype=np.int64)
 
     @property
     def num_free(self) -> int:
         """Slots that no session holds."""
         return len(self._free)
 
-    def acquire(self) -> int:
-        """Take a slot. Raises `ResourceExhaustedError` when none is free."""
+    @property
+    def bytes_per_slot(self) -> int:
+        """Memory of one slot over all layers; 0 before the first forward."""
+        return sum(layer.bytes_per_slot for layer in self.slot_layers)
+
+    def acquire(self, token_ids: Sequence[int] = ()) -> Lease:
+        """Take a slot for a sequence that begins with `token_ids`.
+
+        The free slot that holds most of them; or the least recently used one, whose contents are
+        given up, with a copy of what a busy slot holds. Raises `ResourceExhaustedError` when none
+        is free.
+        """
         if not self._free:
             raise ResourceExhaustedError(
                 f"all {self.num_slots} sessions are in use; retry later or raise --max-sessions"
             )
-        return self._free.pop()
+        common = self._common(token_ids)
+        self.queries += len(token_ids)
+        best = max(self._free, key=lambda slot: int(common[slot]))
+        donor = int(common.argmax())
+        if common[best] < MIN_REUSE:
+            best = self._free[0]
+        length = int(common[best])
+        if common[donor] >= length + MIN_REUSE:
+            length = int(common[donor])
+            self.pending_copies.append(Copy(donor, best, length))
+            self._token_ids[best, :length] = self._token_ids[donor, :length]
+        self._free.remove(best)
+        self._lengths[best] = length
+        self.hits += length
+        return Lease(best, length)
 
     def release(self, slot: int) -> None:
-        """Give a slot back; what it holds is forgotten."""
+        """Give a slot back; what it holds stays until the slot is needed."""
         assert slot not in self._free
         self._free.append(slot)
 
-    def select(self, slot: int, length: int) -> None:
-        """Make the next forward continue `slot` behind its first `length` tokens."""
-        for layer in self._slot_layers:
-            layer.slot, layer.length = slot, length
+    def forget(self) -> None:
+        """Reuse nothing of what the slots hold."""
+        self._lengths[:] = 0
+
+    def begin(self, index: Tensor) -> None:
+        """Carry out the pending copies; the next forward's rows go to the positions `index` [T]."""
+        for copy in self.pending_copies:
+            for layer in self.slot_layers:
+                layer.copy(copy)
+        self.pending_copies.clear()
+        self._index = index
+
+    def record(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
+        """Note that `slot` holds `token_ids` behind its first `start` tokens, and nothing else."""
+        end = start + len(token_ids)
+        self._token_ids[slot, start:end] = token_ids
+        self._lengths[slot] = end
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write a layer's new keys and values; attention reads the layer itself."""
+        assert self._index is not None
+        self.slot_layers[layer_idx].write(key_states, value_states, self._index)
+        return key_states, value_states
+
+    def _common(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """How many of `token_ids` each slot begins with."""
+        count = min(len(token_ids), self.max_length)
+        if not self.reuse or count < MIN_REUSE:
+            return np.zeros(self.num_slots, dtype=np.int64)
+        differs = self._token_ids[:, :count] != np.asarray(token_ids[:count], dtype=np.int32)
+        first = np.where(differs.any(axis=1), differs.argmax(axis=1), count)
+        return np.minimum(first, self._lengths)
