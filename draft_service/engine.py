@@ -1,7 +1,7 @@
 """The engine: one thread that owns the draft model and its cache; everyone else only queues.
 
-Each turn of its loop takes the next step of every proposal that is under way and runs them as one
-batch. Imports no torch: model and cache are reached through the runner that it is given.
+Each turn of its loop takes the next step of every proposal that is under way, of long ones a chunk,
+and runs them as one batch. Imports no torch: model and cache are reached through the runner.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Protocol
 
 from draft_service.proposal import Proposal, SessionState
+from flyspec.engine.scheduler import Budget, Pieces, Step, allot
 from flyspec.errors import FlyspecError, UnavailableError
 
 if TYPE_CHECKING:
@@ -31,14 +32,41 @@ class Runner(Protocol):
         """The tokens drawn from each step's rows, read from the device."""
 
 
+class Running:
+    """A proposal under way: its next draw, and what the model still has to run for it."""
+
+    __slots__ = ("draw", "pieces", "proposal")
+
+    def __init__(self, proposal: Proposal, draw: Draw) -> None:
+        self.proposal = proposal
+        self.go_on(draw)
+
+    def go_on(self, draw: Draw) -> None:
+        """Take the next draw."""
+        self.draw, self.pieces = draw, Pieces(draw.step)
+
+    def take(self, count: int) -> Draw:
+        """The next `count` tokens: the draw itself, or a piece that only fills the cache."""
+        step: Step = self.pieces.take(count)
+        return self.draw._replace(
+            step=step, sampling=self.draw.sampling if step.num_logits else None
+        )
+
+
 class Engine:
     """Runs proposals over a model.
 
     `prepare` runs first, in the engine's thread: thread settings, warm-up.
     """
 
-    def __init__(self, runner: Runner, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        prepare: Callable[[], None] = lambda: None,
+        budget: Budget | None = None,
+    ) -> None:
         self._runner, self._prepare = runner, prepare
+        self._budget = budget or Budget()
         self._commands: SimpleQueue[Proposal | SessionState | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="draft-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -79,14 +107,16 @@ class Engine:
 
     def _run(self) -> None:
         """Drive all proposals under way, one step each a turn; block when there is none."""
-        active: dict[SessionState, tuple[Proposal, Draw]] = {}
+        active: dict[SessionState, Running] = {}
         commands = self._commands
         while True:
             while not active or not commands.empty():
                 command = commands.get()
                 if command is None:
-                    for proposal, _ in active.values():
-                        _fail(proposal, UnavailableError("the draft service is shutting down"))
+                    for running in active.values():
+                        _fail(
+                            running.proposal, UnavailableError("the draft service is shutting down")
+                        )
                     return
                 if isinstance(command, SessionState):
                     _close(command, active.pop(command, None))
@@ -97,33 +127,43 @@ class Engine:
                     _fail(command, error)
                     continue
                 if draw is not None:
-                    active[command.state] = (command, draw)
+                    active[command.state] = Running(command, draw)
             self._turn(active)
 
-    def _turn(self, active: dict[SessionState, tuple[Proposal, Draw]]) -> None:
-        """Run one step of every proposal under way as one batch."""
-        proposals = list(active.values())
+    def _turn(self, active: dict[SessionState, Running]) -> None:
+        """Run the next step, or a piece of it, of the proposals under way as one batch."""
+        under_way = list(active.values())
+        counts = allot([running.pieces for running in under_way], self._budget)
+        chosen = [(r, r.take(n)) for r, n in zip(under_way, counts, strict=True) if n]
         began = perf_counter_ns()
-        try:
-            drawn = self._runner.draw([draw for _, draw in proposals])
-        except Exception as error:
-            # One batch, one failure: each of its sessions ends, the engine goes on.
-            active.clear()
-            for proposal, _ in proposals:
-                _fail(proposal, error)
-            return
+        results = self._draw([draw for _, draw in chosen])
         elapsed = perf_counter_ns() - began
-        for (proposal, _), tokens in zip(proposals, drawn, strict=True):
+        for (running, _), drawn in zip(chosen, results, strict=True):
+            proposal = running.proposal
             proposal.model_ns += elapsed
+            # Whoever ran goes to the end of the line.
+            del active[proposal.state]
             try:
-                draw = proposal.resume(tokens)
+                if isinstance(drawn, Exception):
+                    raise drawn
+                if not running.pieces.remaining:
+                    draw = proposal.resume(drawn)
+                    if draw is None:
+                        continue
+                    running.go_on(draw)
+                active[proposal.state] = running
             except Exception as error:
-                draw = None
                 _fail(proposal, error)
-            if draw is None:
-                del active[proposal.state]
-            else:
-                active[proposal.state] = (proposal, draw)
+
+    def _draw(self, draws: Sequence[Draw]) -> Sequence[Drawn | Exception]:
+        """What each draw gives; where the batch fails, each gets a try of its own."""
+        try:
+            return self._runner.draw(draws)
+        except Exception as error:
+            log.debug("a batch of %d failed", len(draws), exc_info=error)
+            if len(draws) == 1:
+                return [error]
+        return [drawn for draw in draws for drawn in self._draw([draw])]
 
 
 def _fail(proposal: Proposal, error: Exception) -> None:
@@ -135,11 +175,11 @@ def _fail(proposal: Proposal, error: Exception) -> None:
         proposal.fail(error)
 
 
-def _close(state: SessionState, running: tuple[Proposal, Draw] | None) -> None:
+def _close(state: SessionState, running: Running | None) -> None:
     """End a session, in mid-proposal if there is one."""
     try:
         if running is not None:
-            running[0].cancel()
+            running.proposal.cancel()
         state.close()
     except Exception:
         log.exception("a session could not be closed")

@@ -11,6 +11,7 @@ from draft_service.service import DraftService
 from draft_service.sessions import Limits, Sessions
 from flyspec import rpc
 from flyspec.config import DraftSettings
+from flyspec.engine.scheduler import Budget
 from flyspec.errors import ConfigError
 from flyspec.telemetry import configure_logging
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
@@ -72,7 +73,8 @@ def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter]]:
     runner = ModelRunner(loaded, settings.max_sessions)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
-    return Engine(runner, prepare), drafters
+    budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
+    return Engine(runner, prepare, budget), drafters
 
 
 async def serve(settings: DraftSettings) -> None:

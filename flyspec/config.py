@@ -54,6 +54,12 @@ class ModelServerSettings(ServerSettings):
         0, ge=0, description="longest sequence in tokens; 0 takes the model's own limit"
     )
     max_speculative_tokens: int = Field(64, ge=1, le=1024, description="most drafts a round")
+    max_num_batched_tokens: int = Field(
+        2048, ge=128, description="most tokens a step, over all sessions"
+    )
+    prefill_chunk: int = Field(
+        512, ge=16, description="most tokens of long prompts a step; bounds what they cost others"
+    )
     idle_timeout_s: float = Field(
         300.0, gt=0, description="seconds without a message after which a session is closed"
     )
@@ -83,7 +89,15 @@ class VerifySettings(ModelServerSettings):
     model: str = Field(..., min_length=1, description="target model, a directory or hub id")
     max_plain_tokens: int = Field(64, ge=1, le=4096, description="most undrafted tokens a round")
     max_queue: int = Field(256, ge=1, description="rounds that may wait for the model")
-    prefill_chunk: int = Field(512, ge=16, description="prompt tokens a forward")
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=64, description="ranks that share the model, started on this host"
+    )
+    step_timeout_s: float = Field(
+        60.0, gt=0, description="seconds without finishing a step after which a rank counts as lost"
+    )
+    heartbeat_timeout_s: float = Field(
+        4.0, ge=1, description="seconds of silence after which a rank counts as lost"
+    )
 
 
 class OrchestratorSettings(ServerSettings):

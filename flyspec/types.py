@@ -224,11 +224,13 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """Sessions that a service holds."""
+    """Sessions that a service holds, and tokens its KV cache was asked for and had."""
 
     active: int
     limit: int
     opened_total: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)

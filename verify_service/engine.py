@@ -1,7 +1,8 @@
 """The engine loop: one thread owns the target, everything else queues rounds for it.
 
-`step` takes all rounds that are ready, runs their forwards, judges each and answers it. Handlers
-live on the event loop and meet the engine only in `submit` and `close`.
+Continuous batching: every `step` takes what is ready, rounds of any length and chunks of prompts up
+to a token budget, runs it as one forward, and answers each round that is complete. Handlers live on
+the event loop and meet the engine only in `open`, `submit` and `close`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from flyspec.engine.distributions import decode
 from flyspec.engine.runner import ModelRunner
-from flyspec.engine.sampling import History, token_logprobs
+from flyspec.engine.scheduler import Budget, Pieces, Step, allot
 from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
@@ -28,14 +27,12 @@ from flyspec.types import (
     SessionStatus,
     TokenDistribution,
     TokenizerBundle,
-    TokenLogprobs,
-    Verdict,
     VerifyOpen,
     VerifyRound,
     VerifyTimings,
 )
-from verify_service.rules import judge
 from verify_service.sessions import Session, check_open
+from verify_service.verdicts import Referee, answer
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +41,10 @@ Answer = RoundVerdict | Exception
 
 @dataclass(slots=True, eq=False)
 class PendingRound:
-    """A round on its way through the engine; `remaining` counts undrafted tokens to decode."""
+    """A round on its way through the engine; `remaining` counts undrafted tokens to decode.
+
+    `pieces` is what the model still has to run for the next verdict, `started_ns` when it began to.
+    """
 
     session: Session
     round: VerifyRound
@@ -52,7 +52,8 @@ class PendingRound:
     deliver: Callable[[Answer], None]
     arrived_ns: int
     remaining: int
-    begun: bool = False
+    pieces: Pieces | None = None
+    started_ns: int = 0
 
 
 class VerifyEngine:
@@ -64,15 +65,16 @@ class VerifyEngine:
         tokenizer: TokenizerBundle,
         max_queue: int,
         prepare: Callable[[], None] = lambda: None,
+        budget: Budget | None = None,
     ) -> None:
         self._prepare = prepare
         self._runner = runner
-        self._eos = frozenset(tokenizer.eos_token_ids)
-        self._control = frozenset(tokenizer.control_token_ids)
+        self._referee = Referee(tokenizer.eos_token_ids, tokenizer.control_token_ids)
+        self._budget = budget or Budget()
         self._max_queue = max_queue
         self._inbox: queue.SimpleQueue[PendingRound | Session | None] = queue.SimpleQueue()
-        self._ready: deque[PendingRound] = deque()
-        self._opened_total = 0
+        self._ready: list[PendingRound] = []
+        self._active = self._opened_total = 0
         self._thread = threading.Thread(target=self._run, name="verify-engine", daemon=True)
 
     def start(self) -> None:
@@ -91,19 +93,25 @@ class VerifyEngine:
 
     @property
     def sessions(self) -> SessionStatus:
-        """Sessions open now and their limit."""
+        """Sessions open now and their limit; tokens looked for in the cache and found."""
         cache = self._runner.cache
-        return SessionStatus(cache.num_slots - cache.num_free, cache.num_slots, self._opened_total)
+        return SessionStatus(
+            self._active, cache.num_slots, self._opened_total, cache.queries, cache.hits
+        )
 
     # --- called on the event loop -----------------------------------------------------------
 
     def open(self, open_: VerifyOpen) -> Session:
-        """A session with a slot. Raises for bad values, or `ResourceExhaustedError` when full."""
+        """A session. Raises for bad values, or `ResourceExhaustedError` when none is free."""
         check_open(open_, self.info)
-        slot = self._runner.cache.acquire()
+        limit = self._runner.cache.num_slots
+        if self._active >= limit:
+            raise ResourceExhaustedError(
+                f"all {limit} sessions are in use; retry later or raise --max-sessions"
+            )
+        self._active += 1
         self._opened_total += 1
         return Session(
-            slot=slot,
             sequence=TokenSequence(open_.token_ids),
             prompt_length=open_.prompt_length,
             rule=open_.rule,
@@ -142,8 +150,9 @@ class VerifyEngine:
         return answers
 
     def close(self, session: Session) -> None:
-        """Give the session up; its slot is free after the step at hand."""
+        """Give the session up; its slot is free before the next session's first round."""
         session.closed = True
+        self._active -= 1
         self._inbox.put(session)
 
     # --- the engine thread ------------------------------------------------------------------
@@ -151,13 +160,7 @@ class VerifyEngine:
     def _run(self) -> None:
         self._prepare()
         while self._gather():
-            rounds, self._ready = list(self._ready), deque()
-            try:
-                self.step(rounds)
-            except Exception as error:
-                log.exception("step failed")
-                for pending in rounds:
-                    pending.deliver(error)
+            self.step()
 
     def _gather(self) -> bool:
         """Take in what has arrived, waiting when there is nothing to do; False to stop."""
@@ -169,123 +172,84 @@ class VerifyEngine:
             if item is None:
                 return False
             if isinstance(item, Session):
-                self._ready = deque(p for p in self._ready if p.session is not item)
-                self._runner.cache.release(item.slot)
-            elif not item.session.closed:
+                self._ready = [p for p in self._ready if p.session is not item]
+                if item.slot is not None:
+                    self._runner.cache.release(item.slot)
+            elif not item.session.closed and self._begin(item):
                 self._ready.append(item)
 
-    def step(self, rounds: list[PendingRound]) -> None:
-        """Run and judge these rounds; plain decoding goes back to the queue until it is done."""
-        rounds = [pending for pending in rounds if self._begin(pending)]
-        if not rounds:
-            return
+    def step(self) -> None:
+        """Run what fits of what is ready, and answer what is complete."""
+        work = [pending.pieces for pending in self._ready]
+        counts = allot([pieces for pieces in work if pieces], self._budget)
+        chosen = [(p, n) for p, n in zip(self._ready, counts, strict=True) if n]
+        self._ready = [p for p, n in zip(self._ready, counts, strict=True) if not n]
         started = time.perf_counter_ns()
-        steps = [pending.session.step(pending.round.draft_token_ids) for pending in rounds]
-        logits = self._runner.forward(steps)
-        self._runner.synchronize()
-        forwarded = time.perf_counter_ns()
-        for pending, rows in zip(rounds, logits, strict=True):
-            try:
-                self._answer(pending, rows, started, forwarded)
-            except Exception as error:
-                pending.deliver(error)
+        steps = []
+        for pending, count in chosen:
+            assert pending.pieces is not None
+            pending.started_ns = pending.started_ns or started
+            steps.append(pending.pieces.take(count))
+        for (pending, _), rows in zip(chosen, self._forward(steps), strict=True):
+            if isinstance(rows, Exception):
+                pending.deliver(rows)
+            elif pending.pieces is None or pending.pieces.remaining:
+                self._ready.append(pending)
+            else:
+                self._answer(pending, rows)
+        self._ready.sort(key=lambda pending: pending.arrived_ns)
 
-    def _answer(self, pending: PendingRound, rows: Tensor, started: int, forwarded: int) -> None:
-        """Judge a round on its logits, apply the verdict and deliver it."""
+    def _forward(self, steps: list[Step]) -> Sequence[Tensor | Exception]:
+        """Rows of each step; where the batch fails, each step gets a try of its own."""
+        try:
+            logits = self._runner.forward(steps)
+            self._runner.synchronize()
+            return logits
+        except Exception as error:
+            log.exception("a step of %d sequences failed", len(steps))
+            if len(steps) == 1:
+                return [error]
+        return [rows for step in steps for rows in self._forward([step])]
+
+    def _answer(self, pending: PendingRound, rows: Tensor) -> None:
+        """Judge a round on its logits, apply the verdict and deliver it; or the error it meets."""
         session, round_ = pending.session, pending.round
         judging = time.perf_counter_ns()
-        verdict = self._judge(pending, rows)
-        logprobs: list[TokenLogprobs] = []
-        if session.logprobs is not None:
-            verdict, logprobs = _with_logprobs(verdict, round_, rows, session)
-        session.apply(verdict, round_.draft_token_ids)
+        try:
+            verdict, logprobs = self._referee.decide(session, round_, pending.distributions, rows)
+            session.apply(verdict, round_.draft_token_ids)
+        except Exception as error:
+            pending.deliver(error)
+            return
         pending.remaining -= 1
         # A window fails once: what it failed in does not go on as plain decoding.
-        ended = verdict.failed_window is not None or verdict.next_token_id in self._eos
+        ended = verdict.failed_window is not None or verdict.next_token_id in self._referee.eos
         last = ended or pending.remaining <= 0
-        window = verdict.open_window
         now = time.perf_counter_ns()
         timings = VerifyTimings(
-            queue_ns=started - pending.arrived_ns,
-            forward_ns=forwarded - started,
+            queue_ns=pending.started_ns - pending.arrived_ns,
+            forward_ns=judging - pending.started_ns,
             judge_ns=now - judging,
             service_ns=now - pending.arrived_ns,
         )
-        pending.deliver(
-            RoundVerdict(
-                round_id=round_.round_id,
-                keep_length=verdict.keep_length,
-                next_token_id=verdict.next_token_id,
-                committed_length=window.position if window else verdict.keep_length + 1,
-                decisions=verdict.decisions,
-                last=last,
-                timings=timings,
-                open_window=window,
-                logprobs=logprobs,
-            )
-        )
+        pending.deliver(answer(round_, verdict, logprobs, last, timings))
         if not last:
-            pending.arrived_ns = now
+            pending.arrived_ns, pending.started_ns = now, 0
+            pending.pieces = Pieces(session.step(()))
             self._ready.append(pending)
 
     def _begin(self, pending: PendingRound) -> bool:
         """Set the session to what the round builds on; a round that cannot is answered so."""
-        if pending.begun:
-            return True
+        session, round_ = pending.session, pending.round
         try:
-            pending.session.begin(pending.round)
+            session.begin(round_)
+            if session.slot is None:
+                lease = self._runner.cache.acquire(session.sequence.tokens)
+                session.slot, session.cached = lease
+            pending.pieces = Pieces(session.step(round_.draft_token_ids))
         except Exception as error:
             pending.deliver(error)
             return False
-        pending.begun = True
-        room = self.info.context_length - len(pending.session.sequence) + 1
+        room = self.info.context_length - len(session.sequence) + 1
         pending.remaining = min(pending.remaining, room)
         return True
-
-    def _judge(self, pending: PendingRound, rows: Tensor) -> Verdict:
-        session, drafts = pending.session, pending.round.draft_token_ids
-        distributions = None
-        if pending.distributions:
-            distributions = decode(
-                pending.distributions,
-                drafts,
-                self.info.vocab_size,
-                renormalise=session.rule.name == "rejection",
-                device=rows.device,
-            )
-        return judge(
-            session.rule,
-            drafts,
-            rows,
-            sampling=session.sampling,
-            seed=session.seed,
-            start_position=len(session.sequence),
-            eos_token_ids=self._eos,
-            control_token_ids=self._control,
-            budget=pending.round.budget,
-            exact_until_position=pending.round.exact_until_position,
-            open_window=pending.round.open_window,
-            draft_distributions=distributions,
-            history=History(session.sequence.tokens, session.prompt_length, self._eos),
-        )
-
-
-def _with_logprobs(
-    verdict: Verdict, round_: VerifyRound, rows: Tensor, session: Session
-) -> tuple[Verdict, list[TokenLogprobs]]:
-    """Log-probabilities of what stands, and the open window with those of its target's token."""
-    top = session.logprobs or 0
-    start = len(session.sequence)
-    if verdict.failed_window is not None:
-        given = verdict.failed_window.target_logprobs
-        assert given is not None, "checked in Session.begin"
-        return verdict, [given]
-    count = verdict.num_accepted
-    tokens = [*round_.draft_token_ids[:count], verdict.next_token_id]
-    logprobs = token_logprobs(rows[: count + 1], tokens, top)
-    window = verdict.open_window
-    if window is not None and window.position >= start:
-        row = rows[window.position - start : window.position - start + 1]
-        (own,) = token_logprobs(row, [window.target_token_id], top)
-        verdict = replace(verdict, open_window=window._replace(target_logprobs=own))
-    return verdict, logprobs

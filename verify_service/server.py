@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
 from flyspec import rpc
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
-from flyspec.engine.runner import ModelRunner
+from flyspec.engine.scheduler import Budget
 from flyspec.telemetry import configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
+from verify_service.ranks import (
+    Ranks,
+    find_place,
+    follow,
+    load_share,
+    make_runner,
+    set_threads,
+)
 from verify_service.service import VerifyServicer
 
 log = logging.getLogger(__name__)
@@ -20,26 +26,53 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = "flyspec.v1.VerifyService"
 
 
-def build(settings: VerifySettings) -> tuple[VerifyEngine, VerifyServicer]:
-    """Load and warm up the target. Raises `ConfigError`. The engine is not started yet."""
+def build(
+    settings: VerifySettings, ranks: Ranks | None = None
+) -> tuple[VerifyEngine, VerifyServicer]:
+    """Load and warm up the target, with the other `ranks` if there are any.
+
+    Raises `ConfigError`. The engine is not started yet.
+    """
 
     def prepare() -> None:
         # OpenMP keeps the number of threads per calling thread.
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        set_threads(settings, None if ranks is None else ranks.place)
 
     prepare()
-    loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
-    runner = ModelRunner(loaded, settings.max_sessions, settings.prefill_chunk)
+    if ranks is None:
+        loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
+    else:
+        loaded = load_share(settings, ranks.start())
+    runner = make_runner(settings, loaded)
     runner.warm_up()
-    engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare)
+    if ranks is not None:
+        ranks.lead(runner)
+    budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
+    engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare, budget)
     return engine, VerifyServicer(engine, loaded.tokenizer, settings)
 
 
 async def serve(settings: VerifySettings) -> None:
-    """Serve until SIGTERM, then drain. Raises `ConfigError` when it cannot start."""
+    """Serve until SIGTERM, then drain. Raises `ConfigError` when it cannot start.
+
+    A process that is not rank 0 of its tensor-parallel target follows rank 0 until that ends.
+    """
     configure_logging("verify", settings.log_level)
-    engine, servicer = build(settings)
+    place = find_place(settings)
+    if place is None:
+        await _serve(settings, None)
+    elif place.rank > 0:
+        follow(settings, place)
+    else:
+        ranks = Ranks(place, settings)
+        try:
+            await _serve(settings, ranks)
+        finally:
+            ranks.stop()
+
+
+async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
+    engine, servicer = build(settings, ranks)
     engine.start()
     server = rpc.GrpcServer(
         settings.host,

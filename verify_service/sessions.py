@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyspec.engine.runner import Step
+from flyspec.engine.scheduler import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
@@ -61,9 +61,11 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One client's sequence. `cached` tokens of it have their keys and values in `slot`."""
+    """One client's sequence. `cached` tokens of it have their keys and values in `slot`.
 
-    slot: int
+    A session has a slot from its first round on.
+    """
+
     sequence: TokenSequence
     prompt_length: int
     rule: Rule
@@ -71,6 +73,7 @@ class Session:
     seed: int
     info: ModelInfo
     logprobs: int | None = None
+    slot: int | None = None
     cached: int = 0
     closed: bool = False
 
@@ -135,6 +138,7 @@ class Session:
 
         The last token is always run again, even when cached: its logits judge the first draft.
         """
+        assert self.slot is not None
         start = min(self.cached, len(self.sequence) - 1)
         return Step(
             slot=self.slot,

@@ -6,11 +6,9 @@ from collections.abc import Generator, Sequence
 
 from draft_service.drafters.base import Drafted, Work
 from flyspec.engine.logits import History, needs_history
-from flyspec.engine.runner import Draw, Drawn, ModelRunner, Step
+from flyspec.engine.runner import Draw, Drawn, ModelRunner
+from flyspec.engine.scheduler import Step
 from flyspec.types import DrafterInfo, DraftOpen, Origin
-
-PREFILL_STEP = 512
-"""Prompt tokens a step: between two steps others get their turn and a cancelled session ends."""
 
 _ONE_FROM_MODEL = (Origin.EXACT_MODEL,)
 
@@ -30,8 +28,7 @@ class CachedPrefix:
         self._prompt_length = open_.prompt_length or len(open_.token_ids)
         self._eos = eos_token_ids
         self._needs_history = needs_history(open_.sampling)
-        self._slot = runner.cache.acquire()
-        self.length = 0
+        self._slot, self.length = runner.cache.acquire(open_.token_ids)
 
     def keep(self, length: int) -> None:
         """Forget positions from `length` on."""
@@ -48,10 +45,6 @@ class CachedPrefix:
         """
         total = len(tokens)
         start = min(self.length, total - 1)
-        while total - start > PREFILL_STEP:
-            yield Draw(Step(self._slot, start, tokens[start : start + PREFILL_STEP]))
-            start += PREFILL_STEP
-            self.length = start
         step = Step(self._slot, start, [*tokens[start:], *guess], 1 + len(guess))
         history = None
         if self._needs_history:

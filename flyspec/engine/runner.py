@@ -17,19 +17,12 @@ from flyspec.engine.attention import Segment, StepLayout
 from flyspec.engine.distributions import round_off
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.sampling import History, choose_processed, process_logits
+from flyspec.engine.scheduler import Step
 from flyspec.engine.slots import SlotCache
 from flyspec.engine.support import check_config, check_model
 from flyspec.types import DistributionSpec, SamplingParams, TokenDistribution
 
-
-class Step(NamedTuple):
-    """Continue `slot` behind its first `start` tokens with `token_ids` (at least one)."""
-
-    slot: int
-    start: int
-    token_ids: Sequence[int]
-    num_logits: int = 1
-    """Rows wanted: the logits after each of the last `num_logits` tokens; 0 only fills the slot."""
+__all__ = ["Draw", "Drawn", "ModelRunner", "Step"]
 
 
 class Draw(NamedTuple):

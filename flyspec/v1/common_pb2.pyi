@@ -505,22 +505,30 @@ class SessionStatus(_message.Message):
     ACTIVE_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     OPENED_TOTAL_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_QUERIES_FIELD_NUMBER: _builtins.int
+    PREFIX_CACHE_HITS_FIELD_NUMBER: _builtins.int
     active: _builtins.int
     """Sessions open now."""
     limit: _builtins.int
     """Sessions that can be open at once."""
     opened_total: _builtins.int
     """Sessions opened since the service started."""
+    prefix_cache_queries: _builtins.int
+    """Tokens of sequences that were looked for in the KV cache since the service started."""
+    prefix_cache_hits: _builtins.int
+    """Those of them that were found there and not computed again."""
     def __init__(
         self,
         *,
         active: _builtins.int = ...,
         limit: _builtins.int = ...,
         opened_total: _builtins.int = ...,
+        prefix_cache_queries: _builtins.int = ...,
+        prefix_cache_hits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "limit", b"limit", "opened_total", b"opened_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "limit", b"limit", "opened_total", b"opened_total", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

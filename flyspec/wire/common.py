@@ -172,10 +172,20 @@ def model_info_from_proto(message: common_pb2.ModelInfo) -> ModelInfo:
 def session_status_to_proto(status: SessionStatus) -> common_pb2.SessionStatus:
     """Write a session count."""
     return common_pb2.SessionStatus(
-        active=status.active, limit=status.limit, opened_total=status.opened_total
+        active=status.active,
+        limit=status.limit,
+        opened_total=status.opened_total,
+        prefix_cache_queries=status.prefix_cache_queries,
+        prefix_cache_hits=status.prefix_cache_hits,
     )
 
 
 def session_status_from_proto(message: common_pb2.SessionStatus) -> SessionStatus:
     """Read a session count."""
-    return SessionStatus(message.active, message.limit, message.opened_total)
+    return SessionStatus(
+        message.active,
+        message.limit,
+        message.opened_total,
+        message.prefix_cache_queries,
+        message.prefix_cache_hits,
+    )

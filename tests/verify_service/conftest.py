@@ -11,6 +11,7 @@ from flyspec import rpc
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
+from flyspec.engine.scheduler import Budget
 from flyspec.v1 import verify_pb2_grpc
 from tests.tiny import make_model
 from verify_service.engine import VerifyEngine
@@ -30,8 +31,11 @@ def loaded(target_dir):
 
 
 @pytest.fixture
-def engine(loaded):
-    engine = VerifyEngine(ModelRunner(loaded, num_slots=4, prefill_chunk=16), loaded.tokenizer, 64)
+def engine(target_dir, loaded):
+    # A model of its own: a runner replaces its attention, and `loaded` is what it is compared with.
+    runner = ModelRunner(load_model(target_dir, "cpu", "float64"), num_slots=4)
+    budget = Budget(prefill_chunk=16)
+    engine = VerifyEngine(runner, loaded.tokenizer, 64, budget=budget)
     engine.start()
     yield engine
     engine.stop()

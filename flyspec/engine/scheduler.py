@@ -1,0 +1,99 @@
+"""What runs in a step: which sequences' tokens, and how many of each. Pure, and without torch.
+
+Short work, rounds of running sessions, goes first and whole. Long work, prompts, fills the rest in
+chunks, so that however long a prompt is, a step takes no longer than the chunk makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+SHORT_TOKENS = 128
+"""Work of at most as many tokens is short, if the chunk is not smaller still."""
+
+
+class Step(NamedTuple):
+    """Continue `slot` behind its first `start` tokens with `token_ids` (at least one)."""
+
+    slot: int
+    start: int
+    token_ids: list[int]
+    num_logits: int = 1
+    """Rows wanted: the logits after each of the last `num_logits` tokens; 0 only fills the slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of one step, in tokens: of all its work, and of long work alone."""
+
+    max_tokens: int = 2048
+    prefill_chunk: int = 512
+
+    @property
+    def short(self) -> int:
+        """Work of at most as many tokens is not cut."""
+        return min(SHORT_TOKENS, self.prefill_chunk)
+
+    @property
+    def reserved(self) -> int:
+        """What short work leaves to long work even under overload."""
+        return min(self.prefill_chunk, self.max_tokens // 4)
+
+
+class Pieces:
+    """A step on its way through the model, in one piece or several."""
+
+    __slots__ = ("_done", "_step")
+
+    def __init__(self, step: Step) -> None:
+        self._step, self._done = step, 0
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to run."""
+        return len(self._step.token_ids) - self._done
+
+    @property
+    def wanted(self) -> int:
+        """Rows that the last piece gives."""
+        return self._step.num_logits
+
+    def take(self, count: int) -> Step:
+        """The next `count` tokens; the piece gives rows if it is the last one."""
+        slot, start, token_ids, num_logits = self._step
+        first, end = self._done, self._done + count
+        self._done = end
+        if count == len(token_ids):
+            return self._step
+        rows = num_logits if end == len(token_ids) else 0
+        return Step(slot, start + first, token_ids[first:end], rows)
+
+
+def allot(work: Iterable[Pieces], budget: Budget) -> list[int]:
+    """How many tokens of each piece of work run in this step; 0 leaves it for the next.
+
+    `work` is in order of arrival. Nothing is cut so that its wanted rows are in two pieces. The
+    first of all always runs, so that every step gets something done.
+    """
+    work = list(work)
+    counts = [0] * len(work)
+    long = [i for i, pieces in enumerate(work) if pieces.remaining > budget.short]
+    left = budget.max_tokens - (budget.reserved if long else 0)
+    for index, pieces in enumerate(work):
+        if pieces.remaining <= budget.short and (pieces.remaining <= left or index == 0):
+            counts[index] = pieces.remaining
+            left -= pieces.remaining
+    left = min(budget.prefill_chunk, left + budget.reserved)
+    for index in long:
+        remaining, wanted = work[index].remaining, work[index].wanted
+        count = min(left, remaining)
+        if count < remaining:
+            count = min(count, remaining - wanted)
+        if remaining == wanted and index == long[0]:
+            count = remaining  # nothing to cut off; it would wait for ever
+        if count > 0:
+            counts[index] = count
+            left -= count
+    return counts

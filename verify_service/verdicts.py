@@ -1,0 +1,117 @@
+"""From a round's logits to its answer: the rule's verdict, log-probabilities, what was spent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from flyspec.engine.distributions import decode
+from flyspec.engine.sampling import History, token_logprobs
+from flyspec.types import (
+    RoundVerdict,
+    TokenDistribution,
+    TokenLogprobs,
+    Verdict,
+    VerifyRound,
+    VerifyTimings,
+)
+from verify_service.rules import judge
+from verify_service.sessions import Session
+
+
+class Referee:
+    """Judges rounds of one model; knows its special tokens."""
+
+    def __init__(self, eos_token_ids: Collection[int], control_token_ids: Collection[int]) -> None:
+        self.eos = frozenset(eos_token_ids)
+        self._control = frozenset(control_token_ids)
+
+    def decide(
+        self,
+        session: Session,
+        round_: VerifyRound,
+        distributions: Sequence[TokenDistribution],
+        rows: Tensor,
+    ) -> tuple[Verdict, list[TokenLogprobs]]:
+        """The verdict on a round's logits [K + 1, V], and the log-probabilities of what stands."""
+        verdict = self._judge(session, round_, distributions, rows)
+        if session.logprobs is None:
+            return verdict, []
+        return _with_logprobs(verdict, round_, rows, session)
+
+    def _judge(
+        self,
+        session: Session,
+        round_: VerifyRound,
+        distributions: Sequence[TokenDistribution],
+        rows: Tensor,
+    ) -> Verdict:
+        drafts = round_.draft_token_ids
+        return judge(
+            session.rule,
+            drafts,
+            rows,
+            sampling=session.sampling,
+            seed=session.seed,
+            start_position=len(session.sequence),
+            eos_token_ids=self.eos,
+            control_token_ids=self._control,
+            budget=round_.budget,
+            exact_until_position=round_.exact_until_position,
+            open_window=round_.open_window,
+            draft_distributions=decode(
+                distributions,
+                drafts,
+                session.info.vocab_size,
+                renormalise=session.rule.name == "rejection",
+                device=rows.device,
+            )
+            if distributions
+            else None,
+            history=History(session.sequence.tokens, session.prompt_length, self.eos),
+        )
+
+
+def answer(
+    round_: VerifyRound,
+    verdict: Verdict,
+    logprobs: list[TokenLogprobs],
+    last: bool,
+    timings: VerifyTimings,
+) -> RoundVerdict:
+    """The message that carries a verdict."""
+    window = verdict.open_window
+    return RoundVerdict(
+        round_id=round_.round_id,
+        keep_length=verdict.keep_length,
+        next_token_id=verdict.next_token_id,
+        committed_length=window.position if window else verdict.keep_length + 1,
+        decisions=verdict.decisions,
+        last=last,
+        timings=timings,
+        open_window=window,
+        logprobs=logprobs,
+    )
+
+
+def _with_logprobs(
+    verdict: Verdict, round_: VerifyRound, rows: Tensor, session: Session
+) -> tuple[Verdict, list[TokenLogprobs]]:
+    """Log-probabilities of what stands, and the open window with those of its target's token."""
+    top = session.logprobs or 0
+    start = len(session.sequence)
+    if verdict.failed_window is not None:
+        given = verdict.failed_window.target_logprobs
+        assert given is not None, "checked in Session.begin"
+        return verdict, [given]
+    count = verdict.num_accepted
+    tokens = [*round_.draft_token_ids[:count], verdict.next_token_id]
+    logprobs = token_logprobs(rows[: count + 1], tokens, top)
+    window = verdict.open_window
+    if window is not None and window.position >= start:
+        row = rows[window.position - start : window.position - start + 1]
+        (own,) = token_logprobs(row, [window.target_token_id], top)
+        verdict = replace(verdict, open_window=window._replace(target_logprobs=own))
+    return verdict, logprobs
