@@ -55,6 +55,7 @@ def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter]]:
         from draft_service.drafters.model import ModelDrafter
         from draft_service.drafters.multi_level import MultiLevelDrafter
         from flyspec.engine.loading import load_model
+        from flyspec.engine.memory import plan_kv_cache
         from flyspec.engine.runner import ModelRunner
     except ImportError as error:
         raise ConfigError(
@@ -70,7 +71,15 @@ def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter]]:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
-    runner = ModelRunner(loaded, settings.max_sessions)
+    plan = plan_kv_cache(
+        loaded.model.config,
+        loaded.info.context_length,
+        loaded.model.dtype,
+        settings.max_sessions,
+        settings.kv_cache_memory_bytes,
+    )
+    log.info("%s", plan)
+    runner = ModelRunner(loaded, plan.num_slots)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
     budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)

@@ -50,6 +50,12 @@ class ModelServerSettings(ServerSettings):
     )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves it to torch")
     max_sessions: int = Field(32, ge=1, le=4096, description="sessions open at once")
+    kv_cache_memory_bytes: int = Field(
+        0,
+        ge=0,
+        description="bytes of KV cache on each device; fewer sessions if they do not fit; "
+        "0: room for --max-sessions",
+    )
     max_model_len: int = Field(
         0, ge=0, description="longest sequence in tokens; 0 takes the model's own limit"
     )
@@ -89,6 +95,11 @@ class VerifySettings(ModelServerSettings):
     model: str = Field(..., min_length=1, description="target model, a directory or hub id")
     max_plain_tokens: int = Field(64, ge=1, le=4096, description="most undrafted tokens a round")
     max_queue: int = Field(256, ge=1, description="rounds that may wait for the model")
+    batch_invariant: bool | None = Field(
+        None,
+        description="logits that do not depend on what else a step consists of, bit for bit; "
+        "not given: in bfloat16 on CPUs where that costs little",
+    )
     tensor_parallel_size: int = Field(
         1, ge=1, le=64, description="ranks that share the model, started on this host"
     )
@@ -124,6 +135,11 @@ class OrchestratorSettings(ServerSettings):
     )
     round_timeout_s: float = Field(
         60.0, gt=0, description="seconds to wait for a proposal or a verdict"
+    )
+    reopen_timeout_s: float = Field(
+        60.0,
+        ge=0,
+        description="seconds that a generation waits for a lost verify service to come back",
     )
 
 

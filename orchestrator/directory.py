@@ -55,7 +55,9 @@ class Directory:
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
-        self.verify = VerifyUpstream(settings.verify_address, settings.round_timeout_s)
+        self.verify = VerifyUpstream(
+            settings.verify_address, settings.round_timeout_s, settings.reopen_timeout_s
+        )
         self.draft = (
             DraftUpstream(settings.draft_address, settings.round_timeout_s)
             if settings.draft_address

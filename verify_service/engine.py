@@ -8,6 +8,7 @@ the event loop and meet the engine only in `open`, `submit` and `close`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Pieces, Step, allot
-from flyspec.errors import ResourceExhaustedError
+from flyspec.errors import ResourceExhaustedError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
     ModelInfo,
@@ -82,7 +83,7 @@ class VerifyEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop it after the step at hand."""
+        """Stop it after the step at hand; rounds not answered yet fail with `UnavailableError`."""
         self._inbox.put(None)
         self._thread.join()
 
@@ -133,13 +134,16 @@ class VerifyEngine:
         """
         if self._inbox.qsize() + len(self._ready) >= self._max_queue:
             raise ResourceExhaustedError(
-                f"{self._max_queue} rounds are waiting for the model; retry later"
+                f"{self._max_queue} rounds are waiting for the model; "
+                "retry later or raise --max-queue"
             )
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
         def deliver(answer: Answer) -> None:
-            loop.call_soon_threadsafe(answers.put_nowait, answer)
+            # The event loop may be gone while the process ends.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(answers.put_nowait, answer)
 
         plain = 0 if round_.draft_token_ids else round_.max_plain_tokens
         self._inbox.put(
@@ -161,6 +165,8 @@ class VerifyEngine:
         self._prepare()
         while self._gather():
             self.step()
+        for pending in self._ready:
+            pending.deliver(UnavailableError("the verify service is shutting down"))
 
     def _gather(self) -> bool:
         """Take in what has arrived, waiting when there is nothing to do; False to stop."""

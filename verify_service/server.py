@@ -44,9 +44,14 @@ def build(
     else:
         loaded = load_share(settings, ranks.start())
     runner = make_runner(settings, loaded)
-    runner.warm_up()
-    if ranks is not None:
-        ranks.lead(runner)
+    try:
+        runner.warm_up()
+        if ranks is not None:
+            ranks.lead(runner)
+    except Exception as error:
+        if ranks is not None:
+            ranks.failed(error)
+        raise
     budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
     engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare, budget)
     return engine, VerifyServicer(engine, loaded.tokenizer, settings)

@@ -40,7 +40,8 @@ class StackOptions:
     """What to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
 
     Ports of 0 are picked. Only the orchestrator listens on `host`, the others on loopback.
-    `threads` 0 is half of the cores, on a CPU; a `draft_device` of None is `device`.
+    `threads` are those of all ranks of the target together; 0 is half of the cores, on a CPU. A
+    `draft_device` of None is `device`.
     """
 
     model: str | None = None
@@ -51,6 +52,8 @@ class StackOptions:
     draft_dtype: str = "auto"
     threads: int = 0
     draft_threads: int = 0
+    batch_invariant: bool | None = None
+    tensor_parallel_size: int = 1
     host: str = LOOPBACK
     port: int = 0
     admin_port: int = 0
@@ -226,7 +229,10 @@ class Stack:
         common = ["--log-level", o.log_level, "--drain-grace-s", str(o.drain_grace_s)]
         limits = [*common, "--host", LOOPBACK, "--max-sessions", str(o.max_sessions)]
         verify = ["--model", str(o.model), "--port", str(o.verify_port), "--device", o.device,
-                  "--dtype", o.dtype, "--threads", str(o.threads)]  # fmt: skip
+                  "--dtype", o.dtype, "--threads", str(o.threads),
+                  "--tensor-parallel-size", str(o.tensor_parallel_size)]  # fmt: skip
+        if o.batch_invariant is not None:
+            verify.append("--batch-invariant" if o.batch_invariant else "--no-batch-invariant")
         draft = ["--model", str(o.draft_model), "--port", str(o.draft_port), "--device",
                  str(o.draft_device), "--dtype", o.draft_dtype, "--threads",
                  str(o.draft_threads), "--drafter", o.drafter]  # fmt: skip

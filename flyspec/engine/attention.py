@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,12 +21,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from flyspec.engine.slots import SlotCache, SlotLayer
+from flyspec.engine.support import check_call
 
 NAME = "flyspec"
 MAX_FOLDED_ROWS = 64
 """Longer segments are not folded, since that repeats their mask, and never padded to others."""
 KEY_BLOCK = 512
-"""Keys of a fixed shape come in multiples of this; torch's CPU kernel works in such blocks."""
+"""Keys are summed over in blocks of so many, as torch's CPU kernel does."""
 
 
 class Segment(NamedTuple):
@@ -47,23 +48,24 @@ class Segment(NamedTuple):
 class StepLayout:
     """Where the rows of a packed step belong. `padded`: short segments attend in one batch.
 
-    `fixed_rows`: every segment's rows are padded to this number and its keys to whole blocks, so
-    that a row's result does not depend on what else is in the step; 0 turns that off.
+    `instead`, if given, is the attention of this step's segments.
     """
 
     cache: SlotCache
     segments: Sequence[Segment]
     padded: bool = False
-    fixed_rows: int = 0
+    instead: Attention | None = None
 
     def __post_init__(self) -> None:
-        self._masks: dict[tuple[Segment, int | None, bool], Tensor] = {}
+        self._masks: dict[tuple[Segment, int | None], Tensor] = {}
         self._paddings: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
         self.windows: dict[int, int | None] = {}
         """What each layer's attention was asked for, by layer."""
 
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
         """[T, heads, dim] for `query` [heads, T, dim]."""
+        if self.instead is not None:
+            return self.instead.attend(query, layer, how)
         out = torch.empty(
             (query.shape[1], query.shape[0], _of(layer.values).shape[-1]),
             dtype=query.dtype,
@@ -83,33 +85,32 @@ class StepLayout:
         self, segment: Segment, query: Tensor, layer: SlotLayer, how: Attending, out: Tensor
     ) -> None:
         """One segment over a view of its slot."""
-        heads, _, dim = query.shape
         rows = slice(segment.row, segment.row + segment.length)
         first, end = how.first_key(segment.start), segment.end
-        q = query[:, rows]
-        if self.fixed_rows:
-            first -= first % KEY_BLOCK
-            end = min(-(-end // KEY_BLOCK) * KEY_BLOCK, self.cache.max_length)
-            q = torch.nn.functional.pad(q, (0, 0, 0, self.fixed_rows - segment.length))
-        keys, values = (
-            _of(states)[segment.slot, first:end].transpose(0, 1)[None]
-            for states in (layer.keys, layer.values)
-        )
-        kv_heads, count = keys.shape[1], q.shape[1]
-        group = heads // kv_heads
-        fold = count <= MAX_FOLDED_ROWS
+        keys, values = layer.read(segment.slot, first, end)
         mask = None
-        if count > 1:
-            key = (segment, how.window, fold)
-            mask = self._masks.get(key)
-            if mask is None:
-                mask = _mask(segment.start, count, first, end, how.window, query)
-                mask = self._masks[key] = mask.repeat(group, 1) if fold else mask
-        if fold:
-            result = how.apply(q.reshape(1, kv_heads, group * count, dim), keys, values, mask)
-        else:
-            result = how.apply_grouped(q[None], keys, values, mask)
-        out[rows] = result.reshape(heads, count, -1)[:, : segment.length].transpose(0, 1)
+        if segment.length > 1:
+            mask = self._mask_of(segment, first, end, how, query, keys.shape[1])
+        out[rows] = how.attend(query[:, rows], keys, values, mask)
+
+    def _mask_of(
+        self,
+        segment: Segment,
+        first: int,
+        end: int,
+        how: Attending,
+        query: Tensor,
+        kv_heads: int,
+    ) -> Tensor:
+        """A segment's mask, made once a step; repeated for heads that are folded."""
+        key = (segment, how.window)
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = _mask(segment.start, segment.length, first, end, how.window, query)
+            if segment.length <= MAX_FOLDED_ROWS:
+                mask = mask.repeat(query.shape[0] // kv_heads, 1)
+            self._masks[key] = mask
+        return mask
 
     def _batch(
         self,
@@ -141,6 +142,13 @@ class StepLayout:
         out[rows[kept]] = result[kept]
 
 
+class Attention(Protocol):
+    """Attention over a step's rows."""
+
+    def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
+        """[T, heads, dim] for `query` [heads, T, dim]."""
+
+
 class Attending(NamedTuple):
     """What a layer asks of its attention."""
 
@@ -152,19 +160,36 @@ class Attending(NamedTuple):
         """The first position that a query at `position` reads."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """[n, heads, dim] of queries [heads, n, dim] of one sequence.
+
+        Up to `MAX_FOLDED_ROWS` rows are folded; the mask is then repeated for each head of a group.
+        """
+        heads, count, dim = query.shape
+        kv_heads = keys.shape[1]
+        if count <= MAX_FOLDED_ROWS:
+            rows = query.reshape(1, kv_heads, heads // kv_heads * count, dim)
+            result = self.apply(rows, keys, values, mask)
+        else:
+            result = self.apply_grouped(query[None], keys, values, mask)
+        return result.reshape(heads, count, -1).transpose(0, 1)
+
     def apply(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention over [B, kv_heads, n, dim] with an additive mask [n, keys]."""
+        """Attention over [B, kv_heads, n, dim] with an additive mask [.., n, keys]."""
         if self.softcap is None:
             return scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=self.scale
             )
-        # No kernel of torch's caps: the formula itself.
-        scores = torch.matmul(query, keys.transpose(-1, -2)) * self.scale
-        scores = (scores / self.softcap).tanh() * self.softcap
+        # No kernel of torch's caps: the formula itself, in blocks, so that padding changes no sum.
+        blocks = keys.split(KEY_BLOCK, dim=-2)
+        scores = torch.cat([torch.matmul(query, k.transpose(-1, -2)) for k in blocks], dim=-1)
+        scores = (scores * self.scale / self.softcap).tanh() * self.softcap
         if mask is not None:
             scores = scores + mask
         high = torch.float64 if scores.dtype == torch.float64 else torch.float32
-        return torch.matmul(scores.softmax(dim=-1, dtype=high).to(values.dtype), values)
+        weights = scores.softmax(dim=-1, dtype=high).to(values.dtype).split(KEY_BLOCK, dim=-1)
+        parts = zip(weights, values.split(KEY_BLOCK, dim=-2), strict=True)
+        return sum((torch.matmul(w, v) for w, v in parts), start=query.new_zeros(()))
 
     def apply_grouped(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
@@ -189,7 +214,7 @@ def forward(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    layout: StepLayout,
+    layout: StepLayout | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -197,13 +222,22 @@ def forward(
 ) -> tuple[Tensor, None]:
     """Attention of `query` [1, heads, T, dim]; keys and values are in the layout's cache already.
 
-    The signature is that of transformers' attention functions.
+    The signature is that of transformers' attention functions. Raises `NotImplementedError` if the
+    model asks for another kind of attention.
     """
+    if layout is None:
+        raise NotImplementedError("it passes no arguments on to its attention")
     index = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = layout.cache.slot_layers[index]
+    check_call(module, attention_mask, kwargs)
+    if _of(layer.keys).shape[2:] != (key.shape[1], key.shape[3]):
+        raise NotImplementedError(
+            "its cached keys are not those of its attention, as in multi-head latent attention"
+        )
     layout.windows[index] = sliding_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     how = Attending(scale, sliding_window, softcap)
-    return layout.attend(query[0], layout.cache.slot_layers[index], how)[None], None
+    return layout.attend(query[0], layer, how)[None], None
 
 
 def _of(states: Tensor | None) -> Tensor:
@@ -235,10 +269,14 @@ def _mask(start: int, count: int, first: int, end: int, window: int | None, like
     """What queries at `start` and behind may read of keys `first` to `end`: 0 or -inf."""
     queries = torch.arange(start, start + count, device=like.device)[:, None]
     keys = torch.arange(first, end, device=like.device)
-    hidden = keys > queries
-    if window is not None:
-        hidden |= keys <= queries - window
-    return torch.zeros((), dtype=like.dtype, device=like.device).where(~hidden, -torch.inf)
+    seen = visible(queries, keys, window)
+    return torch.zeros((), dtype=like.dtype, device=like.device).where(seen, -torch.inf)
+
+
+def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """Which of the positions `keys` the positions `queries` may read; the shapes broadcast."""
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)
 
 
 @lru_cache(maxsize=1)

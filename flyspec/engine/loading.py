@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.distributed.configuration_utils import DistributedConfig
 
 from flyspec.errors import ConfigError
 from flyspec.tokenizer import fingerprint
@@ -67,9 +68,8 @@ def resolve_dtype(dtype: str, device: torch.device, config: Any) -> torch.dtype:
     return stored
 
 
-def load_model(name: str, device: str, dtype: str, max_model_len: int = 0) -> LoadedModel:
-    """Load model and tokenizer; raises `ConfigError` with what to change."""
-    where = resolve_device(device)
+def read_config(name: str) -> tuple[str, Any]:
+    """Where a model is loaded from, and its configuration. Raises `ConfigError`."""
     is_path = name.startswith((".", "/", "~")) or Path(name).exists()
     source = str(Path(name).expanduser()) if is_path else name
     if is_path and not (Path(source) / "config.json").is_file():
@@ -78,22 +78,68 @@ def load_model(name: str, device: str, dtype: str, max_model_len: int = 0) -> Lo
             "(config.json, *.safetensors, tokenizer.json) or a hub id"
         )
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        return source, AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:  # safetensors, huggingface_hub and tokenizers have their own bases
+        raise _unloadable(name, error) from error
+
+
+def check_tensor_parallel(name: str, config: Any, size: int) -> None:
+    """Refuse a number of ranks that the model's heads cannot be dealt out to.
+
+    Other dimensions need not divide: the last rank's share is then smaller. Raises `ConfigError`.
+    """
+    text_config = config.get_text_config()
+    plan = getattr(text_config, "base_model_tp_plan", None) or {}
+    if not plan:
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: transformers has no plan for sharding a "
+            f"{text_config.model_type} model; use --tensor-parallel-size 1"
+        )
+    if not any(
+        key.endswith((".k_proj", ".query_key_value")) and style == "colwise"
+        for key, style in plan.items()
+    ):
+        return  # every rank holds all heads
+    heads = int(text_config.num_attention_heads)
+    kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
+    if heads % size or kv_heads % size:
+        sizes = [str(n) for n in range(1, kv_heads + 1) if heads % n == kv_heads % n == 0]
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: {name} has {heads} attention heads and {kv_heads} KV "
+            f"heads, which {size} ranks cannot share evenly; sizes that work: {', '.join(sizes)}"
+        )
+
+
+def load_model(
+    name: str, device: str, dtype: str, max_model_len: int = 0, tensor_parallel_size: int = 1
+) -> LoadedModel:
+    """Load model and tokenizer; raises `ConfigError` with what to change.
+
+    With a `tensor_parallel_size` every rank of the group, joined before, calls this at once; each
+    reads from the checkpoint only its own share.
+    """
+    where = resolve_device(device)
+    source, config = read_config(name)
+    sharded = {}
+    if tensor_parallel_size > 1:
+        check_tensor_parallel(name, config, tensor_parallel_size)
+        plan = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)
+        sharded = {"distributed_config": plan}
+    try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
             dtype=resolve_dtype(dtype, where, config),
-            attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
+            **sharded,
         )
         model, report = loaded
-        model = model.to(where).eval()
+        model = model.eval() if sharded else model.to(where).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:  # safetensors, huggingface_hub and tokenizers have their own bases
-        reason = " ".join(str(error).split()) or repr(error)
-        raise ConfigError(f"--model {name}: cannot be loaded: {reason:.300}") from error
+    except Exception as error:
+        raise _unloadable(name, error) from error
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             f"--model {name}: the checkpoint lacks {len(missing)} of the model's tensors, "
@@ -116,6 +162,11 @@ def load_model(name: str, device: str, dtype: str, max_model_len: int = 0) -> Lo
     log.info("loaded %s: %.1f M parameters, %s on %s",
              name, info.num_parameters / 1e6, info.dtype, info.device)  # fmt: skip
     return LoadedModel(model, info, bundle)
+
+
+def _unloadable(name: str, error: Exception) -> ConfigError:
+    reason = " ".join(str(error).split()) or repr(error)
+    return ConfigError(f"--model {name}: cannot be loaded: {reason:.300}")
 
 
 def tokenizer_bundle(tokenizer: Any, generation_config: GenerationConfig) -> TokenizerBundle:

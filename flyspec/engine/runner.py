@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flyspec.engine import attention
+from flyspec.engine import attention, invariance
 from flyspec.engine.attention import Segment, StepLayout
 from flyspec.engine.distributions import round_off
 from flyspec.engine.loading import LoadedModel
@@ -20,6 +20,7 @@ from flyspec.engine.sampling import History, choose_processed, process_logits
 from flyspec.engine.scheduler import Step
 from flyspec.engine.slots import SlotCache
 from flyspec.engine.support import check_config, check_model
+from flyspec.errors import ConfigError
 from flyspec.types import DistributionSpec, SamplingParams, TokenDistribution
 
 __all__ = ["Draw", "Drawn", "ModelRunner", "Step"]
@@ -56,18 +57,35 @@ class ModelRunner:
 
     `padded`: short pieces of several sequences attend in one call, which pays where launching costs
     more than arithmetic; the default is that of the device.
+
+    `batch_invariant`: a token's logits have the same bits whatever else is in a step (see
+    `invariance`). None turns that on where it costs little; `batch_invariant` then says so, after
+    `warm_up`. Raises `ConfigError` where it cannot be had.
     """
 
-    def __init__(self, loaded: LoadedModel, num_slots: int, padded: bool | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_slots: int,
+        padded: bool | None = None,
+        batch_invariant: bool | None = False,
+    ) -> None:
         self.info = loaded.info
         self._model = loaded.model
         self._device = loaded.model.device
         self._padded = self._device.type == "cuda" if padded is None else padded
         config = loaded.model.config.get_text_config()
-        check_config(loaded.info.name, config)
+        check_config(loaded.info.name, config, loaded.info.context_length)
         self.cache = SlotCache(config.num_hidden_layers, num_slots, self.info.context_length)
         attention.register()
         self._model.set_attn_implementation(attention.NAME)
+        self._invariance = invariance.apply(loaded.info.name, self._model, batch_invariant)
+        self._must_be_invariant = bool(batch_invariant)
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether the batch-invariant mode is on."""
+        return self._invariance is not None
 
     def warm_up(self) -> None:
         """Check that this model is served rightly, and run what the first request would pay for.
@@ -75,6 +93,14 @@ class ModelRunner:
         Raises `ConfigError`. Every rank of a tensor-parallel group calls it.
         """
         check_model(self, self._model)
+        if self._invariance is not None and not invariance.holds(self):
+            if self._must_be_invariant:
+                raise ConfigError(
+                    f"--batch-invariant: {self.info.name} has layers whose results depend on the "
+                    "batch even so; use --no-batch-invariant"
+                )
+            self._invariance.remove()
+            self._invariance = None
         self.cache.forget()
 
     def synchronize(self) -> None:
@@ -117,13 +143,14 @@ class ModelRunner:
             positions += range(start, start + count)
             index += range(slot * cache.max_length + start, slot * cache.max_length + start + count)
             wanted += range(row + count - num_logits, row + count)
-            cache.record(slot, start, tokens)
+            cache.reserve(slot, start, count)
         total = len(token_ids)
         # One transfer to the device for all of them; a model always makes some logits.
         packed = torch.tensor([*token_ids, *positions, *index, *(wanted or [0])])
         packed = packed.to(self._device, non_blocking=True)
         ids, places, index_, rows = packed.split([total, total, total, len(wanted) or 1])
-        layout = StepLayout(cache, segments, self._padded)
+        fixed = None if self._invariance is None else self._invariance.attention(segments)
+        layout = StepLayout(cache, segments, self._padded, fixed)
         cache.begin(index_)
         output = self._model(
             input_ids=ids[None],
@@ -133,6 +160,8 @@ class ModelRunner:
             logits_to_keep=rows,
             layout=layout,
         )
+        for step in steps:
+            cache.record(step.slot, step.start, step.token_ids)
         return output.logits[0, : len(wanted)], layout
 
 

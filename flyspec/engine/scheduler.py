@@ -79,10 +79,11 @@ def allot(work: Iterable[Pieces], budget: Budget) -> list[int]:
     """
     work = list(work)
     counts = [0] * len(work)
-    long = [i for i, pieces in enumerate(work) if pieces.remaining > budget.short]
+    # Where there is nothing to cut off, a round of many drafts, work is short whatever its size.
+    long = [i for i, p in enumerate(work) if p.remaining > max(budget.short, p.wanted)]
     left = budget.max_tokens - (budget.reserved if long else 0)
     for index, pieces in enumerate(work):
-        if pieces.remaining <= budget.short and (pieces.remaining <= left or index == 0):
+        if index not in long and (pieces.remaining <= left or index == 0):
             counts[index] = pieces.remaining
             left -= pieces.remaining
     left = min(budget.prefill_chunk, left + budget.reserved)
@@ -91,8 +92,6 @@ def allot(work: Iterable[Pieces], budget: Budget) -> list[int]:
         count = min(left, remaining)
         if count < remaining:
             count = min(count, remaining - wanted)
-        if remaining == wanted and index == long[0]:
-            count = remaining  # nothing to cut off; it would wait for ever
         if count > 0:
             counts[index] = count
             left -= count

@@ -21,8 +21,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flyspec.errors import ResourceExhaustedError
 
-SPARE_ROWS = 32
-"""Positions behind the last slot, for rows that only fill up a fixed shape."""
+SPARE_ROWS = 512
+"""Positions behind the last slot: attention of fixed shape reads, masked, beyond a slot's end."""
 
 MIN_REUSE = 16
 """Shorter common prefixes are computed again: a copy costs about as much."""
@@ -78,6 +78,26 @@ class SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         for flat, states in zip(self._flat, (key_states, value_states), strict=True):
             flat.index_copy_(0, index, states[0].transpose(0, 1))
+
+    def read(self, slot: int, first: int, end: int, count: int = 1) -> tuple[Tensor, Tensor]:
+        """Keys and values [count, kv_heads, end - first, dim], views, of slots from `slot` on.
+
+        `end` may exceed the slot's by less than `SPARE_ROWS`; what is there is other slots' or 0.
+        """
+        at = slot * self._max_length + first
+        keys, values = (
+            flat.as_strided(
+                (count, heads, end - first, dim), (self._max_length * row, dim, row, 1), at * row
+            )
+            for flat in self._flat
+            for heads, dim, row in ((*flat.shape[1:], flat.stride(0)),)
+        )
+        return keys, values
+
+    @property
+    def num_heads(self) -> int:
+        """KV heads, of this rank."""
+        return self._flat[0].shape[1]
 
     def copy(self, copy: Copy) -> None:
         """Carry out a copy between slots."""
@@ -144,9 +164,9 @@ class SlotCache(Cache):
     def acquire(self, token_ids: Sequence[int] = ()) -> Lease:
         """Take a slot for a sequence that begins with `token_ids`.
 
-        The free slot that holds most of them; or the least recently used one, whose contents are
-        given up, with a copy of what a busy slot holds. Raises `ResourceExhaustedError` when none
-        is free.
+        The free slot that holds them, where that is most of what it holds; else the least recently
+        used one, whose contents are given up for a copy of what another slot holds of them. Raises
+        `ResourceExhaustedError` when none is free.
         """
         if not self._free:
             raise ResourceExhaustedError(
@@ -154,19 +174,19 @@ class SlotCache(Cache):
             )
         common = self._common(token_ids)
         self.queries += len(token_ids)
-        best = max(self._free, key=lambda slot: int(common[slot]))
-        donor = int(common.argmax())
-        if common[best] < MIN_REUSE:
-            best = self._free[0]
-        length = int(common[best])
+        slot = max(self._free, key=lambda free: int(common[free]))
+        # A short common beginning is not worth a long sequence that may be asked for again.
+        if common[slot] < max(MIN_REUSE, int(self._lengths[slot]) // 2):
+            slot = self._free[0]
+        donor, length = int(common.argmax()), int(common[slot])
         if common[donor] >= length + MIN_REUSE:
             length = int(common[donor])
-            self.pending_copies.append(Copy(donor, best, length))
-            self._token_ids[best, :length] = self._token_ids[donor, :length]
-        self._free.remove(best)
-        self._lengths[best] = length
+            self.pending_copies.append(Copy(donor, slot, length))
+            self._token_ids[slot, :length] = self._token_ids[donor, :length]
+        self._free.remove(slot)
+        self._lengths[slot] = length
         self.hits += length
-        return Lease(best, length)
+        return Lease(slot, length)
 
     def release(self, slot: int) -> None:
         """Give a slot back; what it holds stays until the slot is needed."""
@@ -178,18 +198,38 @@ class SlotCache(Cache):
         self._lengths[:] = 0
 
     def begin(self, index: Tensor) -> None:
-        """Carry out the pending copies; the next forward's rows go to the positions `index` [T]."""
+        """Carry out the pending copies; the next forward's rows go to the positions `index` [T].
+
+        In the order they were asked for, and before anything is written: since a copy was asked for
+        only copies before it have changed what its source holds.
+        """
         for copy in self.pending_copies:
             for layer in self.slot_layers:
                 layer.copy(copy)
         self.pending_copies.clear()
         self._index = index
 
+    def reserve(self, slot: int, start: int, count: int) -> None:
+        """Note that `count` positions of `slot` behind its first `start` are to be overwritten.
+
+        What they held is gone even if the forward fails. Raises `ValueError` beyond the slot's end.
+        """
+        if start < 0 or start + count > self.max_length:
+            raise ValueError(
+                f"{count} tokens behind the first {start} exceed a slot of {self.max_length}"
+            )
+        self._lengths[slot] = min(start, int(self._lengths[slot]))
+
     def record(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
         """Note that `slot` holds `token_ids` behind its first `start` tokens, and nothing else."""
         end = start + len(token_ids)
         self._token_ids[slot, start:end] = token_ids
         self._lengths[slot] = end
+
+    def held(self, slot: int) -> list[int]:
+        """The token ids whose keys and values `slot` holds, as far as they may be reused."""
+        held: list[int] = self._token_ids[slot, : self._lengths[slot]].tolist()
+        return held
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

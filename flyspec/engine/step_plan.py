@@ -1,6 +1,6 @@
-"""Wire layout of a step: what rank 0 tells the other ranks of tensor parallelism before a forward.
+"""Wire layout of a step: what rank 0 tells the other tensor-parallel ranks before a forward.
 
-A plan is one int64 vector, so that a step costs a broadcast of plain numbers and nothing is pickled:
+A plan is one int64 vector, so that a step costs a broadcast of numbers and nothing is pickled:
 
     length, kind, copies, steps,  source, target, length  of each copy,
                                   slot, start, tokens, logits  of each step,
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flyspec.engine.runner import Step
+from flyspec.engine.scheduler import Step
 from flyspec.engine.slots import Copy
 
 HEADER = 4
@@ -64,12 +64,14 @@ def decode(plan: Tensor) -> Plan:
     length, kind, num_copies, num_steps = numbers[:HEADER]
     first = HEADER + 3 * num_copies
     at = first + 4 * num_steps
+    if not at <= length <= len(numbers):
+        raise ValueError(f"a step plan of {length} numbers, {len(numbers)} came")
     copies = [Copy(*numbers[i : i + 3]) for i in range(HEADER, first, 3)]
     steps = []
     for i in range(first, at, 4):
         slot, start, num_tokens, num_logits = numbers[i : i + 4]
         steps.append(Step(slot, start, numbers[at : at + num_tokens], num_logits))
         at += num_tokens
-    if at != length or length > len(numbers):
-        raise ValueError(f"a step plan of {length} numbers describes {at}, {len(numbers)} came")
+    if at != length:
+        raise ValueError(f"a step plan of {length} numbers describes {at}")
     return Plan(Kind(kind), copies, steps)

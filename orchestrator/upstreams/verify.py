@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any
 
 from flyspec import rpc, wire
-from flyspec.errors import FlyspecError, UnavailableError
+from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
     DraftDistributions,
@@ -26,17 +28,25 @@ from orchestrator.upstreams.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
-VERIFY_BACKOFF_S = (0.0, 0.02, 0.1, 0.3, 1.0, 2.0, 4.0)
+REOPEN_BACKOFF_S = (0.02, 0.1, 0.3, 1.0, 2.0)
+"""Rests between tries to open a lost session again; the last one repeats."""
 DISTRIBUTIONS_PIECE_BYTES = 1 << 20
 """Log-probabilities that go into one message; a longer distribution has one of its own."""
 
 
 class VerifyUpstream:
-    """The verify service at an address."""
+    """The verify service at an address.
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    `timeout_s` is for one answer; `reopen_timeout_s` is how long a generation waits for a service
+    that was lost, which may have to load its model again.
+    """
+
+    def __init__(
+        self, address: str, timeout_s: float, reopen_timeout_s: float | None = None
+    ) -> None:
         self.address = address
         self.timeout_s = timeout_s
+        self.reopen_timeout_s = timeout_s if reopen_timeout_s is None else reopen_timeout_s
         self._channel = rpc.connect(address)
         self.stub: Any = verify_pb2_grpc.VerifyServiceStub(self._channel)
 
@@ -86,12 +96,11 @@ class VerifySession:
 
         `round_` comes without prefix: keep_length, append_token_ids and prefix_hash are filled in.
         `distributions` are those of its drafts, one each or none. When the service is lost, opens a
-        new session with the whole sequence, a few times. Verdicts already handed out stand; the
-        rest of the round is then the caller's next round.
+        new session with the whole sequence, until `reopen_timeout_s` are over. Verdicts already
+        handed out stand; the rest of the round is then the caller's next round.
         """
-        for backoff in VERIFY_BACKOFF_S:
-            if backoff:
-                await asyncio.sleep(backoff)
+        lost_at: float | None = None
+        for backoff in chain(REOPEN_BACKOFF_S, repeat(REOPEN_BACKOFF_S[-1])):
             answered = False
             try:
                 await self._send(sequence, round_, distributions)
@@ -105,9 +114,11 @@ class VerifySession:
                 self.close()
                 if answered:
                     return
-                last_error: FlyspecError = error
+                lost_at = lost_at or time.monotonic()
+                if time.monotonic() + backoff - lost_at > self._upstream.reopen_timeout_s:
+                    raise
                 log.log(level_of(error), "reopening verify session: %s", error)
-        raise last_error
+            await asyncio.sleep(backoff)
 
     async def _read(self, round_id: int) -> RoundVerdict:
         """The next verdict."""

@@ -68,6 +68,23 @@ class ModelFlags:
             rich_help_panel=_STACK,
         ),
     ] = 0
+    batch_invariant: Annotated[
+        bool | None,
+        typer.Option(
+            "--batch-invariant/--no-batch-invariant",
+            help="Logits that do not depend on what else a step consists of, bit for bit.",
+            show_default="in bfloat16 on CPUs where that costs little",
+            rich_help_panel=_STACK,
+        ),
+    ] = None
+    tensor_parallel_size: Annotated[
+        int,
+        typer.Option(
+            help="Processes that share the target, a GPU each or the CPU threads among them.",
+            min=1,
+            rich_help_panel=_STACK,
+        ),
+    ] = 1
 
     rules_file: Annotated[
         str | None,

@@ -1,23 +1,27 @@
-"""`flyspec bench`: how fast. Measures in `bench.speed`; `bench judge` in `bench.judging`."""
+"""`flyspec bench`: how fast. Measures in `bench.speed`; each subcommand has a module here."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flyspec.cli.bench.engine import bench_engine
+from flyspec.cli.bench.judge import bench_judge
+from flyspec.cli.bench.stall import bench_stall
+from flyspec.cli.bench.throughput import bench_throughput
 from flyspec.cli.options import ModelFlags, with_flags
-from flyspec.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bench.judging import JudgeReport
     from flyspec.cli.stack import Stack
     from flyspec.client import Client
 
 app = typer.Typer(invoke_without_command=True)
-
-_PIPED_WIDTH = 132  # of a table that no terminal shows
+app.command("judge")(bench_judge)
+app.command("engine")(bench_engine)
+app.command("throughput")(bench_throughput)
+app.command("prefill-stall")(bench_stall)
 
 
 @app.callback()
@@ -147,64 +151,6 @@ def bench(
         print_json(document)
 
 
-@app.command("judge")
-def bench_judge(
-    vocab_size: Annotated[int, typer.Option(help="V.", min=64)] = 128_256,
-    hidden_size: Annotated[int, typer.Option(help="Of the output layer.", min=1)] = 4096,
-    num_speculative_tokens: Annotated[
-        list[int] | None, typer.Option(help="K; repeatable.", min=1, show_default="15 and 25")
-    ] = None,
-    rules: Annotated[
-        str | None,
-        typer.Option(
-            help="Rules to judge by, with commas and parameters as in `flyspec eval --rules`.",
-            show_default="every preset",
-        ),
-    ] = None,
-    repeats: Annotated[int, typer.Option(help="Timed runs of everything.", min=1)] = 9,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
-    dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of layer and logits.")
-    ] = "bfloat16",
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=0, show_default="all cores")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
-    output: Annotated[Path | None, typer.Option(help="Also write the JSON document here.")] = None,
-) -> None:
-    """Time the judging of rounds against the forward of the target's output layer."""
-    import torch
-
-    from bench import judging
-    from bench.conditions import parse_rules
-    from flyspec.cli.progress import progress_bar
-    from flyspec.cli.runtime import error_console, print_json, to_json
-    from flyspec.engine.loading import resolve_device
-
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no directory {output.parent}")
-    if threads:
-        torch.set_num_threads(threads)
-    options = judging.JudgeOptions(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_speculative_tokens=tuple(dict.fromkeys(num_speculative_tokens or (15, 25))),
-        rules=judging.DEFAULT_RULES if rules is None else parse_rules(rules),
-        dtype=getattr(torch, dtype),
-        device=resolve_device(device),
-        repeats=repeats,
-    )
-    console = error_console()
-    with progress_bar(console) as progress:
-        bar = progress.add_task("judging", total=judging.count(options))
-        report = judging.measure(options, lambda: progress.advance(bar))
-    document = report.to_document()
-    if output is not None:
-        output.write_text(to_json(document))
-    if json:
-        print_json(document)
-    else:
-        _print_judging(report)
-
-
 def _refuse_flags_before_command(context: typer.Context) -> None:
     """Flags of `bench` say nothing to its subcommands."""
     for name in context.params:
@@ -214,36 +160,6 @@ def _refuse_flags_before_command(context: typer.Context) -> None:
                 f"--{name.replace('_', '-')} is a flag of `flyspec bench` itself; "
                 f"give flags of `{context.invoked_subcommand}` after its name"
             )
-
-
-def _print_judging(report: JudgeReport) -> None:
-    from rich.console import Console
-
-    from bench.judging import TARGET_SHARE
-    from bench.tables import judge_tables
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, _PIPED_WIDTH)
-    for layer in report.layers:
-        console.print(
-            f"output layer {report.hidden_size} -> {report.vocab_size:,}, {layer.rows} rows, "
-            f"{report.dtype} on {report.device}: {layer.median_ns / 1e6:.2f} ms"
-        )
-    for table in judge_tables(report):
-        console.print(table)
-    worst = report.worst_share
-    if worst is not None:
-        verdict = "met" if worst <= TARGET_SHARE else "missed"
-        console.print(
-            f"target for greedy exact and fly: at most {TARGET_SHARE:.0%} of the layer's time; "
-            f"{verdict}, the most is {worst:.1%}",
-        )
-    console.print(
-        f"Medians of {report.repeats} runs, {report.threads} CPU threads; shares are of the "
-        "layer's time just before. Mismatches: what became of the drafted token is said.",
-        style="dim",
-    )
 
 
 def _print(reports: dict[str, Any], bare_ms: float) -> None:

@@ -1,0 +1,145 @@
+"""`flyspec bench engine`: what a step of the verify engine costs. Measures in `bench.engine`."""
+
+from __future__ import annotations
+
+import json as json_library
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flyspec.cli.bench.common import (
+    DeviceFlag,
+    JsonFlag,
+    ModelFlag,
+    OutputFlag,
+    PlotFlag,
+    ThreadsFlag,
+    check_output,
+    default_model,
+    numbers,
+    result_console,
+    silence_loading,
+)
+from flyspec.cli.options import Dtype
+
+if TYPE_CHECKING:
+    from bench.engine_report import EngineOptions, EngineReport
+
+
+def bench_engine(
+    model: ModelFlag = None,
+    device: DeviceFlag = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "auto",
+    threads: ThreadsFlag = 0,
+    batch: Annotated[str, typer.Option(help="Sequences a step.")] = "1,2,4,8,16,32",
+    k: Annotated[str, typer.Option("--k", help="K; 0 is plain decoding.")] = "0,4,8,16",
+    context: Annotated[str, typer.Option(help="Tokens that are cached.")] = "128,512,2048",
+    chunk: Annotated[
+        str, typer.Option(help="Tokens of a prompt a step, to time prefill.")
+    ] = "128,256,512,1024",
+    tensor_parallel_size: Annotated[
+        str, typer.Option(help="Processes that share the model; several sizes are compared.")
+    ] = "1",
+    repeats: Annotated[int, typer.Option(help="Timed runs of everything.", min=1)] = 7,
+    json: JsonFlag = False,
+    output: OutputFlag = None,
+    plot: PlotFlag = None,
+) -> None:
+    """Time steps over batch, K and context, prefill, attention; tell the memory of a slot."""
+    from bench.engine import check
+    from bench.engine_report import EngineOptions
+    from bench.plots import check_plot, plot_engine
+    from flyspec.cli.runtime import print_json, to_json
+
+    check_output(output)
+    check_plot(plot)
+    sizes = numbers("--tensor-parallel-size", tensor_parallel_size, 1)
+    options = EngineOptions(
+        model=default_model(model),
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        batches=numbers("--batch", batch, 1),
+        num_speculative_tokens=numbers("--k", k, 0),
+        contexts=numbers("--context", context, 1),
+        chunks=numbers("--chunk", chunk, 1),
+        repeats=repeats,
+        tensor_parallel_size=sizes[0],
+    )
+    check(options)
+    silence_loading()
+    report = _measure(options) if len(sizes) == 1 else _measure_apart(options, sizes)
+    document = report.to_document()
+    if output is not None:
+        output.write_text(to_json(document))
+    if plot is not None:
+        plot_engine(report, plot)
+    if json:
+        print_json(document)
+    else:
+        _print(report)
+
+
+def _measure(options: EngineOptions) -> EngineReport:
+    """In this process, rank 0."""
+    from bench.engine import count, measure
+    from flyspec.cli.progress import progress_bar
+    from flyspec.cli.runtime import error_console
+
+    size = options.tensor_parallel_size
+    with progress_bar(error_console()) as progress:
+        what = "measuring" if size == 1 else f"measuring {size} ranks"
+        bar = progress.add_task(what, total=count(options))
+        return measure(options, lambda: progress.advance(bar))
+
+
+def _measure_apart(options: EngineOptions, sizes: tuple[int, ...]) -> EngineReport:
+    """Each size in a process of its own: a process joins its ranks once."""
+    from bench.engine_report import EngineReport
+
+    flags = {
+        "--model": options.model,
+        "--device": options.device,
+        "--dtype": options.dtype,
+        "--threads": options.threads,
+        "--batch": _joined(options.batches),
+        "--k": _joined(options.num_speculative_tokens),
+        "--context": _joined(options.contexts),
+        "--chunk": _joined(options.chunks),
+        "--repeats": options.repeats,
+    }
+    command = [sys.executable, "-m", "flyspec.cli", "bench", "engine", "--json"]
+    command += [str(part) for flag in flags.items() for part in flag]
+    documents = []
+    for size in sizes:
+        done = subprocess.run(
+            [*command, "--tensor-parallel-size", str(size)], stdout=subprocess.PIPE, check=False
+        )
+        if done.returncode:  # it has said why
+            raise typer.Exit(done.returncode)
+        documents.append(json_library.loads(done.stdout))
+    return EngineReport.from_documents(documents)
+
+
+def _joined(values: object) -> str:
+    assert isinstance(values, tuple)
+    return ",".join(map(str, values))
+
+
+def _print(report: EngineReport) -> None:
+    from bench.engine_tables import engine_summary, engine_tables
+
+    console = result_console()
+    for run in report.runs:
+        size = run.tensor_parallel_size
+        ranks = "" if size == 1 else f", {size} ranks"
+        console.print(
+            f"{report.model}, {report.dtype} on {report.device}{ranks}, {run.threads} CPU "
+            f"threads{' a rank' if size > 1 else ''}; medians of {report.repeats} runs",
+            markup=False,
+        )
+        for table in engine_tables(run):
+            console.print(table)
+        console.print(engine_summary(run), markup=False)

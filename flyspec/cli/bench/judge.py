@@ -1,0 +1,94 @@
+"""`flyspec bench judge`: what judging costs. Measures in `bench.judging`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from flyspec.cli.bench.common import JsonFlag, OutputFlag, check_output, result_console
+
+if TYPE_CHECKING:
+    from bench.judging import JudgeReport
+
+
+def bench_judge(
+    vocab_size: Annotated[int, typer.Option(help="V.", min=64)] = 128_256,
+    hidden_size: Annotated[int, typer.Option(help="Of the output layer.", min=1)] = 4096,
+    num_speculative_tokens: Annotated[
+        list[int] | None, typer.Option(help="K; repeatable.", min=1, show_default="15 and 25")
+    ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            help="Rules to judge by, with commas and parameters as in `flyspec eval --rules`.",
+            show_default="every preset",
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Timed runs of everything.", min=1)] = 9,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of layer and logits.")
+    ] = "bfloat16",
+    threads: Annotated[int, typer.Option(help="CPU threads.", min=0, show_default="all cores")] = 0,
+    json: JsonFlag = False,
+    output: OutputFlag = None,
+) -> None:
+    """Time the judging of rounds against the forward of the target's output layer."""
+    import torch
+
+    from bench import judging
+    from bench.conditions import parse_rules
+    from flyspec.cli.progress import progress_bar
+    from flyspec.cli.runtime import error_console, print_json, to_json
+    from flyspec.engine.loading import resolve_device
+
+    check_output(output)
+    if threads:
+        torch.set_num_threads(threads)
+    options = judging.JudgeOptions(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_speculative_tokens=tuple(dict.fromkeys(num_speculative_tokens or (15, 25))),
+        rules=judging.DEFAULT_RULES if rules is None else parse_rules(rules),
+        dtype=getattr(torch, dtype),
+        device=resolve_device(device),
+        repeats=repeats,
+    )
+    console = error_console()
+    with progress_bar(console) as progress:
+        bar = progress.add_task("judging", total=judging.count(options))
+        report = judging.measure(options, lambda: progress.advance(bar))
+    document = report.to_document()
+    if output is not None:
+        output.write_text(to_json(document))
+    if json:
+        print_json(document)
+    else:
+        _print_judging(report)
+
+
+def _print_judging(report: JudgeReport) -> None:
+    from bench.judging import TARGET_SHARE
+    from bench.tables import judge_tables
+
+    console = result_console()
+    for layer in report.layers:
+        console.print(
+            f"output layer {report.hidden_size} -> {report.vocab_size:,}, {layer.rows} rows, "
+            f"{report.dtype} on {report.device}: {layer.median_ns / 1e6:.2f} ms"
+        )
+    for table in judge_tables(report):
+        console.print(table)
+    worst = report.worst_share
+    if worst is not None:
+        verdict = "met" if worst <= TARGET_SHARE else "missed"
+        console.print(
+            f"target for greedy exact and fly: at most {TARGET_SHARE:.0%} of the layer's time; "
+            f"{verdict}, the most is {worst:.1%}",
+        )
+    console.print(
+        f"Medians of {report.repeats} runs, {report.threads} CPU threads; shares are of the "
+        "layer's time just before. Mismatches: what became of the drafted token is said.",
+        style="dim",
+    )

@@ -1,0 +1,88 @@
+"""`flyspec bench prefill-stall`: what a long prompt costs others. Measures in `bench.stall`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flyspec.cli.bench.common import (
+    DeviceFlag,
+    JsonFlag,
+    ModelFlag,
+    OutputFlag,
+    PlotFlag,
+    ThreadsFlag,
+    check_output,
+    default_model,
+    numbers,
+    result_console,
+    silence_loading,
+)
+from flyspec.cli.options import Dtype
+
+
+def bench_stall(
+    model: ModelFlag = None,
+    device: DeviceFlag = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "auto",
+    threads: ThreadsFlag = 0,
+    sessions: Annotated[int, typer.Option(help="That are decoding.", min=1)] = 32,
+    num_speculative_tokens: Annotated[int, typer.Option(help="K of their rounds.", min=0)] = 8,
+    context: Annotated[int, typer.Option(help="Tokens of each of them.", min=1)] = 128,
+    prompt_tokens: Annotated[int, typer.Option(help="Of the prompt that arrives.", min=2)] = 1500,
+    prefill_chunk: Annotated[
+        str, typer.Option(help="Most tokens of it a step; also with commas. Compared with not cut.")
+    ] = "512",
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help="Most tokens a step.", min=128)
+    ] = 2048,
+    steps: Annotated[int, typer.Option(help="Before and after an arrival.", min=1)] = 60,
+    repeats: Annotated[int, typer.Option(help="Arrivals a size of chunk.", min=1)] = 5,
+    json: JsonFlag = False,
+    output: OutputFlag = None,
+    plot: PlotFlag = None,
+) -> None:
+    """Time the steps of sessions that decode while a long prompt arrives, cut and not cut."""
+    import torch
+
+    from bench.engine_tables import stall_summary, stall_table
+    from bench.plots import check_plot, plot_stall
+    from bench.stall import check, count, measure
+    from bench.stall_report import StallOptions
+    from flyspec.cli.progress import progress_bar
+    from flyspec.cli.runtime import error_console, print_json, run_async, to_json
+    from flyspec.engine.loading import load_model
+
+    check_output(output)
+    check_plot(plot)
+    options = StallOptions(
+        sessions=sessions,
+        num_speculative_tokens=num_speculative_tokens,
+        context=context,
+        prompt_tokens=prompt_tokens,
+        chunks=numbers("--prefill-chunk", prefill_chunk, 16),
+        max_num_batched_tokens=max_num_batched_tokens,
+        repeats=repeats,
+        steps=steps,
+    )
+    silence_loading()
+    if threads:
+        torch.set_num_threads(threads)
+    name = default_model(model)
+    check(name, options)
+    loaded = load_model(name, device, dtype, options.max_model_len)
+    with progress_bar(error_console()) as progress:
+        bar = progress.add_task("measuring", total=count(options))
+        report = run_async(measure(loaded, options, lambda: progress.advance(bar)))
+    document = report.to_document()
+    if output is not None:
+        output.write_text(to_json(document))
+    if plot is not None:
+        plot_stall(report, plot)
+    if json:
+        print_json(document)
+        return
+    console = result_console()
+    console.print(stall_table(report))
+    console.print(stall_summary(report), markup=False)

@@ -1,0 +1,111 @@
+"""`flyspec bench throughput`: what requests at once gain. Measures in `bench.throughput`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flyspec.cli.bench.common import (
+    JsonFlag,
+    OutputFlag,
+    PlotFlag,
+    check_output,
+    numbers,
+    result_console,
+)
+from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flyspec.cli.stack import Stack
+    from flyspec.client import Client
+
+
+@with_flags
+def bench_throughput(
+    models: ModelFlags,
+    concurrency: Annotated[str, typer.Option(help="Requests at once.")] = "1,2,4,8,16,32",
+    rule: Annotated[
+        str, typer.Option(help="Rule, with parameters as in margin:margin_threshold=0.2.")
+    ] = "exact",
+    drafter: Annotated[
+        str, typer.Option(help="Drafter to measure.", show_default="the server's")
+    ] = "",
+    num_speculative_tokens: Annotated[int, typer.Option(help="K; 0 is plain decoding.", min=0)] = 8,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=2)] = 96,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Outputs of max-tokens, whatever is in them.")
+    ] = False,
+    problem_seed: Annotated[int, typer.Option(help="Seed of the word problems.")] = 7,
+    repeats: Annotated[int, typer.Option(help="Runs of every number and way.", min=1)] = 3,
+    json: JsonFlag = False,
+    output: OutputFlag = None,
+    plot: PlotFlag = None,
+) -> None:
+    """Compare requests at once with the same one after another, through a stack of its own."""
+    from bench.conditions import parse_conditions
+    from bench.plots import check_plot, plot_throughput
+    from bench.throughput import ThroughputOptions, count, measure, report, to_document
+    from flyspec.cli.runtime import print_json, run_async, to_json, with_server
+
+    check_output(output)
+    check_plot(plot)
+    conditions = parse_conditions(rule)
+    if len(conditions) > 1:
+        raise ConfigError(f"--rule {rule!r} names {len(conditions)} rules; give one")
+    if conditions[0].num_speculative_tokens is not None:
+        raise ConfigError(f"--rule {rule!r} sets K; use --num-speculative-tokens")
+    options = ThroughputOptions(
+        concurrency=numbers("--concurrency", concurrency, 1),
+        rule=conditions[0].rule,
+        num_speculative_tokens=num_speculative_tokens,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        repeats=repeats,
+        drafter=drafter,
+        problem_seed=problem_seed,
+    )
+    sessions = max(32, *options.concurrency)
+
+    async def use(client: Client, stack: Stack | None) -> dict[str, Any]:
+        from bench.engine_tables import THROUGHPUT_NOTES, throughput_table
+        from flyspec.cli.progress import progress_bar
+        from flyspec.cli.runtime import error_console
+        from flyspec.client import AdminClient
+
+        assert stack is not None
+        target = (await client.list_models()).target
+        with progress_bar(error_console()) as progress:
+            bar = progress.add_task("measuring", total=count(options))
+            async with AdminClient(stack.admin_address) as admin:
+                samples = await measure(client, admin, options, lambda: progress.advance(bar))
+        reports = report(samples)
+        facts: dict[str, Any] = {
+            "target": target.name,
+            "dtype": target.dtype,
+            "device": target.device,
+            "threads": stack.options.threads,
+            "draft_threads": stack.options.draft_threads,
+            "tensor_parallel_size": stack.options.tensor_parallel_size,
+            "draft_model": stack.options.draft_model,
+            "rule": rule,
+            "num_speculative_tokens": num_speculative_tokens,
+            "max_tokens": max_tokens,
+            "repeats": repeats,
+        }
+        document = to_document(reports, **facts)
+        if output is not None:
+            output.write_text(to_json(to_document(reports, samples, **facts)))
+        if plot is not None:
+            plot_throughput(reports, plot)
+        if not json:
+            console = result_console()
+            console.print(throughput_table(reports))
+            console.print(THROUGHPUT_NOTES, style="dim")
+        return document
+
+    stack_options = models.to_stack_options(log_level="warning", max_sessions=sessions)
+    document = run_async(with_server(stack_options, None, use))
+    if json:
+        print_json(document)

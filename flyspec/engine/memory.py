@@ -1,0 +1,111 @@
+"""Memory of the KV cache, planned before any is allocated: bytes of a slot, and how many slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from flyspec.engine.slots import SPARE_ROWS
+from flyspec.errors import ConfigError
+
+
+class KVCachePlan(NamedTuple):
+    """Slots of a KV cache, the tokens that each holds, and its bytes on one device.
+
+    `spare_bytes` are those behind the last slot (`slots.SPARE_ROWS`).
+    """
+
+    num_slots: int
+    max_length: int
+    bytes_per_slot: int
+    spare_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that the cache takes on one device."""
+        return self.num_slots * self.bytes_per_slot + self.spare_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"KV cache: {self.num_slots} slots x {self.max_length} tokens, "
+            f"{_readable(self.bytes_per_slot)} each, {_readable(self.total_bytes)} in all"
+        )
+
+
+def slot_bytes(
+    config: Any, max_length: int, dtype: torch.dtype, tensor_parallel_size: int = 1
+) -> int:
+    """Bytes of one slot of `max_length` tokens on each device of a tensor-parallel group.
+
+    `config` is a model's configuration; `dtype` the one it runs in. Under tensor parallelism a
+    device holds its share of the KV heads, if transformers' plan for the model splits them.
+    """
+    config = config.get_text_config()
+    per_token = sum(2 * heads * size for heads, size in _heads(config))
+    if _splits_heads(config):
+        per_token //= tensor_parallel_size
+    return max_length * per_token * dtype.itemsize
+
+
+def plan_slots(bytes_per_slot: int, budget_bytes: int, max_sessions: int) -> int:
+    """How many slots, one a session, fit into the budget; at most `max_sessions`.
+
+    Raises `ConfigError` if not even one fits.
+    """
+    fitting = budget_bytes // bytes_per_slot
+    if not fitting:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes {budget_bytes}: one session needs {bytes_per_slot} bytes "
+            f"({_readable(bytes_per_slot)}); raise it, or lower --max-model-len"
+        )
+    return min(max_sessions, fitting)
+
+
+def plan_kv_cache(
+    config: Any,
+    max_length: int,
+    dtype: torch.dtype,
+    max_sessions: int,
+    budget_bytes: int = 0,
+    tensor_parallel_size: int = 1,
+) -> KVCachePlan:
+    """The cache of a service: as many slots as it lets sessions in, or as fit into a budget.
+
+    `budget_bytes` are those of one device; 0 sets no limit. Raises `ConfigError`.
+    """
+    size, spare = (
+        slot_bytes(config, length, dtype, tensor_parallel_size)
+        for length in (max_length, SPARE_ROWS)
+    )
+    slots = max_sessions
+    if budget_bytes:
+        plan_slots(size + spare, budget_bytes, max_sessions)  # one at least
+        slots = plan_slots(size, budget_bytes - spare, max_sessions)
+    return KVCachePlan(slots, max_length, size, spare)
+
+
+def _heads(config: Any) -> Iterator[tuple[int, int]]:
+    """KV heads of each layer, and their size."""
+    layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
+    for layer in layers:
+        heads = layer.num_attention_heads
+        kv_heads = getattr(layer, "num_key_value_heads", None) or heads
+        yield kv_heads, getattr(layer, "head_dim", None) or layer.hidden_size // heads
+
+
+def _splits_heads(config: Any) -> bool:
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    projections = (".k_proj", ".query_key_value")
+    return any(key.endswith(projections) and style == "colwise" for key, style in plan.items())
+
+
+def _readable(num_bytes: int) -> str:
+    """As "12.6 MB", in three digits; units are powers of 1000."""
+    value, unit = float(num_bytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"

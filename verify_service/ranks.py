@@ -1,0 +1,302 @@
+"""Starts the ranks of a tensor-parallel target, and ends the service when one of them is lost.
+
+The service's own process is rank 0. On one host it starts the others as children: their standard
+input brings the settings and, when it closes, tells them that rank 0 is gone. With torchrun's
+variables in the environment somebody else started them all, and this process joins.
+
+A rank that is lost takes all down: the others would wait for it in the midst of a forward. The exit
+code then is `EXIT_LOST_RANK`, and whatever supervises the service starts it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+import flyspec
+from flyspec import rpc
+from flyspec.config import VerifySettings
+from flyspec.engine.loading import LoadedModel, check_tensor_parallel, load_model, read_config
+from flyspec.engine.memory import plan_kv_cache
+from flyspec.engine.parallel import (
+    LeadRunner,
+    Place,
+    RankGroup,
+    place_from_environment,
+    rank_device,
+    weight_bytes,
+)
+from flyspec.errors import ConfigError, FlyspecError
+from flyspec.telemetry import configure_logging
+from verify_service.watch import Watch
+
+log = logging.getLogger(__name__)
+
+EXIT_LOST_RANK = 75
+"""EX_TEMPFAIL of sysexits.h: start again."""
+
+LOOPBACK = "127.0.0.1"
+EXIT_GRACE_S = 5.0
+_LAST_WORDS_S = 1.0
+_POLL_S = 0.1
+_ALL_THREADS = torch.get_num_threads()
+
+
+class Ranks:
+    """The other ranks as rank 0 sees them: started, joined, watched, stopped."""
+
+    def __init__(self, place: Place, settings: VerifySettings) -> None:
+        self.place, self._settings = place, settings
+        self.group: RankGroup | None = None
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._watch: Watch | None = None
+        self._ending = threading.Lock()
+        self._leading = self._stopped = False
+
+    def start(self) -> RankGroup:
+        """Start the ranks of this host unless they are started by others, and meet them all.
+
+        Raises `ConfigError`.
+        """
+        device = rank_device(self._settings.device, self.place)
+        listener = None
+        if self.place.port == 0:
+            listener = socket.create_server((LOOPBACK, 0))
+            self.place = self.place._replace(port=listener.getsockname()[1])
+            self._start_children()
+        self.group = RankGroup.join(self.place, device, listener)
+        self._watch = _watch(self.group, self._settings, self.end)
+        log.info("%d ranks have met at %s:%d", self.place.size, self.place.host, self.place.port)
+        return self.group
+
+    def lead(self, runner: LeadRunner) -> None:
+        """From now on all ranks, once they are warm, follow `runner` and are watched."""
+        assert self.group is not None
+        assert self._watch is not None
+        self.group.wait_for_all()
+        runner.lead(self.group, self.failed)
+        self._watch.arm()
+        self._leading = True
+
+    def stop(self) -> None:
+        """End all ranks: in order if they have met, and those that do not end are killed."""
+        self._stopped = True
+        if self._watch is not None:
+            self._watch.close()
+        if self._leading:
+            deadline = time.monotonic() + EXIT_GRACE_S
+            # A rank that does not answer must not hold up the end.
+            parting = threading.Thread(target=self._part, name="rank_part", daemon=True)
+            parting.start()
+            parting.join(EXIT_GRACE_S)
+            for child in self._children.values():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(max(0.0, deadline - time.monotonic()))
+        self._kill()
+
+    def end(self, reason: str, code: int = EXIT_LOST_RANK) -> NoReturn:
+        """End this process and all ranks at once: somewhere a thread waits for a rank in vain."""
+        with self._ending:
+            log.critical("%s; the service ends, to be started again", reason)
+            self._kill()
+            os._exit(code)
+
+    def _part(self) -> None:
+        assert self.group is not None
+        with contextlib.suppress(Exception):
+            self.group.stop()
+            self.group.leave()
+
+    def _kill(self) -> None:
+        for child in self._children.values():
+            if child.poll() is None:
+                child.kill()
+
+    def failed(self, error: Exception) -> NoReturn:
+        """End the service, as a forward of all ranks failed: they are out of step, or one is lost.
+
+        A `ConfigError` is raised instead.
+        """
+        # If a rank ended, that is the cause, and the thread that watches it knows in a moment.
+        time.sleep(_LAST_WORDS_S)
+        if isinstance(error, ConfigError):
+            raise error
+        self.end(f"a step failed: {_in_a_line(error)}")
+
+    def _start_children(self) -> None:
+        root = str(Path(flyspec.__file__).resolve().parent.parent)
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        settings = self._settings.model_dump_json(exclude={"ready_fd"}).encode() + b"\n"
+        # Between processes of one host nothing needs to be reachable from others.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        for rank in range(1, self.place.size):
+            place = self.place._replace(rank=rank, local_rank=rank)
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "verify_service.ranks"],
+                stdin=subprocess.PIPE,
+                env={**os.environ, **place.environment(), "PYTHONPATH": path, "TQDM_DISABLE": "1"},
+            )
+            self._children[rank] = child
+            log.info("rank %d is process %d", rank, child.pid)
+            assert child.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it ended; `_await_children` says so
+                child.stdin.write(settings)
+                child.stdin.flush()
+        threading.Thread(target=self._await_children, name="rank_children", daemon=True).start()
+
+    def _await_children(self) -> None:
+        """End all when a child ends on its own."""
+        while not self._stopped:
+            for rank, child in self._children.items():
+                code = child.poll()
+                if code is None or self._stopped:
+                    continue
+                how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
+                # 2: it could not start, and has said why.
+                self.end(f"rank {rank} ended {how}", 2 if code == 2 else EXIT_LOST_RANK)
+            time.sleep(_POLL_S)
+
+
+def find_place(settings: VerifySettings) -> Place | None:
+    """This process's place among the ranks; None for a target in one process.
+
+    Port 0 says that the other ranks are still to be started. Raises `ConfigError`.
+    """
+    size = settings.tensor_parallel_size
+    place = place_from_environment(os.environ)
+    if place is not None and size not in (1, place.size):
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: WORLD_SIZE={place.size} in the environment says "
+            "otherwise; leave one of them out"
+        )
+    if place is None and size > 1:
+        place = Place(0, size, 0, size, LOOPBACK, 0)
+    if place is not None:
+        if settings.device == "cpu":
+            # transformers takes a GPU for its mesh if it sees one.
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        check_tensor_parallel(settings.model, read_config(settings.model)[1], place.size)
+    return place
+
+
+def set_threads(settings: VerifySettings, place: Place | None) -> None:
+    """Give this thread, and those it starts, the CPU threads of its rank. 0 leaves it to torch."""
+    local_size = 1 if place is None else place.local_size
+    if settings.threads or local_size > 1:
+        torch.set_num_threads(max(1, (settings.threads or _ALL_THREADS) // local_size))
+
+
+def load_share(settings: VerifySettings, group: RankGroup) -> LoadedModel:
+    """Load this rank's share of the target. Raises `ConfigError`."""
+    loaded = load_model(
+        settings.model,
+        str(group.device),
+        settings.dtype,
+        settings.max_model_len,
+        group.place.size,
+    )
+    own, total = weight_bytes(loaded.model)
+    log.info("rank %d of %d holds %.1f of %.1f MB of weights (%.1f %%)", group.place.rank,
+             group.place.size, own / 1e6, total / 1e6, 100 * own / total)  # fmt: skip
+    return loaded
+
+
+def make_runner(settings: VerifySettings, loaded: LoadedModel) -> LeadRunner:
+    """The runner of any rank: all must have the same slots, and forward the same way."""
+    plan = plan_kv_cache(
+        loaded.model.config,
+        loaded.info.context_length,
+        loaded.model.dtype,
+        settings.max_sessions,
+        settings.kv_cache_memory_bytes,
+        dist.get_world_size() if dist.is_initialized() else 1,
+    )
+    log.info("%s", plan)
+    return LeadRunner(loaded, plan.num_slots, batch_invariant=settings.batch_invariant)
+
+
+def follow(settings: VerifySettings, place: Place, parent: int | None = None) -> None:
+    """Be a rank other than 0 until rank 0 stops. Raises `ConfigError` when it cannot start.
+
+    `parent` is the process id of rank 0 if that started this process.
+    """
+
+    def end(reason: str) -> NoReturn:
+        log.critical("%s; this rank ends", reason)
+        if parent is not None and os.getppid() == parent:
+            # Its clients wait in vain, and whatever stopped it keeps it from seeing that itself.
+            os.kill(parent, signal.SIGKILL)
+        os._exit(EXIT_LOST_RANK)
+
+    set_threads(settings, place)
+    group = RankGroup.join(place, rank_device(settings.device, place))
+    # Rank 0 is told to end, drains, and then tells the others.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    watch = _watch(group, settings, end)
+    try:
+        runner = make_runner(settings, load_share(settings, group))
+        runner.warm_up()
+        rpc.settle_memory()
+        group.wait_for_all()
+        watch.arm()
+        group.follow(runner, on_stop=watch.close)
+    except Exception as error:
+        # If another rank was lost, that is the cause, and rank 0 is about to say so.
+        time.sleep(2 * _LAST_WORDS_S)
+        if isinstance(error, ConfigError):
+            raise
+        log.critical("%s; this rank ends", _in_a_line(error))
+        os._exit(EXIT_LOST_RANK)
+    group.leave()
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or repr(error)
+
+
+def _watch(group: RankGroup, settings: VerifySettings, on_lost: Callable[[str], NoReturn]) -> Watch:
+    watch = Watch(group, settings.heartbeat_timeout_s, settings.step_timeout_s, on_lost)
+    watch.start()
+    return watch
+
+
+def _end_with_parent() -> None:
+    """Rank 0 holds the other end of standard input, however it ends."""
+    while os.read(0, 4096):
+        pass
+    os._exit(EXIT_LOST_RANK)
+
+
+def main() -> None:
+    """A rank that rank 0 started on its own host."""
+    # A terminal's Ctrl-C reaches all processes; rank 0 is the one to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    settings = VerifySettings.model_validate_json(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
+    place = find_place(settings)
+    assert place is not None
+    configure_logging(f"verify[{place.rank}]", settings.log_level)
+    try:
+        follow(settings, place, parent)
+    except FlyspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()
