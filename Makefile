@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint types imports protos unit stubs models clean \
-	check-exact check-rules check-accuracy check-rules-table check-cancel bench
+	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -53,6 +53,12 @@ unit: $(VENV)/.installed-dev
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -m "not full and not gpu" $(PYTEST_ARGS)
 
+gpu-test: $(VENV)/.installed-dev ## the tests that need a CUDA device; skips them where there is none
+	@echo "== pytest: what needs a CUDA device"
+	@$(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
+		|| echo "torch sees no CUDA device: the tests are collected and skipped"
+	@$(BIN)/python -m pytest -m gpu -rs $(PYTEST_ARGS)
+
 stubs: $(VENV)/.installed-dev ## regenerate flyspec/v1 from protos/
 	PATH="$(BIN):$$PATH" $(BIN)/python protos/generate.py
 
@@ -80,6 +86,16 @@ check-cancel: $(VENV)/.installed-dev ## cancelled requests leave nothing behind
 
 bench: $(VENV)/.installed ## plain, transformers, exact and fly on word problems
 	@$(BIN)/flyspec bench --problems 20 --reference $(ARGS)
+
+TP ?= 1,2,4
+bench-engine: $(VENV)/.installed-dev ## steps, prefill and ranks; many requests at once; a long prompt among them
+	@mkdir -p build docs/images
+	@$(BIN)/flyspec bench engine --tensor-parallel-size $(TP) \
+		--output build/engine.json --plot docs/images/engine-steps.svg $(ARGS)
+	@$(BIN)/flyspec bench throughput \
+		--output build/throughput.json --plot docs/images/engine-throughput.svg
+	@$(BIN)/flyspec bench prefill-stall \
+		--output build/prefill-stall.json --plot docs/images/engine-prefill-stall.svg
 
 clean: ## remove what make made
 	rm -rf $(VENV) node_modules build *.egg-info

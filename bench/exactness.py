@@ -135,7 +135,12 @@ async def compare(
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """All comparisons; the report."""
     rows: list[dict[str, Any]] = []
-    options = StackOptions(dtype=arguments.dtype, draft_dtype=arguments.dtype, log_level="warning")
+    options = StackOptions(
+        dtype=arguments.dtype,
+        draft_dtype=arguments.dtype,
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        log_level="warning",
+    )
     async with Stack(options) as stack, Client(stack.address) as client:
         assert stack.options.model is not None
         reference = Reference(stack.options.model, arguments.dtype, stack.options.threads)
@@ -196,7 +201,12 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
                             f"({time.monotonic() - started:.0f} s)",
                             flush=True,
                         )
-    return {"dtype": arguments.dtype, "max_tokens": arguments.max_tokens, "rows": rows}
+    return {
+        "dtype": arguments.dtype,
+        "tensor_parallel_size": arguments.tensor_parallel_size,
+        "max_tokens": arguments.max_tokens,
+        "rows": rows,
+    }
 
 
 def main() -> int:
@@ -204,6 +214,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--data", default="../shared/data", help="folder of the prompt files")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32", "bfloat16"])
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, help="processes that share the target"
+    )
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 15])
     parser.add_argument("--limit", type=int, help="at most this many prompts of each set")

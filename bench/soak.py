@@ -1,0 +1,261 @@
+"""Does the stack stay as it is? `python -m bench.soak --sessions 1000 --plot FILE`.
+
+Clients come and go: each thinks for a random time, asks for a text of random length by a random
+rule, drafter and K, and leaves a share of them in mid-stream. Meanwhile services are killed and
+started again. At the end no session may be left in any service, and the memory of each process must
+not have grown since it was warm: the slope of its resident memory over the sessions served, the
+first third of each process's life left out.
+
+Exits with 1 if sessions are left, memory has grown, or a request failed although all services ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import aclosing
+from dataclasses import asdict
+from pathlib import Path
+
+from bench import plots
+from bench.soak_report import Fault, Memory, Report, growth, plot, show
+from demo.corpus import problems
+from flyspec.cli.service import Service
+from flyspec.cli.stack import Stack, StackOptions
+from flyspec.client import AdminClient, Chat, Client, Completion, GenerateOptions, Prompt
+from flyspec.errors import FlyspecError
+from flyspec.types import Rule, SamplingParams
+
+RULES = ("exact", "fly", "fly-paper", "margin", "fuzzy", "typical", "rejection", "random")
+DRAFTERS = ("", "model", "prompt_lookup", "multi_level")
+CANCELLED = 0.25
+SETTLE_S = 5.0
+"""So long after a service is back, a request may still begin that fails for its absence."""
+_CODE = 'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n'
+
+
+class RestartableStack(Stack):
+    """A stack whose services can be killed and come back where they were."""
+
+    def __init__(self, options: StackOptions) -> None:
+        super().__init__(options)
+        self._commands: dict[str, tuple[str, list[str], int]] = {}
+        self.lives: Counter[str] = Counter()
+
+    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Service:
+        self._commands[name] = module, flags, threads
+        return await super()._spawn(name, module, flags, threads)
+
+    async def restart(self, name: str) -> None:
+        """Kill a service and start it again; returns when it is ready."""
+        old = self.services[name]
+        old.send(signal.SIGKILL)
+        await old.ended()
+        module, flags, threads = self._commands[name]
+        # The last one wins: it listens where the old one did.
+        flags = [*flags, "--port", str(old.facts["port"])]
+        self.lives[name] += 1
+        await self._ready(await self._spawn(name, module, flags, threads))
+
+
+def resident_mib(pid: int) -> float | None:
+    """Resident memory of a process that is still there."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    kib = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(kib[0]) / 1024 if kib else None
+
+
+class Soak:
+    """A run: the stack, its clients, what disturbs them, and what is seen of it."""
+
+    def __init__(self, args: argparse.Namespace, stack: RestartableStack) -> None:
+        self._args, self._stack = args, stack
+        self._rng = random.Random(args.seed)
+        self.report = Report()
+        self._begun = 0
+        self._start = time.monotonic()
+        self._down: set[str] = set()
+        self._calm_since = self._start
+        self._questions = [p.question for p in problems("soak", 50)]
+
+    def _now(self) -> float:
+        return time.monotonic() - self._start
+
+    async def run(self) -> Report:
+        """All of it."""
+        report, client_tasks = self.report, []
+        watch = asyncio.create_task(self._watch())
+        disturb = asyncio.create_task(self._disturb())
+        try:
+            async with Client(self._stack.address) as client:
+                for _ in range(self._args.concurrent):
+                    client_tasks.append(asyncio.create_task(self._client(client)))
+                await asyncio.gather(*client_tasks)
+            report.seconds = self._now()
+            await disturb
+            await self._end()
+        finally:
+            for task in (watch, disturb, *client_tasks):
+                task.cancel()
+            await asyncio.gather(watch, disturb, *client_tasks, return_exceptions=True)
+        self._measure()
+        report.growth = growth(report.memory)
+        return report
+
+    async def _client(self, client: Client) -> None:
+        """One request after the other, with pauses."""
+        while self._begun < self._args.sessions:
+            self._begun += 1
+            rng = random.Random(self._rng.random())
+            await asyncio.sleep(rng.expovariate(1 / self._args.pause))
+            while "verify" in self._down:  # nothing but errors is to be had  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+            began = time.monotonic()
+            try:
+                await self._request(client, rng)
+            except FlyspecError as error:
+                message = f"{type(error).__name__}: {error}"
+                self.report.failed[message] = self.report.failed.get(message, 0) + 1
+                # In flight, or begun, while something was down or hardly back.
+                if not self._down and began > self._calm_since + SETTLE_S:
+                    self.report.unexpected.append(message)
+            self.report.sessions += 1
+
+    async def _request(self, client: Client, rng: random.Random) -> None:
+        leaves = rng.random() < CANCELLED
+        events_left = rng.randint(0, 6) if leaves else None
+        options = self._options(rng)
+        generation = client.generate(self._prompt(rng), options)
+        async with aclosing(generation) as events:  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, Completion):
+                    self.report.completed += 1
+                    self.report.tokens += event.completion_tokens
+                    return
+                if events_left is not None:
+                    if events_left == 0:
+                        break
+                    events_left -= 1
+        self.report.cancelled += 1
+
+    def _prompt(self, rng: random.Random) -> Prompt:
+        question = rng.choice(self._questions)
+        kind = rng.random()
+        if kind < 0.6:
+            return Chat.of_user(question)
+        if kind < 0.9:
+            return _CODE * rng.randint(1, 3) + f"# {rng.random()}\n"
+        return Chat.of_user(" ".join(rng.choices(self._questions, k=8)))
+
+    def _options(self, rng: random.Random) -> GenerateOptions:
+        return GenerateOptions(
+            sampling=SamplingParams(rng.choice([0.0, 0.0, 0.8]), rng.choice([1.0, 0.9])),
+            seed=rng.randrange(1 << 30),
+            max_tokens=rng.randint(1, self._args.max_tokens),
+            ignore_eos=rng.random() < 0.5,
+            drafter=rng.choice(DRAFTERS),
+            rule=Rule(rng.choice(RULES)),
+            num_speculative_tokens=rng.choice([0, 1, 4, 8, 15]),
+            logprobs=rng.choice([None, None, 2]),
+        )
+
+    async def _disturb(self) -> None:
+        """Kill services so many times each, at even distances."""
+        args, plan = self._args, []
+        for name, times in (("draft", args.draft_kills), ("verify", args.verify_kills)):
+            plan += [(args.sessions * (i + 1) // (times + 1), name) for i in range(times)]
+        for at, name in sorted(plan):
+            while self.report.sessions < at:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            killed = self._now()
+            self._down.add(name)
+            await self._stack.restart(name)
+            self._down.discard(name)
+            self._calm_since = time.monotonic()
+            self.report.faults.append(Fault(name, self.report.sessions, killed, self._now()))
+            print(f"{name} killed and back in {self._now() - killed:.1f} s", file=sys.stderr)
+
+    async def _watch(self) -> None:
+        while True:
+            self._measure()
+            await asyncio.sleep(self._args.every)
+
+    def _measure(self) -> None:
+        for name, service in self._stack.services.items():
+            mib = None if name in self._down else resident_mib(service.pid)
+            if mib is not None:
+                life = self._stack.lives[name]
+                entry = Memory(self._now(), self.report.sessions, name, life, mib)
+                self.report.memory.append(entry)
+
+    async def _end(self) -> None:
+        """Wait for every session to be gone, and note what is left if they are not."""
+        async with AdminClient(self._stack.admin_address) as admin:
+            for _ in range(300):
+                status = await admin.status()
+                self.report.left = {
+                    "verify sessions": status.verify.sessions.active,
+                    "draft sessions": status.draft.sessions.active,
+                    "generations": status.active_generations,
+                    "waiting": status.waiting_generations,
+                }
+                if not any(self.report.left.values()):
+                    break
+                await asyncio.sleep(0.1)
+        sessions = status.verify.sessions
+        hits, queries = sessions.prefix_cache_hits, sessions.prefix_cache_queries
+        self.report.prefix_cache_hit_rate = hits / max(1, queries)
+
+
+async def _main(args: argparse.Namespace) -> Report:
+    options = StackOptions(log_level="error", max_sessions=args.max_sessions, dtype=args.dtype)
+    async with RestartableStack(options) as stack:
+        return await Soak(args, stack).run()
+
+
+def main() -> int:
+    """Run it; the exit code."""
+    parser = argparse.ArgumentParser(prog="bench.soak", description=__doc__)
+    parser.add_argument("--sessions", type=int, default=1000, help="requests in all")
+    parser.add_argument("--concurrent", type=int, default=24, help="clients at once")
+    parser.add_argument("--max-sessions", type=int, default=16, help="slots of each service")
+    parser.add_argument("--max-tokens", type=int, default=24, help="longest text, in tokens")
+    parser.add_argument("--pause", type=float, default=0.3, help="a client's mean pause, seconds")
+    parser.add_argument("--draft-kills", type=int, default=4, help="kills of the draft service")
+    parser.add_argument("--verify-kills", type=int, default=1, help="kills of the verify service")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between measurements")
+    parser.add_argument("--dtype", default="auto", help="the target's numbers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, help="a file .svg, .png or .pdf; needs matplotlib")
+    parser.add_argument("--output", type=Path, help="write the JSON report here")
+    parser.add_argument("--json", action="store_true", help="print the JSON report, nothing else")
+    args = parser.parse_args()
+    try:
+        plots.check_plot(args.plot)
+        report = asyncio.run(_main(args))
+    except FlyspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    document = json.dumps({**asdict(report), "passed": report.passed}, indent=1)
+    if args.output is not None:
+        args.output.write_text(document + "\n")
+    if args.plot is not None:
+        plot(report, args.plot)
+    if args.json:
+        print(document)
+    else:
+        show(report)
+    return 0 if report.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

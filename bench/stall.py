@@ -1,0 +1,232 @@
+"""What a long prompt costs those that are decoding: times of steps before, while and after it runs.
+
+`VerifyEngine` in this process: sessions send rounds of K drafts without pause, then a prompt that
+was never seen arrives, cut into chunks as configured or, to compare, not cut at all. Runs with each
+size of chunk take turns. A step is a turn of the engine's loop, judging included: what every
+session in it waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from bench.engine import context_limit
+from bench.stall_report import (
+    GROWTH,
+    Arrival,
+    StallOptions,
+    StallReport,
+    StepRecord,
+    report_chunk,
+)
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.runner import ModelRunner
+from flyspec.engine.scheduler import Budget, Step
+from flyspec.errors import ConfigError
+from flyspec.types import Rule, SamplingParams, VerifyOpen, VerifyRound
+from verify_service.engine import VerifyEngine
+from verify_service.sessions import Session
+
+_POLL_S = 0.005
+_WARM_UP_STEPS = 10
+
+
+class RecordingRunner(ModelRunner):
+    """Notes what was in the last forward."""
+
+    sequences = tokens = 0
+
+    def forward(self, steps: Sequence[Step]) -> list[Tensor]:
+        """As `ModelRunner.forward`."""
+        self.sequences = len(steps)
+        self.tokens = sum(len(step.token_ids) for step in steps)
+        return super().forward(steps)
+
+
+class RecordingEngine(VerifyEngine):
+    """Notes when each step began and ended."""
+
+    def __init__(self, runner: RecordingRunner, loaded: LoadedModel, budget: Budget) -> None:
+        # OpenMP keeps the number of threads per calling thread.
+        prepare = partial(torch.set_num_threads, torch.get_num_threads())
+        super().__init__(runner, loaded.tokenizer, 4096, prepare, budget)
+        self._recorded = runner
+        self.records: list[StepRecord] = []
+
+    def step(self) -> None:
+        """As `VerifyEngine.step`."""
+        begin = time.perf_counter_ns()
+        super().step()
+        runner = self._recorded
+        end = time.perf_counter_ns()
+        self.records.append(StepRecord(begin, end, runner.sequences, runner.tokens))
+
+
+def count(options: StallOptions) -> int:
+    """How many times `measure` calls `on_sample`."""
+    return options.repeats * len(options.all_chunks)
+
+
+def check(model: str, options: StallOptions) -> None:
+    """Refuse sequences that the model does not reach. Raises `ConfigError`."""
+    limit = context_limit(model)
+    if options.max_model_len > limit:
+        raise ConfigError(
+            f"--prompt-tokens {options.prompt_tokens}, --context {options.context}: sequences "
+            f"reach {options.max_model_len} tokens, the model's limit is {limit}"
+        )
+
+
+async def measure(
+    loaded: LoadedModel, options: StallOptions, on_sample: Callable[[], None] = lambda: None
+) -> StallReport:
+    """Let the prompt arrive `repeats` times a size of chunk.
+
+    The model is loaded for sequences of `options.max_model_len`. Raises `ConfigError`.
+    """
+    runner = RecordingRunner(loaded, options.sessions + 1)
+    runner.warm_up()
+    rng = random.Random(0)
+    arrivals: dict[int, list[Arrival]] = {chunk: [] for chunk in options.all_chunks}
+    for repeat in range(options.repeats):
+        chunks = options.all_chunks
+        turn = repeat % len(chunks)
+        for chunk in [*chunks[turn:], *chunks[:turn]]:
+            engine = RecordingEngine(runner, loaded, _budget(options, chunk))
+            engine.start()
+            try:
+                arrivals[chunk].append(await _arrive(engine, options, chunk, rng))
+            finally:
+                engine.stop()
+            on_sample()
+    info = loaded.info
+    reports = [report_chunk(chunk, of, options) for chunk, of in arrivals.items()]
+    return StallReport(
+        info.name, info.dtype, info.device, torch.get_num_threads(), options, reports
+    )
+
+
+def _budget(options: StallOptions, chunk: int) -> Budget:
+    if chunk < options.prompt_tokens:
+        return Budget(options.max_num_batched_tokens, chunk)
+    # `Budget.reserved` is at most a quarter of a step.
+    return Budget(max(options.max_num_batched_tokens, 4 * chunk), chunk)
+
+
+async def _time_alone(
+    engine: RecordingEngine, options: StallOptions, chunk: int, rng: random.Random
+) -> float:
+    """The step of a prompt's last whole chunk when nothing else runs, ms."""
+    for _ in range(2):  # the first one fills caches of programs and of memory
+        first = len(engine.records)
+        prompt = _random_ids(rng, options.prompt_tokens, engine.info.vocab_size)
+        await _read(engine, prompt)
+        await _read(engine, prompt[:1])  # answered when the steps before are recorded
+    whole = [record for record in engine.records[first:] if record.tokens == chunk]
+    return whole[-1].milliseconds
+
+
+async def _read(engine: RecordingEngine, prompt: list[int]) -> None:
+    """Open a session, have its prompt read and the next token chosen, and close it."""
+    session = _open(engine, prompt)
+    try:
+        answer = await engine.submit(session, VerifyRound(1, len(prompt), [], [])).get()
+        if isinstance(answer, Exception):
+            raise answer
+    finally:
+        engine.close(session)
+
+
+async def _arrive(
+    engine: RecordingEngine, options: StallOptions, chunk: int, rng: random.Random
+) -> Arrival:
+    """Sessions decode; the prompt arrives in the midst of it and is answered; all end."""
+    chunk_ms = await _time_alone(engine, options, chunk, rng)
+    crowd = _Crowd(engine, options)
+    crowd.start(rng)
+    try:
+        while len(crowd.begun) < options.sessions:  # until all have read their prompts
+            await crowd.steps(1)
+        await crowd.steps(_WARM_UP_STEPS)
+        first = await crowd.steps(options.steps)
+        prompt = _random_ids(rng, options.prompt_tokens, engine.info.vocab_size)
+        arrived = time.perf_counter_ns()
+        await _read(engine, prompt)
+        answered = time.perf_counter_ns()
+        await crowd.steps(options.steps)
+    finally:
+        await crowd.end()
+    records = engine.records[first:]
+    begin = records[0].begin_ns
+    return Arrival(records, [r for r in crowd.rounds if r[0] >= begin], arrived, answered, chunk_ms)
+
+
+class _Crowd:
+    """Sessions that send a round as soon as the one before is answered."""
+
+    def __init__(self, engine: RecordingEngine, options: StallOptions) -> None:
+        self._engine, self._options = engine, options
+        self._stopped = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.rounds: list[tuple[int, float]] = []
+        self.begun: set[int] = set()
+
+    def start(self, rng: random.Random) -> None:
+        """Open the sessions."""
+        for index in range(self._options.sessions):
+            prompt = _random_ids(rng, self._options.context, self._engine.info.vocab_size)
+            self._tasks.append(asyncio.create_task(self._decode(index, prompt)))
+
+    async def steps(self, number: int) -> int:
+        """Wait for so many more steps of the engine; the index of the first."""
+        first = len(self._engine.records)
+        while len(self._engine.records) < first + number:
+            await asyncio.sleep(_POLL_S)
+            if ended := next((task for task in self._tasks if task.done()), None):
+                ended.result()  # raises: they end only by an error
+        return first
+
+    async def end(self) -> None:
+        """Close the sessions, each after its round."""
+        self._stopped = True
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _decode(self, index: int, prompt: list[int]) -> None:
+        """What is drafted does not matter to a step's time; the sequence goes back now and then."""
+        engine, rng = self._engine, random.Random(index)
+        session = _open(engine, prompt)
+        length, round_id = len(prompt), 0
+        try:
+            while not self._stopped:
+                round_id += 1
+                drafts = _random_ids(
+                    rng, self._options.num_speculative_tokens, engine.info.vocab_size
+                )
+                round_ = VerifyRound(round_id, length, [], drafts)
+                answer = await engine.submit(session, round_).get()
+                if isinstance(answer, Exception):
+                    raise answer
+                self.rounds.append((time.perf_counter_ns(), answer.timings.service_ns / 1e6))
+                self.begun.add(index)
+                length = answer.keep_length + 1
+                if length >= len(prompt) + GROWTH:
+                    length = len(prompt)
+        finally:
+            engine.close(session)
+
+
+def _open(engine: RecordingEngine, token_ids: list[int]) -> Session:
+    return engine.open(
+        VerifyOpen(token_ids, len(token_ids), Rule("exact"), SamplingParams(), seed=0)
+    )
+
+
+def _random_ids(rng: random.Random, number: int, vocab_size: int) -> list[int]:
+    return [rng.randrange(vocab_size) for _ in range(number)]
