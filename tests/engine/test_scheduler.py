@@ -71,5 +71,11 @@ def test_under_overload_a_prompt_still_moves():
     assert sum(counts) <= 1024
 
 
+def test_rounds_longer_than_a_chunk_do_not_wait_for_prompts():
+    rounds = [pieces(40, 40) for _ in range(4)]
+    assert allot([pieces(1500), *rounds], Budget(256, 16)) == [16, 40, 40, 40, 40]
+    assert allot([*rounds, pieces(1500)], Budget(128, 16)) == [40, 40, 0, 0, 16]
+
+
 def test_rows_that_nothing_precedes_run_whole():
     assert allot([pieces(900, 900)], Budget(128, 16)) == [900]

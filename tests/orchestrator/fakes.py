@@ -81,7 +81,7 @@ class _Call:
 class _Service:
     """What both have: streams that break when told to."""
 
-    address, timeout_s = "fake", 5.0
+    address, timeout_s, reopen_timeout_s = "fake", 5.0, 5.0
 
     def __init__(self) -> None:
         self._breaks: deque[str] = deque()

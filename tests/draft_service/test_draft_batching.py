@@ -1,0 +1,235 @@
+"""Continuous batching of drafts: in a crowd, a session proposes what it does alone (float64)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draft_harness import (
+    CONTEXT_LENGTH,
+    EOS,
+    GREEDY,
+    PENALTIES,
+    SAMPLINGS,
+    SPECS,
+    VOCAB_SIZE,
+    drive_all,
+    tokens_of,
+    until,
+)
+
+from draft_service.drafters.base import Drafter
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.multi_level import MultiLevelDrafter
+from draft_service.engine import Engine
+from draft_service.sessions import Limits, Session, Sessions
+from flyspec.engine.loading import LoadedModel, load_model
+from flyspec.engine.runner import ModelRunner, Step
+from flyspec.engine.scheduler import Budget
+from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, TokenDistribution
+
+SMALL = Budget(max_tokens=128, prefill_chunk=16)
+POISON = [VOCAB_SIZE - 1, VOCAB_SIZE - 1]
+
+
+class WatchedRunner(ModelRunner):
+    """Counts what runs, holds steps back at a gate, and fails in the model at poison."""
+
+    def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
+        super().__init__(loaded, num_slots)
+        self.poisoned = False
+        loaded.model.model.layers[1].register_forward_pre_hook(self._check)
+        self.batches: list[int] = []
+        self.pieces = self.entered = self.clashes = 0
+        self.gate: threading.Semaphore | None = None
+
+    def forward(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+        self.clashes += len(steps) - len({step.slot for step in steps})
+        self.entered += 1
+        if self.gate is not None:
+            self.gate.acquire()
+        self.batches.append(len(steps))
+        self.pieces += sum(step.num_logits == 0 for step in steps)
+        self.poisoned = any(POISON in map(list, pairwise(step.token_ids)) for step in steps)
+        return super().forward(steps)
+
+    def _check(self, *_: Any) -> None:
+        if self.poisoned:
+            raise RuntimeError("poison")
+
+    def shut_gate(self) -> None:
+        self.gate = threading.Semaphore(0)
+
+    def open_gate(self) -> None:
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            gate.release(1000)
+
+
+@asynccontextmanager
+async def running(
+    model_dir: str, slots: int, budget: Budget = SMALL
+) -> AsyncIterator[tuple[Sessions, WatchedRunner]]:
+    """Sessions over a model of their own; ends with every slot free."""
+    loaded = load_model(model_dir, "cpu", "float64")
+    runner = WatchedRunner(loaded, slots)
+    engine = Engine(runner, lambda: torch.set_num_threads(1), budget)
+    drafters: list[Drafter] = [ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])]
+    await engine.start()
+    try:
+        yield Sessions(drafters, engine, Limits(slots, 64, 60.0, 4, 0)), runner
+        await until(lambda: runner.cache.num_free == slots)
+        assert not runner.clashes
+    finally:
+        runner.open_gate()
+        await engine.stop()
+
+
+async def propose(session: Session, advance: DraftAdvance) -> list[DraftChunk]:
+    """All chunks of a proposal."""
+    session.advance(advance, 0)
+    chunks: list[DraftChunk] = []
+    while not chunks or not chunks[-1].last:
+        chunks.append(await asyncio.wait_for(session.next_chunk(), 60))
+    return chunks
+
+
+def some_tokens(rng: random.Random, count: int) -> list[int]:
+    return rng.choices(range(1, VOCAB_SIZE), k=count)
+
+
+class Member:
+    """A session: its sequence, its moves, and what it was proposed."""
+
+    def __init__(self, number: int) -> None:
+        self.rng = rng = random.Random(number)
+        shared = some_tokens(random.Random(number % 3), 30)
+        text = some_tokens(rng, rng.randint(2, 30))
+        tokens = [*shared, *text, *text[: rng.randint(2, 12)]]  # lookup finds something
+        self.open = DraftOpen(
+            tokens,
+            rng.choice([*SAMPLINGS, *PENALTIES]),
+            number,
+            ("model", "multi_level")[number % 2],
+            rng.randint(1, len(tokens)),
+            rng.choice([None, *SPECS]),
+        )
+        self.told: list[tuple[DraftAdvance, list[int], list[TokenDistribution]]] = []
+
+    async def live(self, sessions: Sessions, rounds: int) -> None:
+        rng = self.rng
+        await asyncio.sleep(rng.uniform(0, 0.05))
+        with sessions.open(self.open) as session:
+            held = len(self.open.token_ids)
+            for round_id in range(rounds):
+                keep = held if not self.told else rng.randint(max(1, held - 12), held)
+                append = some_tokens(rng, rng.choice([0, 1, 1, 25])) if self.told else []
+                if keep + len(append) >= CONTEXT_LENGTH - 20:
+                    break
+                advance = DraftAdvance(round_id, keep, append, rng.choice([1, 3, 8, 15]))
+                chunks = await propose(session, advance)
+                tokens = tokens_of(chunks)
+                self.told.append((advance, tokens, [q for c in chunks for q in c.distributions]))
+                held = keep + len(append) + len(tokens)
+
+    def check(self, drafter: Drafter, runner: ModelRunner) -> None:
+        """Ask a session that has the model to itself."""
+        session = drafter.open(self.open)
+        for advance, tokens, distributions in self.told:
+            session.move(advance.keep_length, advance.append_token_ids)
+            alone, _, others = drive_all(runner, session, advance.max_tokens)
+            assert alone == tokens
+            assert len(others) == len(distributions)
+            for one, other in zip(distributions, others, strict=True):
+                assert one.token_ids == other.token_ids
+                a, b = (np.frombuffer(q.log_probs, "<f2").astype(float) for q in (one, other))
+                assert np.allclose(a, b, rtol=2e-3, atol=1e-6)
+        session.close()
+
+
+def check_alone(model_dir: str, members: Sequence[Member]) -> None:
+    runner = ModelRunner(load_model(model_dir, "cpu", "float64"), 1)
+    runner.cache.reuse = False
+    drafters = {
+        "model": ModelDrafter(runner, [EOS]),
+        "multi_level": MultiLevelDrafter(runner, [EOS]),
+    }
+    for member in members:
+        member.check(drafters[member.open.drafter], runner)
+
+
+@pytest.mark.parametrize(
+    ("number", "rounds"), [(32, 3), pytest.param(256, 12, marks=pytest.mark.full)]
+)
+async def test_a_crowd_is_proposed_what_each_is_proposed_alone(
+    model_dir: str, number: int, rounds: int
+) -> None:
+    members = [Member(i) for i in range(number)]
+    room = asyncio.Semaphore(24)
+    async with running(model_dir, 24) as (sessions, runner):
+
+        async def live(member: Member) -> None:
+            async with room:
+                await member.live(sessions, rounds)
+
+        await asyncio.gather(*(live(member) for member in members))
+        batch, pieces = statistics.mean(runner.batches), runner.pieces
+        hits, queries = runner.cache.hits, runner.cache.queries
+    print(f"{batch:.1f} sequences a step, {pieces} pieces, {hits} of {queries} tokens found")
+    assert batch > 4
+    assert pieces > number / 2
+    assert 0 < hits < queries
+    check_alone(model_dir, members)
+
+
+async def test_a_session_that_leaves_in_mid_prompt_leaves_its_slot(model_dir: str) -> None:
+    rng = random.Random(1)
+    async with running(model_dir, 4) as (sessions, runner):
+        runner.shut_gate()
+        assert runner.gate is not None
+        prompt = some_tokens(rng, 130)
+        staying, sharing = Member(2), Member(4)
+        sharing.open = DraftOpen([*prompt[:100], 5, 6], GREEDY, 4, "model")
+        with sessions.open(DraftOpen(prompt, GREEDY, 1)) as leaving:
+            leaving.advance(DraftAdvance(1, 130, [], 4), 0)
+            work = asyncio.create_task(staying.live(sessions, 3))
+            await until(lambda: runner.entered == 1)
+            runner.gate.release(3)
+            await until(lambda: runner.entered == 4)
+            assert runner.pieces >= 3
+        more = asyncio.create_task(sharing.live(sessions, 2))
+        await asyncio.sleep(0.1)  # it has come, and the engine stands at the gate
+        runner.open_gate()
+        await asyncio.gather(work, more)
+        assert 0 < runner.cache.hits < 130
+    check_alone(model_dir, [staying, sharing])
+
+
+async def test_a_step_that_fails_fails_one_proposal(model_dir: str) -> None:
+    rng = random.Random(2)
+    async with running(model_dir, 12, Budget()) as (sessions, _):
+        members = [Member(i) for i in range(8)]
+        prefix = some_tokens(rng, 40)
+        with (
+            sessions.open(DraftOpen([*prefix, *POISON, *prefix], GREEDY, 1)) as victim,
+            sessions.open(DraftOpen(prefix, GREEDY, 1, "multi_level")) as other,
+        ):
+            work = [asyncio.create_task(member.live(sessions, 3)) for member in members]
+            for session, length, append in ((victim, 82, []), (other, 40, POISON)):
+                with pytest.raises(RuntimeError, match="poison"):
+                    await propose(session, DraftAdvance(1, length, append, 4))
+            await asyncio.gather(*work)
+            # What the failed step left behind is nobody's prefix.
+            again = Member(50)
+            again.open = DraftOpen([*prefix, 5, 6, 7], GREEDY, 3, "model")
+            await again.live(sessions, 2)
+    check_alone(model_dir, [*members, again])

@@ -1,0 +1,81 @@
+"""Small random models of many architectures, and their own logits as the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.runner import ModelRunner
+from flyspec.types import ModelInfo, TokenizerBundle
+
+VOCABULARY = 41
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 160,
+    # Logits of order 1, and attention far from uniform: a wrong key or value shows.
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def make_model(
+    kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any
+) -> torch.nn.Module:
+    """A model of transformers' `model_type` `kind` with random weights, norms and biases too."""
+    config = CONFIG_MAPPING[kind](**{**SHAPE, **changes})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: torch.nn.Module = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def loaded_model(model: Any, context_length: int = 160) -> LoadedModel:
+    """The model as the services hold it, without a tokenizer."""
+    config = model.config.get_text_config()
+    dtype = str(model.dtype).removeprefix("torch.")
+    info = ModelInfo(config.model_type, "", config.vocab_size, context_length, dtype, "cpu", 1)
+    return LoadedModel(model, info, TokenizerBundle(b"", "", (), (), None, "", "{}"))
+
+
+def make_runner(
+    model: Any, num_slots: int = 4, context_length: int = 160, padded: bool = False
+) -> ModelRunner:
+    """A runner over slots; the model's attention is exchanged for ours."""
+    return ModelRunner(loaded_model(model, context_length), num_slots, padded)
+
+
+def reference_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
+    """[tokens, vocab] of transformers' own attention over the whole sequence, without a cache."""
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
+        return logits
+
+
+@contextmanager
+def float64_throughout() -> Iterator[None]:
+    """Norms and softmaxes that transformers takes in float32 whatever the model's type in float64.
+
+    Rounding them to float32 would turn differences of 1e-16 into some of 1e-8 now and then.
+    """
+    with (
+        mock.patch.object(torch, "float32", torch.float64),
+        mock.patch.object(torch.Tensor, "float", torch.Tensor.double),
+    ):
+        yield

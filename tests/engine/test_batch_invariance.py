@@ -1,0 +1,178 @@
+"""The batch-invariant mode: the bits of a token's logits do not depend on the rest of a step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from random_models import VOCABULARY, loaded_model, make_model
+from torch import Tensor
+
+from flyspec.engine import invariance, tiles
+from flyspec.engine.runner import ModelRunner, Step
+from flyspec.engine.slots import MIN_REUSE
+from flyspec.engine.tiles import AlignedActivation, Sizes, TiledLinear, linear_sizes
+from flyspec.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LENGTH = 100
+# No multiple of a vector or of a block of keys: a slot's end is read beyond.
+CONTEXT = 133
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 7},
+    "gemma2": {"sliding_window": 7, "head_dim": 6},
+    "phi3": {},
+}
+
+
+def invariant_runner(kind: str, dtype: torch.dtype, **changes: Any) -> ModelRunner:
+    model = make_model(kind, dtype=dtype, **{**MODELS[kind], **changes})
+    runner = ModelRunner(loaded_model(model, CONTEXT), 4, batch_invariant=True)
+    runner.warm_up()
+    assert runner.batch_invariant
+    return runner
+
+
+def alone(runner: ModelRunner, token_ids: Sequence[int]) -> Tensor:
+    """Logits after each token, one token a step."""
+    slot = runner.cache.acquire().slot
+    rows = [runner.forward([Step(slot, i, [t])])[0] for i, t in enumerate(token_ids)]
+    runner.cache.release(slot)
+    runner.cache.forget()
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_a_sequences_logits_are_the_same_in_any_company(kind: str, dtype: torch.dtype) -> None:
+    runner = invariant_runner(kind, dtype)
+    draw = random.Random(5)
+    sequences = [[draw.randrange(3, VOCABULARY) for _ in range(LENGTH)] for _ in range(3)]
+    # Two that begin alike, so that one may start from the other's prefix.
+    sequences.append(sequences[0][: MIN_REUSE + 9] + sequences[1][MIN_REUSE + 9 :])
+    expected = [alone(runner, ids) for ids in sequences]
+    hits = 0
+    for _ in range(4):
+        draw.shuffle(order := list(range(len(sequences))))
+        leases = {i: runner.cache.acquire(sequences[i]) for i in order}
+        hits += sum(lease.length for lease in leases.values())
+        at = {i: min(leases[i].length, LENGTH - 1) for i in order}
+        while any(place < LENGTH for place in at.values()):
+            steps, rows = [], []
+            for i in order:
+                # Often what one round brings, now and then a piece of a prompt.
+                count = min(draw.choice([1, 1, 2, 3, 5, 9, 16, 17, 18, 33, 70]), LENGTH - at[i])
+                if count and draw.random() < 0.8:
+                    piece = sequences[i][at[i] : at[i] + count]
+                    steps.append(Step(leases[i].slot, at[i], piece, count))
+                    rows.append(expected[i][at[i] : at[i] + count])
+                    # What is rolled back is run again.
+                    at[i] += count if draw.random() < 0.7 else draw.randrange(count) + 1
+            if steps:
+                for got, wanted in zip(runner.forward(steps), rows, strict=True):
+                    assert torch.equal(got, wanted)
+        for lease in leases.values():
+            runner.cache.release(lease.slot)
+    assert hits
+
+
+def test_long_sequences_and_windows_over_blocks_of_keys() -> None:
+    for kind in ("llama", "mistral"):
+        model = make_model(
+            kind,
+            dtype=torch.float32,
+            max_position_embeddings=1300,
+            **({"sliding_window": 200} if kind == "mistral" else {}),
+        )
+        runner = ModelRunner(loaded_model(model, 1300), 2, batch_invariant=True)
+        ids = [(7 * i * i + 3 * i) % VOCABULARY for i in range(1250)]
+        (whole,) = runner.forward([Step(0, 0, ids, len(ids))])
+        for first, last in ((500, 530), (700, 705), (1020, 1030), (1240, 1250)):
+            for start in range(first, last):
+                runner.forward([Step(1, 0, ids[:5]), Step(0, start, ids[start : start + 1])])
+            *_, got = runner.forward([Step(1, 0, ids[:9]), Step(0, first, ids[first:last], 4)])
+            assert torch.equal(got, whole[last - 4 : last])
+
+
+def test_without_the_mode_the_bits_depend_on_the_step() -> None:
+    """Else the tests above would show nothing."""
+    model = make_model("llama", dtype=torch.float32)
+    runner = ModelRunner(loaded_model(model, CONTEXT), 4)
+    ids = [3 + i % 30 for i in range(LENGTH)]
+    (together,) = runner.forward([Step(0, 0, ids, LENGTH)])
+    assert not torch.equal(alone(runner, ids), together)
+
+
+def test_a_model_that_cannot_have_it_is_refused_or_left_as_it_is() -> None:
+    """Experts are no linear layers; what they compute depends on who else is routed to them."""
+    runner = ModelRunner(
+        loaded_model(make_model("mixtral", dtype=torch.float32), CONTEXT), 4, batch_invariant=True
+    )
+    with pytest.raises(ConfigError, match="use --no-batch-invariant"):
+        runner.warm_up()
+
+
+def test_left_open_it_is_on_in_bfloat16_only_where_small_steps_need_no_filling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    full = Sizes(tiles.SMALL)
+    monkeypatch.setattr(tiles, "linear_sizes", lambda *key: full)
+    for dtype, expected in ((torch.bfloat16, True), (torch.float32, False)):
+        model = make_model("llama", dtype=dtype)
+        assert (invariance.apply("m", model, None) is not None) is expected
+    monkeypatch.setattr(tiles, "linear_sizes", lambda *key: Sizes([16, 32]))
+    model = make_model("llama", dtype=torch.bfloat16)
+    assert invariance.apply("m", model, None) is None
+    assert not any(
+        isinstance(module.forward, TiledLinear | AlignedActivation) for module in model.modules()
+    )
+
+
+def test_only_on_cpus() -> None:
+    with pytest.raises(ConfigError, match="on CPUs only"):
+        invariance.apply("m", make_model("llama").to("meta"), True)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "count", "pieces"),
+    [
+        ([1, 16, 32], 1, (1,)),
+        ([1, 16, 32], 5, (16,)),
+        ([1, 16, 32], 17, (32,)),
+        ([1, 16, 32], 49, (32, 32)),
+        ([1, 16, 32], 65, (32, 32, 1)),
+        ([4, 32, 256], 300, (256, 32, 32)),
+        ([4, 32, 256], 250, (256,)),
+        ([4], 6, (4, 4)),
+        ([32], 3, (32,)),
+    ],
+)
+def test_sizes_hold_what_is_asked(allowed: list[int], count: int, pieces: tuple[int, ...]) -> None:
+    assert Sizes(allowed).pieces(count) == pieces
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiled_linear_layers_give_a_row_the_same_bits(dtype: torch.dtype, bias: bool) -> None:
+    layer = torch.nn.Linear(72, 40, bias=bias).to(dtype)
+    tiled = TiledLinear(layer, linear_sizes(40, 72, dtype, bias))
+    rows = torch.randn(1, 150, 72).to(dtype)
+    with torch.inference_mode():
+        expected = torch.cat([tiled(row) for row in rows.split(1, dim=1)], dim=1)
+        for first, last in ((0, 150), (3, 20), (7, 9), (11, 100)):
+            assert torch.equal(tiled(rows[:, first:last]), expected[:, first:last])
+    torch.testing.assert_close(tiled(rows), layer(rows))
+
+
+def test_aligned_activations_give_an_element_the_same_bits() -> None:
+    activation = torch.nn.SiLU()
+    aligned = AlignedActivation(activation.forward)
+    rows = 3 * torch.randn(1, 60, 37)
+    expected = torch.cat([aligned(row) for row in rows.split(1, dim=1)], dim=1)
+    assert torch.equal(aligned(rows), expected)
+    torch.testing.assert_close(expected, activation(rows))

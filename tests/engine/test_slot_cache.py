@@ -1,0 +1,429 @@
+"""The slot cache and packed attention, driven at random against recomputing from scratch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from random_models import (
+    VOCABULARY,
+    float64_throughout,
+    make_model,
+    make_runner,
+    reference_logits,
+)
+
+from flyspec.engine import attention
+from flyspec.engine.attention import MAX_FOLDED_ROWS
+from flyspec.engine.runner import ModelRunner, Step
+from flyspec.engine.slots import MIN_REUSE, Copy, SlotCache, SlotLayer
+from flyspec.errors import ResourceExhaustedError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TOLERANCE = 1e-11
+MAX_LENGTH = 160
+KINDS = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"]
+
+
+@lru_cache(maxsize=16)
+def models(kind: str, variant: int) -> tuple[Any, Any]:
+    """A random model and its copy with transformers' own attention."""
+    changes: dict[str, Any] = {
+        "num_attention_heads": (4, 6, 4, 3)[variant],
+        "num_key_value_heads": (2, 2, 4, 1)[variant],
+        "num_hidden_layers": (2, 3, 2, 2)[variant],
+        "hidden_size": 24,
+        "head_dim": (6, 8, 4, 10)[variant],
+    }
+    window = (8, 5, 21, 1)[variant]
+    if kind == "qwen2":
+        del changes["head_dim"]  # it has none of its own
+    if kind in ("mistral", "gemma2", "gemma3_text"):
+        changes["sliding_window"] = window
+    if kind in ("gemma2", "gemma3_text"):
+        layers = ["sliding_attention", "full_attention", "sliding_attention"]
+        changes["layer_types"] = layers[: changes["num_hidden_layers"]]
+        changes["query_pre_attn_scalar"] = 7
+    if kind == "gemma2":
+        changes["attn_logit_softcapping"] = 3.0
+    model = make_model(kind, seed=variant, **changes)
+    reference = copy.deepcopy(model)
+    # Of transformers' own, only "eager" caps logits.
+    reference.set_attn_implementation("eager" if kind == "gemma2" else "sdpa")
+    return model, reference
+
+
+def text(seed: int) -> list[int]:
+    """A sequence of the greatest length, the same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (MAX_LENGTH,), generator=generator).tolist()
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+class Broken(Exception):
+    """Raised inside a model's forward."""
+
+
+class Session:
+    """What one client would know: its slot, what the slot holds of it, and what is still to run."""
+
+    def __init__(self, slot: int, tokens: list[int], cached: int) -> None:
+        self.slot, self.tokens, self.cached = slot, tokens, cached
+
+
+class Slots(RuleBasedStateMachine):
+    """Sessions come, run, roll back and go; every logit is compared with the reference."""
+
+    kind = "llama"
+
+    @initialize(
+        variant=st.integers(0, 3), num_slots=st.sampled_from([3, 4, 5, 2, 1]), padded=st.booleans()
+    )
+    def begin(self, variant: int, num_slots: int, padded: bool) -> None:
+        model, self.reference = models(self.kind, variant)
+        self.runner = make_runner(model, num_slots, MAX_LENGTH, padded)
+        self.cache = self.runner.cache
+        self.model = model
+        self.open: list[Session] = []
+        self.free = list(range(num_slots))
+        # What each slot is known to hold, as far as it may be reused.
+        self.held: list[list[int]] = [[] for _ in range(num_slots)]
+        self.hits = self.queries = 0
+        self.fresh = 100
+        self.refused = False
+
+    def new_tokens(self, count: int) -> list[int]:
+        self.fresh += 1
+        return text(self.fresh)[:count]
+
+    @precondition(lambda self: self.free or not self.refused)
+    @rule(
+        family=st.sampled_from([0, 0, 0, 1]),
+        shared=st.sampled_from([40, 90, MIN_REUSE, MIN_REUSE - 1, 25, 0, MAX_LENGTH]),
+        own=st.sampled_from([1, 0, 7, 30, 100]),
+    )
+    def open_session(self, family: int, shared: int, own: int) -> None:
+        """A prompt that begins like others do."""
+        tokens = [*text(family)[:shared], *self.new_tokens(own)][:MAX_LENGTH]
+        self.acquire(tokens or [1])
+
+    @precondition(lambda self: any(len(held) > MIN_REUSE for held in self.held))
+    @rule(
+        moves=st.lists(
+            st.tuples(
+                st.integers(0, 4), st.sampled_from([1.0, 0.8, 0.5]), st.sampled_from([1, 20])
+            ),
+            min_size=2,
+            max_size=6,
+        )
+    )
+    def reopen(self, moves: list[tuple[int, float, int]]) -> None:
+        """Prompts that begin like what slots hold, busy or free; no forward runs between them.
+
+        Where no slot is free, a session ends: with copies to or from its slot still to be made.
+        """
+        for number, share, own in moves:
+            known = [held for held in self.held if len(held) > MIN_REUSE]
+            if not known:
+                return
+            if not self.free:
+                self.end(self.open[number % len(self.open)])
+            held = known[number % len(known)]
+            tokens = [*held[: int(len(held) * share)], *self.new_tokens(own)]
+            self.acquire(tokens[:MAX_LENGTH])
+
+    def acquire(self, tokens: list[int]) -> None:
+        if not self.free:
+            with pytest.raises(ResourceExhaustedError, match="--max-sessions"):
+                self.cache.acquire(tokens)
+            self.refused = True
+            return
+        common = [common_length(held, tokens) for held in self.held]
+        slot, length = self.cache.acquire(tokens)
+        assert slot in self.free
+        assert length <= max(common)
+        assert length > max(common) - MIN_REUSE
+        if max(common[s] for s in self.free) < MIN_REUSE:
+            assert slot == self.free[0], "the least recently used one"
+        if length:
+            event("its own prefix" if common[slot] >= length else "another's prefix")
+        self.free.remove(slot)
+        self.held[slot] = tokens[:length]
+        self.queries += len(tokens)
+        self.hits += length
+        self.open.append(Session(slot, tokens, length))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.end(data.draw(st.sampled_from(self.open)))
+
+    def end(self, session: Session) -> None:
+        self.open.remove(session)
+        self.cache.release(session.slot)
+        self.free.append(session.slot)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def roll_back(self, data: st.DataObject) -> None:
+        """To any earlier length; nothing runs yet, and the cache is not told."""
+        session = data.draw(st.sampled_from(self.open))
+        kept = data.draw(st.integers(1, len(session.tokens)))
+        session.tokens = session.tokens[:kept]
+        session.cached = min(session.cached, kept)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def step(self, data: st.DataObject) -> None:
+        """Some sessions at once: prompts in chunks, drafts, single tokens."""
+        self.forward(data, data.draw(st.lists(st.sampled_from(self.open), min_size=1, unique=True)))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def step_all(self, data: st.DataObject) -> None:
+        """All sessions at once."""
+        self.forward(data, self.open)
+
+    def forward(self, data: st.DataObject, chosen: Sequence[Session]) -> None:
+        steps = [self.draw_step(session, data) for session in chosen]
+        with float64_throughout():
+            logits = self.runner.forward(steps)
+        assert [len(rows) for rows in logits] == [step.num_logits for step in steps]
+        for session, step, rows in zip(chosen, steps, logits, strict=True):
+            session.cached = step.start + len(step.token_ids)
+            self.held[session.slot] = session.tokens[: session.cached]
+            self.compare(session, rows)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), layer=st.integers(0, 1))
+    def fail(self, data: st.DataObject, layer: int) -> None:
+        """A forward fails half way; as the engines do, its session ends."""
+        session = data.draw(st.sampled_from(self.open))
+        step = self.draw_step(session, data)
+
+        def broken(*args: Any) -> None:
+            raise Broken
+
+        hook = self.model.model.layers[layer].mlp.register_forward_pre_hook(broken)
+        with pytest.raises(Broken):
+            self.runner.forward([step])
+        hook.remove()
+        self.end(session)
+        self.held[session.slot] = self.held[session.slot][: step.start]
+
+    def draw_step(self, session: Session, data: st.DataObject) -> Step:
+        """Continue a session's sequence with what is not cached, or with new tokens."""
+        size = data.draw(st.sampled_from([9, 1, 17, 2, MAX_FOLDED_ROWS, 70, MAX_LENGTH]))
+        start = session.cached
+        if start == len(session.tokens) and (size == 1 or start == MAX_LENGTH):
+            start -= 1  # its last token again, for the logits
+        if size > len(session.tokens) - start and size != 1:
+            room = MAX_LENGTH - len(session.tokens)
+            extra = self.new_tokens(min(room, size - (len(session.tokens) - start)))
+            session.tokens = [*session.tokens, *extra]
+        token_ids = session.tokens[start : start + size]
+        count = len(token_ids)
+        num_logits = data.draw(st.sampled_from([count, min(1, count), 0, (count + 1) // 2]))
+        event(f"step of {'<=' if count <= MAX_FOLDED_ROWS else '>'} {MAX_FOLDED_ROWS} rows")
+        return Step(session.slot, start, token_ids, num_logits)
+
+    def compare(self, session: Session, rows: torch.Tensor) -> None:
+        if not len(rows):
+            return
+        with float64_throughout():
+            expected = reference_logits(self.reference, session.tokens[: session.cached])
+        assert (expected[-len(rows) :] - rows).abs().max() < TOLERANCE
+
+    @invariant()
+    def accounts_agree(self) -> None:
+        if not hasattr(self, "cache"):
+            return
+        cache = self.cache
+        assert cache.num_free == len(self.free)
+        assert cache.num_free + len(self.open) == cache.num_slots
+        assert len({*self.free, *(s.slot for s in self.open)}) == cache.num_slots
+        assert (cache.queries, cache.hits) == (self.queries, self.hits)
+        assert [cache.held(slot) for slot in range(cache.num_slots)] == self.held
+
+    def teardown(self) -> None:
+        """Whatever a slot is said to hold, busy or free, goes on as the reference does."""
+        if not hasattr(self, "cache"):
+            return
+        for slot, held in enumerate(self.held):
+            if held:
+                session = Session(slot, [*held, 5][:MAX_LENGTH], 0)
+                start = len(session.tokens) - 1
+                with float64_throughout():
+                    (rows,) = self.runner.forward([Step(slot, start, session.tokens[start:], 1)])
+                session.cached = len(session.tokens)
+                self.compare(session, rows)
+
+
+def drive(kind: str, examples: int, steps: int, **options: Any) -> None:
+    machine = type("Machine", (Slots,), {"kind": kind})
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            **options,
+        ),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_history_gives_the_logits_of_recomputing(kind: str) -> None:
+    drive(kind, 40, 25)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_long_history_gives_the_logits_of_recomputing(kind: str) -> None:
+    drive(kind, 300, 50)
+
+
+def mutants() -> dict[str, tuple[Any, str, Any]]:
+    """Mistakes that the machine must notice: the object, its attribute, and the mistaken one."""
+    begin, common, insert = SlotCache.begin, SlotCache._common, list.insert
+    copy_layer, mask, first_key = SlotLayer.copy, attention._mask, attention.Attending.first_key
+
+    def reversed_copies(self: SlotCache, index: torch.Tensor) -> None:
+        self.pending_copies.reverse()
+        begin(self, index)
+
+    def late_copies(self: SlotCache, index: torch.Tensor) -> None:
+        late, self.late = getattr(self, "late", []), list(self.pending_copies)
+        self.pending_copies[:] = late
+        begin(self, index)
+
+    def lengths_ignored(self: SlotCache, token_ids: Sequence[int]) -> Any:
+        lengths, self._lengths = self._lengths, self._lengths * 0 + self.max_length
+        try:
+            return common(self, token_ids)
+        finally:
+            self._lengths = lengths
+
+    def short_copy(self: SlotLayer, copy_: Copy) -> None:
+        copy_layer(self, copy_._replace(length=copy_.length - 1))
+
+    def wide_window(start: int, count: int, first: int, end: int, window: Any, like: Any) -> Any:
+        return mask(start, count, first, end, window and window + 1, like)
+
+    def late_mask(start: int, count: int, first: int, end: int, window: Any, like: Any) -> Any:
+        return mask(start + 1, count, first, end, window, like)
+
+    def early_key(self: attention.Attending, position: int) -> int:
+        return max(0, first_key(self, position) - 1)
+
+    return {
+        "copies in the wrong order": (SlotCache, "begin", reversed_copies),
+        "copies after a forward": (SlotCache, "begin", late_copies),
+        "copies of a token too few": (SlotLayer, "copy", short_copy),
+        "hits beyond what is held": (SlotCache, "_common", lengths_ignored),
+        "records that outlive a failure": (SlotCache, "reserve", lambda self, *args: None),
+        "most recently used evicted": (
+            SlotCache,
+            "release",
+            lambda self, slot: insert(self._free, 0, slot),
+        ),
+        "a window too wide": (attention, "_mask", wide_window),
+        "a look at the next token": (attention, "_mask", late_mask),
+        "a single row that reads too much": (attention.Attending, "first_key", early_key),
+    }
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mutant", mutants())
+def test_the_machine_notices(mutant: str) -> None:
+    with (
+        mock.patch.object(*mutants()[mutant]),
+        pytest.raises((AssertionError, ExceptionGroup)),
+    ):
+        drive("mistral", 200, 40, phases=[Phase.generate], database=None)
+
+
+def run(runner: ModelRunner, *steps: Step) -> list[torch.Tensor]:
+    with float64_throughout():
+        return runner.forward(steps)
+
+
+def test_copies_wait_while_their_slots_change_hands() -> None:
+    """A chain of copies; then its links are released, taken again and written in one forward."""
+    model, reference = models("llama", 0)
+    runner = make_runner(model, 4, MAX_LENGTH)
+    cache, first, other = runner.cache, text(1)[:50], text(2)[:50]
+    donor, _ = cache.acquire()
+    foreign, _ = cache.acquire()
+    run(runner, Step(donor, 0, first, 0), Step(foreign, 0, other, 0))
+    one = cache.acquire(first)
+    assert one.length == 50
+    cache.release(donor)
+    # The donor's slot is taken for the other text, before anything was copied from it.
+    runner.cache.release(foreign)
+    leases = [cache.acquire(other), cache.acquire(other), cache.acquire(first)]
+    assert [lease.length for lease in leases] == [50, 50, 50]
+    assert len({one.slot, *(lease.slot for lease in leases)}) == 4
+    logits = run(runner, *(Step(lease.slot, 50, [3], 1) for lease in (one, *leases)))
+    with float64_throughout():
+        for begun, rows in zip((first, other, other, first), logits, strict=True):
+            expected = reference_logits(reference, [*begun, 3])[-1:]
+            assert (rows - expected).abs().max() < TOLERANCE
+
+
+def test_a_long_sequence_outlives_one_that_only_begins_like_it() -> None:
+    runner = make_runner(models("llama", 0)[0], 3, MAX_LENGTH)
+    cache, long = runner.cache, text(1)[:140]
+    slot, _ = cache.acquire(long)
+    run(runner, Step(slot, 0, long, 0))
+    cache.release(slot)
+    begins_alike, length = cache.acquire([*long[:30], *text(2)[:30]])
+    assert (begins_alike != slot, length) == (True, 30)
+    assert cache.acquire(long) == (slot, 140)
+
+
+def test_a_step_beyond_the_end_of_its_slot_writes_nothing() -> None:
+    model, reference = models("llama", 0)
+    runner = make_runner(model, 2, MAX_LENGTH)
+    run(runner, Step(0, 0, text(0)[:20], 0), Step(1, 0, text(1)[:20], 0))
+    with pytest.raises(ValueError, match="exceed a slot of 160"):
+        run(runner, Step(0, MAX_LENGTH - 5, text(2)[:6], 1))
+    with float64_throughout():
+        expected = reference_logits(reference, [*text(1)[:20], 3])[-1:]
+    assert (run(runner, Step(1, 20, [3]))[0] - expected).abs().max() < TOLERANCE
+
+
+def test_without_reuse_every_prompt_is_computed() -> None:
+    runner = make_runner(models("llama", 0)[0], 2, MAX_LENGTH)
+    cache, tokens = runner.cache, text(1)[:50]
+    slot, _ = cache.acquire(tokens)
+    run(runner, Step(slot, 0, tokens, 0))
+    cache.reuse = False
+    assert cache.acquire(tokens).length == 0
+    cache.release(slot)
+    cache.reuse = True
+    cache.forget()
+    assert cache.acquire(tokens).length == 0

@@ -1,0 +1,49 @@
+"""A step plan comes back as it was sent, whatever its length; a cut one is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyspec.engine.scheduler import Step
+from flyspec.engine.slots import Copy
+from flyspec.engine.step_plan import HEADER, Kind, decode, encode
+
+numbers = st.integers(0, 2**40)
+copies = st.lists(st.builds(Copy, numbers, numbers, numbers), max_size=5)
+steps = st.lists(
+    st.builds(Step, numbers, numbers, st.lists(numbers, min_size=1, max_size=300), numbers),
+    max_size=8,
+)
+
+
+@given(copies, steps, st.integers(0, 40))
+def test_round_trip_and_what_stands_behind_is_ignored(copies, steps, behind):
+    plan = encode(copies, steps)
+    assert plan.dtype == torch.int64
+    assert len(plan) == int(plan[0])
+    longer = torch.cat([plan, torch.full((behind,), -7)])
+    for sent in (plan, longer):
+        assert decode(sent) == (Kind.STEP, copies, steps)
+
+
+@pytest.mark.parametrize("kind", [Kind.IDLE, Kind.STOP])
+def test_a_plan_without_a_step(kind):
+    plan = encode((), (), kind)
+    assert len(plan) == HEADER
+    assert decode(plan) == (kind, [], [])
+
+
+@given(steps.filter(bool), st.data())
+def test_a_plan_that_was_cut_is_refused(steps, data):
+    plan = encode((), steps)
+    cut = data.draw(st.integers(HEADER, len(plan) - 1))
+    with pytest.raises(ValueError, match="a step plan of"):
+        decode(plan[:cut])
+
+
+def test_token_ids_of_any_sequence():
+    plan = encode([Copy(1, 2, 3)], [Step(0, 5, range(4), 2)])  # type: ignore[arg-type]
+    assert decode(plan).steps == [Step(0, 5, [0, 1, 2, 3], 2)]

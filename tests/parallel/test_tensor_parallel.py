@@ -1,0 +1,361 @@
+"""A tensor-parallel target: the same tokens, a share of the weights each, one end for all ranks.
+
+The verify service runs as it is deployed, a process that starts the others; an orchestrator in this
+process talks to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from bench.reference import Reference
+from flyspec.cli.service import Service
+from flyspec.cli.stack import DEMO_MODELS
+from flyspec.client import Client, GenerateOptions
+from flyspec.client.values import Chunk
+from flyspec.config import OrchestratorSettings, VerifySettings
+from flyspec.engine import loading
+from flyspec.engine.parallel import place_from_environment, rank_device, weight_bytes
+from flyspec.errors import ConfigError, FlyspecError
+from flyspec.types import Rule
+from orchestrator.server import Orchestrator
+from tests.tiny import make_model
+from verify_service.ranks import EXIT_LOST_RANK, find_place
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG = GenerateOptions(max_tokens=200, ignore_eos=True, rule=Rule("exact"))
+PROMPTS = [[0, 17, 45, 120], [0, 5, 6, 7, 5, 6, 7, 5, 6], [0, *range(40, 120)]]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> str:
+    """Four attention heads, two KV heads."""
+    return str(make_model(tmp_path_factory.mktemp("target"), seed=3))
+
+
+@pytest.fixture(scope="module")
+def expected(target) -> list[list[int]]:
+    """transformers' own greedy text of each prompt, in float64."""
+    reference = Reference(target, "float64", threads=1)
+    return [reference.generate(ids, 200, ignore_eos=True)[:100] for ids in PROMPTS]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def is_gone(pid: int) -> bool:
+    """Whether it has ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+class Target:
+    """A verify service of two ranks, with all it logged."""
+
+    def __init__(self, service: Service, log: list[str]) -> None:
+        self.service, self.log = service, log
+
+    @property
+    def pids(self) -> list[int]:
+        """Process of each rank."""
+        found = re.findall(r"rank \d is process (\d+)", "\n".join(self.log))
+        return [self.service.pid, *map(int, found)]
+
+    async def end(self) -> int:
+        """Wait for the end of all ranks; rank 0's exit code."""
+        code = await self.service.ended()
+        for pid in self.pids[1:]:
+            for _ in range(500):
+                if is_gone(pid):
+                    break
+                await asyncio.sleep(0.01)
+            else:
+                pytest.fail(f"process {pid} outlives its service")
+        return code
+
+
+@asynccontextmanager
+async def serving(model: str, *flags: str, port: int = 0, size: int = 2):
+    log: list[str] = []
+    every = ["--model", model, "--port", str(port), "--device", "cpu", "--dtype", "float64",
+             "--threads", str(size), "--max-sessions", "4", "--drain-grace-s", "1",
+             "--tensor-parallel-size", str(size)]  # fmt: skip
+    service = await Service.start("verify", "verify_service", [*every, *flags], 1, log.append)
+    try:
+        await service.ready()
+        yield Target(service, log)
+    finally:
+        service.send(signal.SIGKILL)
+        await service.ended()
+
+
+@asynccontextmanager
+async def client_of(port: int):
+    settings = OrchestratorSettings(
+        port=0,
+        admin_port=0,
+        verify_address=f"127.0.0.1:{port}",
+        draft_address="",
+        reopen_timeout_s=300,  # a busy machine loads slowly
+    )
+    running = Orchestrator(settings)
+    await running.start()
+    try:
+        async with Client(f"127.0.0.1:{running.ports[0]}") as client:
+            yield client
+    finally:
+        await running.stop(0)
+
+
+async def test_the_same_tokens_and_an_orderly_end(target, expected):
+    async with serving(target) as running:
+        async with client_of(running.service.facts["port"]) as client:
+            for k in (0, 4):
+                options = GenerateOptions(
+                    max_tokens=100,
+                    ignore_eos=True,
+                    rule=Rule("exact"),
+                    num_speculative_tokens=k,
+                )
+                got = await asyncio.gather(*(client.complete(ids, options) for ids in PROMPTS))
+                assert [generation.token_ids for generation in got] == expected
+        running.service.send(signal.SIGTERM)
+        assert await running.end() == 0
+        assert not re.findall("ERROR|CRITICAL|Traceback", "\n".join(running.log))
+
+
+@pytest.mark.timeout(600)  # two starts, and a stream between them
+async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart(target, expected):
+    port = free_port()
+    async with serving(target, port=port) as first, client_of(port) as client:
+        tokens: list[int] = []
+        events = client.generate(PROMPTS[0], LONG)
+        async for event in events:
+            if isinstance(event, Chunk):
+                tokens += event.token_ids
+                break
+        os.kill(first.pids[1], signal.SIGKILL)
+        assert await asyncio.wait_for(first.end(), 15) == EXIT_LOST_RANK
+        assert "rank 1 ended by SIGKILL" in "\n".join(first.log)
+        assert len(tokens) < 100
+        async with serving(target, port=port):
+            async for event in events:
+                if isinstance(event, Chunk):
+                    tokens += event.token_ids
+        assert len(tokens) == 200
+        assert tokens[:100] == expected[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_stopped_rank_ends_the_service(target, rank):
+    async with serving(target, "--heartbeat-timeout-s", "2") as running:
+        os.kill(running.pids[rank], signal.SIGSTOP)
+        code = await asyncio.wait_for(running.end(), 15)
+        assert f"rank {rank} has been silent for 2" in "\n".join(running.log)
+        # Rank 0 cannot end itself while it is stopped; another rank kills it.
+        assert code == (EXIT_LOST_RANK if rank else -signal.SIGKILL)
+
+
+async def test_a_step_that_no_rank_finishes_ends_the_service(target):
+    flags = ("--heartbeat-timeout-s", "600", "--step-timeout-s", "1")
+    async with (
+        serving(target, *flags) as running,
+        client_of(running.service.facts["port"]) as client,
+    ):
+        os.kill(running.pids[1], signal.SIGSTOP)
+        stream = asyncio.create_task(client.complete(PROMPTS[0], LONG))
+        try:
+            assert await asyncio.wait_for(running.end(), 30) == EXIT_LOST_RANK
+        finally:
+            stream.cancel()
+        assert "rank 1 has not finished a step for 1" in "\n".join(running.log)
+
+
+async def test_ranks_started_by_others_join(target):
+    """As torchrun or a LeaderWorkerSet starts them: the same command everywhere."""
+    port, meeting = free_port(), free_port()
+    command = ["-m", "verify_service", "--model", target, "--port", str(port), "--device", "cpu",
+               "--dtype", "float64", "--threads", "1", "--max-sessions", "4"]  # fmt: skip
+    join = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting)}
+    ranks = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, *command, cwd=ROOT, env={**os.environ, **join, "RANK": str(rank)}
+        )
+        for rank in (1, 0)
+    ]
+    try:
+        async with Client(f"127.0.0.1:{port}") as client:
+            for _ in range(600):
+                try:
+                    await client.check_health("flyspec.v1.VerifyService")
+                    break
+                except FlyspecError:
+                    assert [rank.returncode for rank in ranks] == [None, None]
+                    await asyncio.sleep(0.1)
+        # Whoever ends a deployment tells all processes at once; rank 0 drains.
+        for rank in ranks:
+            rank.terminate()
+        ends = asyncio.gather(*(rank.wait() for rank in ranks))
+        assert await asyncio.wait_for(ends, 15) == [0, 0]
+    finally:
+        for rank in ranks:
+            if rank.returncode is None:
+                rank.kill()
+
+
+# --- loading --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_each_rank_reads_its_share_of_the_checkpoint(size, monkeypatch):
+    model = DEMO_MODELS / "target"
+    if not (model / "model.safetensors").is_file():
+        pytest.skip("demo/models/target has no weights; run `make models`")
+    stored = (model / "model.safetensors").stat().st_size
+    counted = count_reads(monkeypatch)
+    for rank in range(size):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        try:
+            counted.clear()
+            loaded = loading.load_model(str(model), "cpu", "bfloat16", 0, size)
+            own, total = weight_bytes(loaded.model)
+        finally:
+            dist.destroy_process_group()
+        assert total == loaded.info.num_parameters * 2
+        # Norms are a share of their own on every rank.
+        assert total / size <= own < 1.01 * total / size
+        assert sum(counted) == own
+        assert sum(counted) < 1.01 * stored / size
+        assert max(counted) <= own / 2
+
+
+def count_reads(monkeypatch) -> list[int]:
+    """Bytes of each tensor that transformers takes from a safetensors file from now on."""
+    import transformers.modeling_utils as modeling
+
+    sizes: list[int] = []
+
+    class Slice:
+        def __init__(self, inner):
+            self._inner = inner
+
+        def __getitem__(self, index):
+            tensor = self._inner[index]
+            sizes.append(tensor.numel() * tensor.element_size())
+            return tensor
+
+        def __getattr__(self, name):
+            return getattr(self._inner, name)
+
+    class File:
+        def __init__(self, *arguments, **options):
+            self._inner = safe_open(*arguments, **options)
+
+        def get_slice(self, name):
+            return Slice(self._inner.get_slice(name))
+
+        def get_tensor(self, name):
+            raise AssertionError(f"{name} is read whole")
+
+        def __enter__(self):
+            self._inner.__enter__()
+            return self
+
+        def __exit__(self, *error):
+            return self._inner.__exit__(*error)
+
+        def __getattr__(self, name):
+            return getattr(self._inner, name)
+
+    safe_open = modeling.safe_open
+    monkeypatch.setattr(modeling, "safe_open", File)
+    return sizes
+
+
+# --- what cannot work -------------------------------------------------------------------------
+
+
+def test_heads_that_do_not_divide(target, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for size in (3, 4):
+        settings = VerifySettings(model=target, tensor_parallel_size=size)
+        with pytest.raises(ConfigError, match=r"4 attention heads and 2 KV .* that work: 1, 2$"):
+            find_place(settings)
+
+
+def test_more_ranks_than_gpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    place = find_place_of(4)
+    with pytest.raises(ConfigError, match="4 ranks on this host need as many GPUs, torch sees 2"):
+        rank_device("auto", place)
+    with pytest.raises(ConfigError, match=r"--device cuda:1: .* use cpu, cuda or auto"):
+        rank_device("cuda:1", place)
+    assert rank_device("cpu", place) == torch.device("cpu")
+    assert rank_device("cuda", place._replace(local_size=2, local_rank=1)) == torch.device("cuda:1")
+
+
+def find_place_of(size: int):
+    environment = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    place = place_from_environment({**environment, "LOCAL_WORLD_SIZE": str(size)})
+    assert place is not None
+    return place
+
+
+def test_places_from_the_environment(target, monkeypatch):
+    whole = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "leader", "MASTER_PORT": "29500"}
+    assert place_from_environment(whole) == (1, 2, 0, 1, "leader", 29500)
+    place = place_from_environment({**whole, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    assert place == (1, 2, 1, 2, "leader", 29500)
+    assert place_from_environment(place.environment()) == place
+    assert place_from_environment({}) is None
+    assert place_from_environment({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT not"):
+        place_from_environment({"RANK": "0", "WORLD_SIZE": "2"})
+    with pytest.raises(ConfigError, match="MASTER_PORT=x: must be a whole number"):
+        place_from_environment({**whole, "MASTER_PORT": "x"})
+    with pytest.raises(ConfigError, match="RANK=2: must be between 0 and"):
+        place_from_environment({**whole, "RANK": "2"})
+    for name, value in whole.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="WORLD_SIZE=2 in the environment says otherwise"):
+        find_place(VerifySettings(model=target, tensor_parallel_size=4))
+
+
+# --- the long form ----------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("size", [2, 4])
+def test_exactness_of_tensor_parallel(size):
+    """20 prompts of each kind against transformers, through all services."""
+    command = [sys.executable, "-m", "bench.exactness", "--limit", "20", "--k", "15"]
+    data = os.environ.get("FLYSPEC_DATA", "../shared/data")
+    done = subprocess.run(
+        [*command, "--tensor-parallel-size", str(size), "--data", data],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0, done.stdout + done.stderr
