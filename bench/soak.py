@@ -176,12 +176,12 @@ class Soak:
         for at, name in sorted(plan):
             while self.report.sessions < at:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            killed = self._now()
+            killed, served = self._now(), self.report.sessions
             self._down.add(name)
             await self._stack.restart(name)
             self._down.discard(name)
             self._calm_since = time.monotonic()
-            self.report.faults.append(Fault(name, self.report.sessions, killed, self._now()))
+            self.report.faults.append(Fault(name, served, killed, self._now()))
             print(f"{name} killed and back in {self._now() - killed:.1f} s", file=sys.stderr)
 
     async def _watch(self) -> None:

@@ -27,7 +27,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A service was killed and started again."""
+    """A service was killed when `sessions` had ended, and started again."""
 
     service: str
     sessions: int
@@ -106,7 +106,7 @@ def plot(report: Report, path: Path) -> None:
                         label="" if life else service)  # fmt: skip
         for fault in report.faults:
             ax.axvline(fault.sessions, color=colours[fault.service], linewidth=1, linestyle=":")
-        ax.set(xlabel="sessions served (dotted: a service killed and started again)",
+        ax.set(xlabel="sessions served (dotted: a service is killed; it is started again at once)",
                ylabel="resident memory, MiB", ylim=(0, None),
                title=f"{report.sessions:,} sessions, {report.cancelled:,} of them cancelled, "
                f"{len(report.faults)} kills")  # fmt: skip

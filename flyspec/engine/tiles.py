@@ -22,7 +22,7 @@ from transformers.activations import ACT2CLS
 TILE = 32
 """Rows of the tile that the bits of all other sizes must equal."""
 SMALL = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 16, 17, 18, 20, 24, 28, TILE)
-LARGE = (*range(40, 64, 8), *range(64, 192, 16), *range(192, 513, 64))
+LARGE = (*range(40, 128, 8), *range(128, 320, 16), *range(320, 513, 64))
 """Numbers of rows that are tried: dense enough that filling up to the next one costs little."""
 LARGE_WEIGHT = 1 << 26
 """Elements of a weight from which only sizes up to a tile are tried: it would take too long."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -373,6 +375,6 @@ async def test_max_model_len_bounds_sequences(service_with: StartService) -> Non
 
 def test_reference_is_what_the_service_streams(loaded: LoadedModel) -> None:
     """The driver of the other tests and the engine agree on what a step is."""
-    runner = ModelRunner(loaded, 1)
+    runner = ModelRunner(replace(loaded, model=copy.deepcopy(loaded.model)), 1)
     tokens, _ = drive(runner, ModelDrafter(runner, []).open(DraftOpen([1, 2], GREEDY, 1)), 3)
     assert len(tokens) == 3

@@ -26,7 +26,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 7},
     "gemma2": {"sliding_window": 7, "head_dim": 6},
-    "phi3": {},
 }
 
 
@@ -57,7 +56,7 @@ def test_a_sequences_logits_are_the_same_in_any_company(kind: str, dtype: torch.
     sequences.append(sequences[0][: MIN_REUSE + 9] + sequences[1][MIN_REUSE + 9 :])
     expected = [alone(runner, ids) for ids in sequences]
     hits = 0
-    for _ in range(4):
+    for _ in range(2):
         draw.shuffle(order := list(range(len(sequences))))
         leases = {i: runner.cache.acquire(sequences[i]) for i in order}
         hits += sum(lease.length for lease in leases.values())
@@ -146,7 +145,7 @@ def test_only_on_cpus() -> None:
         ([1, 16, 32], 17, (32,)),
         ([1, 16, 32], 49, (32, 32)),
         ([1, 16, 32], 65, (32, 32, 1)),
-        ([4, 32, 256], 300, (256, 32, 32)),
+        ([4, 32, 256], 300, (256, 32, 4, 4, 4)),
         ([4, 32, 256], 250, (256,)),
         ([4], 6, (4, 4)),
         ([32], 3, (32,)),
