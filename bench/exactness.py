@@ -234,7 +234,9 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=1))
+        path = Path(arguments.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1))
     wrong = sum(row["wrong"] for row in report["rows"])
     total = sum(row["texts"] for row in report["rows"])
     ties = sum(row["ties"] for row in report["rows"])

@@ -255,7 +255,9 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=1))
+        path = Path(options.json)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1))
     wrong = sum(row["different"] for row in report["agreement"] if row["batch_invariant"])
     print(f"with the mode, {wrong} texts differ")
     return 1 if wrong else 0

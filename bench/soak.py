@@ -247,6 +247,7 @@ def main() -> int:
         return 2
     document = json.dumps({**asdict(report), "passed": report.passed}, indent=1)
     if args.output is not None:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(document + "\n")
     if args.plot is not None:
         plot(report, args.plot)

@@ -71,15 +71,17 @@ def evaluate(
     from bench.prompts import Group, fresh_problems
     from flyspec.cli.prompts import read_prompts
     from flyspec.cli.runtime import (
+        check_output,
         print_json,
         refuse_model_flags,
         run_async,
-        to_json,
         with_server,
+        write_json,
     )
     from flyspec.errors import ConfigError
     from flyspec.types import SamplingParams
 
+    check_output(output)
     refuse_model_flags(models, local or address is None, address)
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no directory {output.parent}")
@@ -146,7 +148,7 @@ def evaluate(
     if output is not None:
         samples = accuracy.to_samples(group, results, scores)
         document = accuracy.to_document(reports, samples, **facts)
-        output.write_text(to_json(document))
+        write_json(output, document)
     if json:
         print_json(accuracy.to_document(reports, **facts))
     else:

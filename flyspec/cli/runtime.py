@@ -10,9 +10,12 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+
+from flyspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,6 +63,17 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 def to_json(document: Any) -> str:
     """A document on one line. JSON has no infinity and no NaN: they become null."""
     return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
+
+
+def check_output(output: Path | None) -> None:
+    """Refuse a file that cannot be written before anything is measured. Raises `ConfigError`."""
+    if output is not None and not output.parent.is_dir():
+        raise ConfigError(f"--output {output}: there is no directory {output.parent}")
+
+
+def write_json(path: Path, document: Any) -> None:
+    """The document in a file."""
+    path.write_text(to_json(document) + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -85,15 +85,17 @@ def bench(
     from bench.conditions import parse_conditions
     from bench.prompts import groups as read_groups
     from bench.speed import SpeedOptions, count, measure, report, to_document
-    from bench.transport import round_trip_ns
+    from bench.transport import round_trips_ns
     from flyspec.cli.runtime import (
+        check_output,
         print_json,
         refuse_model_flags,
         run_async,
-        to_json,
         with_server,
+        write_json,
     )
 
+    check_output(output)
     refuse_model_flags(models, local or address is None, address)
     groups = read_groups(prompt_file or [], problems, problem_seed, limit)
     options = SpeedOptions(
@@ -126,7 +128,7 @@ def bench(
                 client, groups, options, baseline, lambda: progress.advance(bar)
             )
         reports = report(samples)
-        bare_ms = await round_trip_ns() / 1e6
+        bare_ms = await round_trips_ns() / 1e6
         facts = {
             "target": target.name,
             "dtype": target.dtype,
@@ -136,11 +138,11 @@ def bench(
             "num_speculative_tokens": num_speculative_tokens,
             "max_tokens": max_tokens,
             "repeats": repeats,
-            "grpc_round_trip_p50_ms": bare_ms,
+            "grpc_round_trips_p50_ms": bare_ms,
         }
         document = to_document(reports, **facts)
         if output is not None:
-            output.write_text(to_json({**document, "samples": [vars(s) for s in samples]}))
+            write_json(output, {**document, "samples": [vars(s) for s in samples]})
         if not json:
             _print(reports, bare_ms)
         return document
@@ -172,6 +174,7 @@ def _print(reports: dict[str, Any], bare_ms: float) -> None:
         console.print(speed_table(name, of))
     console.print(SPEED_NOTES, style="dim")
     console.print(
-        f"A bare gRPC stream's round trip takes {bare_ms:.2f} ms here; a round makes two.",
+        f"Two bare gRPC round trips with a model's work between them take {bare_ms:.2f} ms here, "
+        "and every round makes them.",
         style="dim",
     )

@@ -63,12 +63,6 @@ def silence_loading() -> None:
     logging.disable_progress_bar()
 
 
-def check_output(output: Path | None) -> None:
-    """Refuse a file that cannot be written before anything is measured. Raises `ConfigError`."""
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no directory {output.parent}")
-
-
 def result_console() -> Console:
     """Standard output, wide enough for tables where no terminal shows it."""
     from rich.console import Console

@@ -16,7 +16,6 @@ from flyspec.cli.bench.common import (
     OutputFlag,
     PlotFlag,
     ThreadsFlag,
-    check_output,
     default_model,
     numbers,
     result_console,
@@ -51,7 +50,7 @@ def bench_engine(
     from bench.engine import check
     from bench.engine_report import EngineOptions
     from bench.plots import check_plot, plot_engine
-    from flyspec.cli.runtime import print_json, to_json
+    from flyspec.cli.runtime import check_output, print_json, write_json
 
     check_output(output)
     check_plot(plot)
@@ -73,7 +72,7 @@ def bench_engine(
     report = _measure(options) if len(sizes) == 1 else _measure_apart(options, sizes)
     document = report.to_document()
     if output is not None:
-        output.write_text(to_json(document))
+        write_json(output, document)
     if plot is not None:
         plot_engine(report, plot)
     if json:

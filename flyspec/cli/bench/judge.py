@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flyspec.cli.bench.common import JsonFlag, OutputFlag, check_output, result_console
+from flyspec.cli.bench.common import JsonFlag, OutputFlag, result_console
 
 if TYPE_CHECKING:
     from bench.judging import JudgeReport
@@ -40,7 +40,7 @@ def bench_judge(
     from bench import judging
     from bench.conditions import parse_rules
     from flyspec.cli.progress import progress_bar
-    from flyspec.cli.runtime import error_console, print_json, to_json
+    from flyspec.cli.runtime import check_output, error_console, print_json, write_json
     from flyspec.engine.loading import resolve_device
 
     check_output(output)
@@ -61,7 +61,7 @@ def bench_judge(
         report = judging.measure(options, lambda: progress.advance(bar))
     document = report.to_document()
     if output is not None:
-        output.write_text(to_json(document))
+        write_json(output, document)
     if json:
         print_json(document)
     else:

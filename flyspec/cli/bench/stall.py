@@ -13,7 +13,6 @@ from flyspec.cli.bench.common import (
     OutputFlag,
     PlotFlag,
     ThreadsFlag,
-    check_output,
     default_model,
     numbers,
     result_console,
@@ -51,7 +50,7 @@ def bench_stall(
     from bench.stall import check, count, measure
     from bench.stall_report import StallOptions
     from flyspec.cli.progress import progress_bar
-    from flyspec.cli.runtime import error_console, print_json, run_async, to_json
+    from flyspec.cli.runtime import check_output, error_console, print_json, run_async, write_json
     from flyspec.engine.loading import load_model
 
     check_output(output)
@@ -77,7 +76,7 @@ def bench_stall(
         report = run_async(measure(loaded, options, lambda: progress.advance(bar)))
     document = report.to_document()
     if output is not None:
-        output.write_text(to_json(document))
+        write_json(output, document)
     if plot is not None:
         plot_stall(report, plot)
     if json:

@@ -10,7 +10,6 @@ from flyspec.cli.bench.common import (
     JsonFlag,
     OutputFlag,
     PlotFlag,
-    check_output,
     numbers,
     result_console,
 )
@@ -47,7 +46,7 @@ def bench_throughput(
     from bench.conditions import parse_conditions
     from bench.plots import check_plot, plot_throughput
     from bench.throughput import ThroughputOptions, count, measure, report, to_document
-    from flyspec.cli.runtime import print_json, run_async, to_json, with_server
+    from flyspec.cli.runtime import check_output, print_json, run_async, with_server, write_json
 
     check_output(output)
     check_plot(plot)
@@ -96,7 +95,7 @@ def bench_throughput(
         }
         document = to_document(reports, **facts)
         if output is not None:
-            output.write_text(to_json(to_document(reports, samples, **facts)))
+            write_json(output, to_document(reports, samples, **facts))
         if plot is not None:
             plot_throughput(reports, plot)
         if not json:
