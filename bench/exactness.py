@@ -165,7 +165,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         for sample, plain in zip(drawn, await generate_all(client, drawn, sampling), strict=True):
             sampled.append(replace(sample, expected=plain))
         ties = reference if arguments.dtype != "float64" else None
-        for drafter in DRAFTERS:
+        for drafter in arguments.drafter:
             for k in arguments.k:
                 what = GenerateOptions(
                     rule=EXACT,
@@ -219,6 +219,7 @@ def main() -> int:
     )
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 15])
+    parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--limit", type=int, help="at most this many prompts of each set")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled share")
     parser.add_argument("--top-p", type=float, default=1.0, help="of the sampled share")

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import torch
 
+from flyspec.engine import tiles
 from flyspec.engine.attention import StepLayout
 from flyspec.engine.slots import SlotLayer
 
@@ -43,6 +44,7 @@ def timed_parts(synchronize: Callable[[], None]) -> Iterator[PartTimes]:
         (StepLayout, "attend", "attention"),
         (SlotLayer, "write", "cache_write"),
         (torch.nn.functional, "linear", "matrix_products"),
+        (tiles, "linear", "matrix_products"),  # of the batch-invariant mode
     ]
     with ExitStack() as patches:
         for owner, method, part in timed:
