@@ -9,7 +9,8 @@ the same seed; in float32 a difference counts as a tie where logits that differ 
 that does, lead to the other token.
 
 Exits with 1 if anything differs that must not. Prompts: HumanEval, GSM8K, freshly generated
-problems; a set whose file is not in DIR is skipped, and that is said.
+problems, and more with `--sets`; a set whose file is not in DIR is skipped, and so is a prompt that
+does not fit the context, and that is said.
 """
 
 from __future__ import annotations
@@ -29,13 +30,25 @@ from demo.corpus import problems
 from flyspec.cli.prompts import read_prompts
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import Chat, Client, GenerateOptions, Prompt
-from flyspec.errors import FlyspecError
+from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.types import Rule, SamplingParams
 
 TIE_NATS = 1e-3
 CONCURRENCY = 8
 DRAFTERS = ("model", "prompt_lookup", "multi_level")
 EXACT = Rule("exact")
+SETS = {
+    "humaneval": ("HumanEval.jsonl.gz", 82),
+    "gsm8k": ("gsm8k_test.jsonl", 200),
+    "problems": ("", 200),
+    "spec_bench": ("spec_bench_question.jsonl", 240),
+    "mgsm_de": ("mgsm_de.tsv", 125),
+    "mgsm_fr": ("mgsm_fr.tsv", 125),
+    "mgsm_th": ("mgsm_th.tsv", 125),
+    "acpbench": ("acp_prog_gen_dev.json", 40),
+}
+"""File and most prompts of each set; `problems` are freshly generated."""
+DEFAULT_SETS = ("humaneval", "gsm8k", "problems")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +71,22 @@ class Count:
     wrong: int = 0
 
 
-def prompt_sets(data: Path, limit: int | None) -> dict[str, list[Prompt]]:
-    """The prompts by set, at most `limit` of each."""
+def prompt_sets(data: Path, names: Sequence[str], limit: int | None) -> dict[str, list[Prompt]]:
+    """The prompts of the named sets, at most `limit` of each, spread over their file."""
     sets: dict[str, list[Prompt]] = {}
-    for name, file, count in (
-        ("humaneval", "HumanEval.jsonl.gz", 82),
-        ("gsm8k", "gsm8k_test.jsonl", 200),
-    ):
+    for name in names:
+        file, most = SETS[name]
+        count = min(most, limit or most)
         path = data / file
-        if not path.exists():
+        if name == "problems":
+            sets[name] = [Chat.of_user(p.question) for p in problems("exactness", count)]
+        elif path.exists():
+            rows = read_prompts(str(path))
+            rows = rows if len(rows) <= most else rows[:most]
+            chosen = rows[:: max(1, len(rows) // count)][:count]
+            sets[name] = [Chat.of_user(r.text) if r.is_question else r.text for r in chosen]
+        else:
             print(f"SKIPPED {name}: {path} is not there", file=sys.stderr)
-            continue
-        rows = read_prompts(str(path), min(count, limit or count))
-        sets[name] = [Chat.of_user(row.text) if row.is_question else row.text for row in rows]
-    fresh = problems("exactness", min(200, limit or 200))
-    sets["problems"] = [Chat.of_user(problem.question) for problem in fresh]
     return sets
 
 
@@ -144,7 +158,8 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     async with Stack(options) as stack, Client(stack.address) as client:
         assert stack.options.model is not None
         reference = Reference(stack.options.model, arguments.dtype, stack.options.threads)
-        sets = prompt_sets(Path(arguments.data), arguments.limit)
+        sets = prompt_sets(Path(arguments.data), arguments.sets, arguments.limit)
+        limit = (await client.list_models()).target.context_length
         samples, sampled = [], []
         print(
             "reference: transformers' own greedy generate, and plain decoding with keyed sampling"
@@ -157,7 +172,13 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         )
         for name, prompts in sets.items():
             for index, prompt in enumerate(prompts):
-                ids = await tokenize(client, prompt)
+                try:
+                    ids = await tokenize(client, prompt)
+                except InvalidArgumentError:
+                    ids = [0] * limit
+                if len(ids) + arguments.max_tokens > limit:
+                    print(f"SKIPPED prompt {index} of {name}: it is too long", file=sys.stderr)
+                    continue
                 greedy = not arguments.sampled_only
                 expected = reference.generate(ids, arguments.max_tokens) if greedy else []
                 samples.append(Sample(name, ids, expected, index))
@@ -219,6 +240,7 @@ def main() -> int:
     )
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 15])
+    parser.add_argument("--sets", nargs="+", default=list(DEFAULT_SETS), choices=SETS)
     parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--limit", type=int, help="at most this many prompts of each set")
     parser.add_argument("--temperature", type=float, default=1.0, help="of the sampled share")

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from bench.exactness import SETS
 from bench.reference import Reference
 from flyspec.cli.service import Service
 from flyspec.cli.stack import DEMO_MODELS
@@ -349,6 +350,7 @@ def test_places_from_the_environment(target, monkeypatch):
 def test_exactness_of_tensor_parallel(size):
     """20 prompts of each kind against transformers, through all services."""
     command = [sys.executable, "-m", "bench.exactness", "--limit", "20", "--k", "15"]
+    command += ["--sets", *SETS]
     data = os.environ.get("FLYSPEC_DATA", "../shared/data")
     done = subprocess.run(
         [*command, "--tensor-parallel-size", str(size), "--data", data],

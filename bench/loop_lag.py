@@ -1,0 +1,187 @@
+"""Thread or process: how late is the event loop when the engine runs in a thread beside it?
+
+    python -m bench.loop_lag
+
+Timers of the event loop, a few milliseconds each, and how late each comes: with nothing else to
+do, with the verify engine under load in a thread of the same process, and with the same engine
+under the same load in a process of its own, which is the best that could be had by moving it there.
+The engine's sessions send their rounds from the event loop that they share with the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from functools import partial
+from multiprocessing.synchronize import Event
+from typing import NamedTuple
+
+import torch
+import uvloop
+
+from flyspec.cli.stack import DEMO_MODELS
+from flyspec.engine.loading import load_model
+from flyspec.engine.runner import ModelRunner
+from flyspec.types import Rule, SamplingParams, VerifyOpen, VerifyRound
+from verify_service.engine import VerifyEngine
+
+PAUSE_S = 0.003
+CONTEXT = 128
+
+
+class Lag(NamedTuple):
+    """How late the timers of one situation came, ms; rounds a second that the engine answered."""
+
+    engine: str
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    rounds_per_s: float
+
+
+async def timers(seconds: float) -> list[float]:
+    """How late timers come, ms."""
+    late, until = [], time.perf_counter() + seconds
+    while (begin := time.perf_counter()) < until:
+        await asyncio.sleep(PAUSE_S)
+        late.append((time.perf_counter() - begin - PAUSE_S) * 1e3)
+    return late
+
+
+class Load:
+    """An engine with sessions that send a round as soon as the one before is answered."""
+
+    def __init__(self, sessions: int, k: int, threads: int) -> None:
+        torch.set_num_threads(threads)
+        loaded = load_model(str(DEMO_MODELS / "target"), "cpu", "bfloat16", 1024)
+        runner = ModelRunner(loaded, sessions, batch_invariant=None)
+        runner.warm_up()
+        # OpenMP keeps the number of threads per calling thread.
+        prepare = partial(torch.set_num_threads, threads)
+        self._engine = VerifyEngine(runner, loaded.tokenizer, 4096, prepare)
+        self._sessions, self._k = sessions, k
+        self._tasks: list[asyncio.Task[None]] = []
+        self.rounds = 0
+
+    async def start(self) -> None:
+        """Open the sessions; returns when each had its first round."""
+        self._engine.start()
+        self._tasks = [asyncio.create_task(self._decode(i)) for i in range(self._sessions)]
+        while self.rounds < 2 * self._sessions:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """Close the sessions and end the engine."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._engine.stop()
+
+    async def _decode(self, index: int) -> None:
+        prompt = [(7 * index + i) % 250 for i in range(CONTEXT)]
+        open_ = VerifyOpen(prompt, len(prompt), Rule("exact"), SamplingParams(), seed=0)
+        session = self._engine.open(open_)
+        try:
+            length = CONTEXT
+            while True:
+                round_ = VerifyRound(1, length, [], prompt[: self._k])
+                answer = await self._engine.submit(session, round_).get()
+                if isinstance(answer, Exception):
+                    raise answer
+                self.rounds += 1
+                length = min(answer.keep_length + 1, CONTEXT)
+        finally:
+            self._engine.close(session)
+
+
+async def in_a_thread(args: argparse.Namespace, name: str) -> Lag:
+    """The engine beside the event loop that is measured."""
+    load = Load(args.sessions, args.k, args.threads)
+    await load.start()
+    before = load.rounds
+    late = await timers(args.seconds)
+    rate = (load.rounds - before) / args.seconds
+    await load.stop()
+    return _lag(name, late, rate)
+
+
+def _child(args: argparse.Namespace, ready: Event, end: Event) -> None:
+    async def run() -> None:
+        load = Load(args.sessions, args.k, args.threads)
+        await load.start()
+        ready.set()
+        while not end.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        await load.stop()
+
+    uvloop.run(run())
+
+
+async def in_a_process(args: argparse.Namespace, name: str) -> Lag:
+    """The engine in another process, with an event loop of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    ready, end = spawn.Event(), spawn.Event()
+    child = spawn.Process(target=_child, args=(args, ready, end), daemon=True)
+    child.start()
+    try:
+        if not await asyncio.to_thread(ready.wait, 120):
+            raise RuntimeError("the engine's process did not start")
+        return _lag(name, await timers(args.seconds), 0.0)
+    finally:
+        end.set()
+        await asyncio.to_thread(child.join)
+
+
+async def idle(args: argparse.Namespace, name: str) -> Lag:
+    """No engine."""
+    return _lag(name, await timers(args.seconds), 0.0)
+
+
+def _lag(name: str, late: list[float], rate: float) -> Lag:
+    late = sorted(late)
+    return Lag(name, statistics.median(late), late[int(0.99 * len(late))], late[-1], rate)
+
+
+async def measure(args: argparse.Namespace) -> list[Lag]:
+    """Every situation in turn, so many times; the median of each figure."""
+    ways = {"none": idle, "thread": in_a_thread, "process": in_a_process}
+    samples: dict[str, list[Lag]] = {name: [] for name in ways}
+    for _ in range(args.repeats):
+        for name, way in ways.items():
+            samples[name].append(await way(args, name))
+    figures = Lag._fields[1:]
+    return [
+        Lag(name, *(statistics.median(getattr(lag, f) for lag in lags) for f in figures))
+        for name, lags in samples.items()
+    ]
+
+
+def main() -> int:
+    """Parse flags, measure, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--sessions", type=int, default=16)
+    parser.add_argument("--k", type=int, default=8, help="drafts a round")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="one JSON document, no table")
+    args = parser.parse_args()
+    lags = uvloop.run(measure(args))
+    if args.json:
+        json.dump([lag._asdict() for lag in lags], sys.stdout)
+        print()
+        return 0
+    print(f"{'engine':10s} {'p50':>8s} {'p99':>8s} {'max':>8s}   late, ms; rounds/s")
+    for lag in lags:
+        rate = f"{lag.rounds_per_s:.0f}" if lag.rounds_per_s else "-"
+        print(f"{lag.engine:10s} {lag.p50_ms:8.2f} {lag.p99_ms:8.2f} {lag.max_ms:8.2f}   {rate}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
