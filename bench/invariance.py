@@ -201,6 +201,8 @@ def costs(off: ModelRunner, on: ModelRunner, repeats: int, dtype: str) -> list[C
         found.append(cost)
         print(f"{dtype:9s} {name:36s} {cost.off_ms:8.2f} ms  {cost.on_ms:8.2f} ms  "
               f"{cost.ratio:.3f}", flush=True)  # fmt: skip
+    for runner in (off, on):
+        runner.cache.forget()  # the steps stood behind contexts that were never computed
     return found
 
 
