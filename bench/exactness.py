@@ -81,8 +81,7 @@ def prompt_sets(data: Path, names: Sequence[str], limit: int | None) -> dict[str
         if name == "problems":
             sets[name] = [Chat.of_user(p.question) for p in problems("exactness", count)]
         elif path.exists():
-            rows = read_prompts(str(path))
-            rows = rows if len(rows) <= most else rows[:most]
+            rows = read_prompts(str(path), most)
             chosen = rows[:: max(1, len(rows) // count)][:count]
             sets[name] = [Chat.of_user(r.text) if r.is_question else r.text for r in chosen]
         else:

@@ -78,13 +78,10 @@ def evaluate(
         with_server,
         write_json,
     )
-    from flyspec.errors import ConfigError
     from flyspec.types import SamplingParams
 
     check_output(output)
     refuse_model_flags(models, local or address is None, address)
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no directory {output.parent}")
     chosen = conditions.parse_conditions(rules) if rules is not None else conditions.CONDITIONS
     chosen = conditions.with_plain(chosen)
     if prompt_file is None:
