@@ -12,9 +12,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from flyspec.engine.attention import KEY_BLOCK, MAX_FOLDED_ROWS, Attending, Segment
+from flyspec.engine.attention import (
+    KEY_BLOCK,
+    MAX_FOLDED_ROWS,
+    Attending,
+    Segment,
+    visible,
+)
 from flyspec.engine.slots import SlotLayer
 from flyspec.engine.tiles import Sizes
 
@@ -39,11 +44,7 @@ class Shapes(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """Pieces of `size` rows each, in `slots` slots from `slot` on, over keys `first` to `end`.
-
-    A single piece is of `length` packed rows from `row` on. Of several, `rows` are the packed rows
-    of all places; `kept` are the places that are no filling, `targets` their rows.
-    """
+    """Pieces of `size` rows each, in `slots` slots from `slot` on, over keys `first` to `end`."""
 
     slot: int
     slots: int
@@ -51,11 +52,18 @@ class _Call(NamedTuple):
     first: int
     end: int
     mask: Tensor
-    row: int = 0
-    length: int = 0
-    rows: Tensor | None = None
-    kept: Tensor | None = None
-    targets: Tensor | None = None
+
+
+class _Plan(NamedTuple):
+    """A layer's calls, over the places of all pieces, one after the other.
+
+    `gather` are the packed rows' heads [T * heads] that stand in the places, a piece's head by
+    head; `scatter` [T * heads] is where their results are among those of all calls.
+    """
+
+    calls: list[_Call]
+    gather: Tensor
+    scatter: Tensor
 
 
 class FixedAttention:
@@ -68,62 +76,75 @@ class FixedAttention:
     ) -> None:
         self._segments = sorted(segments)  # by slot
         self._shapes = shapes
-        self._plans: dict[tuple[Attending, int, int, int], list[_Call]] = {}
+        self._plans: dict[tuple[Attending, int, int, int], _Plan] = {}
 
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
         """[T, heads, dim] for `query` [heads, T, dim]."""
         heads, total, dim = query.shape
         kv_heads = layer.num_heads
-        group = heads // kv_heads
         key = (how, heads, kv_heads, dim)
-        calls = self._plans.get(key)
-        if calls is None:
-            calls = self._plans[key] = list(self._plan(how, query, kv_heads))
-        out: Tensor | None = None
-        for call in calls:
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(how, query, kv_heads)
+        # Every call's queries are a contiguous part of this: strides count as shape does.
+        places = query.transpose(0, 1).reshape(total * heads, dim).index_select(0, plan.gather)
+        queries = places.split([call.slots * call.size * heads for call in plan.calls])
+        results = []
+        for call, q in zip(plan.calls, queries, strict=True):
             keys, values = layer.read(call.slot, call.first, call.end, call.slots)
-            # Copied unless contiguous: strides count as shape does.
-            if call.rows is not None:
-                q = query.index_select(1, call.rows)
-            else:
-                q = query[:, call.row : call.row + call.length]
-                if call.length < call.size:
-                    q = pad(q, (0, 0, 0, call.size - call.length))
             if call.size <= MAX_FOLDED_ROWS:
-                if call.slots > 1:
-                    q = q.view(kv_heads, group, call.slots, call.size, dim).permute(2, 0, 1, 3, 4)
-                q = q.reshape(call.slots, kv_heads, group * call.size, dim).contiguous()
+                q = q.view(call.slots, kv_heads, heads // kv_heads * call.size, dim)
                 result = how.apply(q, keys, values, call.mask)
             else:
-                result = how.apply_grouped(q[None].contiguous(), keys, values, call.mask)
-            result = result.view(call.slots, heads, call.size, -1).transpose(1, 2)
-            if call.length == total:
-                return result[0, :total]
-            if out is None:
-                out = result.new_empty((total, heads, result.shape[-1]))
-            if call.targets is None:
-                out[call.row : call.row + call.length] = result[0, : call.length]
-            else:
-                places = result.reshape(call.slots * call.size, heads, -1)
-                places = places if call.kept is None else places.index_select(0, call.kept)
-                out.index_copy_(0, call.targets, places)
-        assert out is not None
-        return out
+                q = q.view(1, heads, call.size, dim)
+                result = how.apply_grouped(q, keys, values, call.mask)
+            # As torch's kernel lays it out.
+            results.append(result.transpose(1, 2).reshape(-1, result.shape[-1]))
+        together = torch.cat(results).index_select(0, plan.scatter)
+        return together.view(total, heads, -1)
 
-    def _plan(self, how: Attending, query: Tensor, kv_heads: int) -> Iterator[_Call]:
+    def _plan(self, how: Attending, query: Tensor, kv_heads: int) -> _Plan:
         """The calls of a layer, over all segments."""
-        heads, _, dim = query.shape
-        shapes = self._shapes(how, heads, kv_heads, dim)
+        heads, total, dim = query.shape
+        group = heads // kv_heads
+        runs = self._runs(how, self._shapes(how, heads, kv_heads, dim))
+        calls: list[_Call] = []
+        gather = []
+        scatter = torch.empty((total, heads), dtype=torch.int64)
+        taken = 0
+        for size, alike in runs.items():
+            folded = size <= MAX_FOLDED_ROWS
+            pieces = torch.tensor([p[1:] for _, run in alike for p in run.pieces])
+            starts, lengths, rows = pieces.T[:, :, None]
+            places = torch.arange(size)
+            packed = rows + torch.minimum(places, lengths - 1)
+            gather.append(packed[:, None] * heads + torch.arange(heads)[:, None])
+            # Of a piece's results: by (group, place, KV head) if folded, else by (place, head).
+            inside = torch.arange(size * heads)
+            if folded:
+                inside = inside.view(group, size, kv_heads).permute(1, 2, 0).flatten()
+            kept = places < lengths
+            first = taken + torch.arange(len(pieces))[:, None, None] * (size * heads)
+            scatter[packed[kept]] = (first + inside.view(size, heads))[kept]
+            taken += len(pieces) * size * heads
+            positions = (starts + places)[:, None]
+            if folded:
+                positions = positions.expand(-1, group, -1)
+            calls += _calls(size, alike, how.window, positions.flatten(1), query)
+        return _Plan(calls, torch.cat([g.flatten() for g in gather]), scatter.flatten())
+
+    def _runs(self, how: Attending, shapes: Shapes) -> dict[int, list[tuple[int, _Run]]]:
+        """The pieces of all segments by size, in runs with the first key that they read."""
         batched = shapes.batched and how.softcap is None
-        runs: dict[tuple[int, int], list[_Run]] = {}
+        runs: dict[int, list[tuple[int, _Run]]] = {}
+        latest: dict[tuple[int, int], _Run] = {}
         for segment in self._segments:
             for piece, size, first, end in _pieces(segment, shapes, how):
-                alike = runs.setdefault((size, first), [])
-                if not (batched and alike and alike[-1].take(piece, size, end)):
-                    alike.append(_Run([piece], end))
-        for (size, first), alike in runs.items():
-            for run in alike:
-                yield _call(run, size, first, how, query, heads // kv_heads)
+                run = latest.get((size, first))
+                if not (batched and run and run.take(piece, size, end)):
+                    run = latest[size, first] = _Run([piece], end)
+                    runs.setdefault(size, []).append((first, run))
+        return runs
 
 
 class _Run:
@@ -157,29 +178,21 @@ def _pieces(
         start, row = start + count, row + count
 
 
-def _call(run: _Run, size: int, first: int, how: Attending, query: Tensor, group: int) -> _Call:
-    pieces, end = run.pieces, run.end
-    masks = [_mask(piece.start - first, size, end - first, how.window, query) for piece in pieces]
-    if size <= MAX_FOLDED_ROWS:
-        masks = [mask.repeat(group, 1) for mask in masks]
-    if len(pieces) == 1:
-        (piece,) = pieces
-        return _Call(piece.slot, 1, size, first, end, masks[0], piece.row, piece.length)
-    counts = torch.tensor([piece.length for piece in pieces])[:, None]
-    places = torch.arange(size)
-    rows = torch.tensor([piece.row for piece in pieces])[:, None]
-    rows = (rows + torch.minimum(places, counts - 1)).flatten()
-    full = all(piece.length == size for piece in pieces)
-    kept = None if full else (places < counts).flatten().nonzero()[:, 0]
-    targets = rows if kept is None else rows[kept]
-    mask = torch.stack(masks)[:, None]
-    return _Call(pieces[0].slot, len(pieces), size, first, end, mask,
-                 rows=rows, kept=kept, targets=targets)  # fmt: skip
-
-
-def _mask(start: int, size: int, end: int, window: int | None, like: Tensor) -> Tensor:
-    """-inf where queries at `start` and behind may not read keys 0 to `end`, else 0."""
-    hidden = like.new_full((size, end), -torch.inf)
-    if window is None or window > start + size:
-        return hidden.triu_(start + 1)
-    return hidden.triu(start + 1) + hidden.tril_(start - window)
+def _calls(
+    size: int,
+    alike: Sequence[tuple[int, _Run]],
+    window: int | None,
+    positions: Tensor,
+    like: Tensor,
+) -> Iterator[_Call]:
+    """The calls of runs of a size; `positions` [pieces, rows] are those of the masks' rows."""
+    shown, hidden = like.new_zeros(()), like.new_full((), -torch.inf)
+    keys = torch.arange(max(run.end for _, run in alike))
+    at = 0
+    for first, run in alike:
+        pieces = run.pieces
+        read = positions[at : at + len(pieces), :, None]
+        at += len(pieces)
+        mask = torch.where(visible(read, keys[first : run.end], window), shown, hidden)
+        mask = mask[0] if size > MAX_FOLDED_ROWS else mask[:, None]
+        yield _Call(pieces[0].slot, len(pieces), size, first, run.end, mask)
