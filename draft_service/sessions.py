@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from draft_service.drafters.base import Drafter
 from draft_service.engine import Engine
 from draft_service.proposal import Proposal, SessionState
+from flyspec import process
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftServiceInfo, SessionStatus
 from flyspec.validation import MAX_DIVERGENCE_TOP_K, validate_sampling
@@ -48,6 +49,7 @@ class Sessions:
             drafters=tuple(d.info for d in self._drafters.values()),
             sessions=SessionStatus(self._active, self.limits.max_sessions, self._opened_total),
             max_speculative_tokens=self.limits.max_speculative_tokens,
+            process=process.describe(),
         )
 
     @contextmanager

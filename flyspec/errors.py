@@ -27,6 +27,12 @@ class NotFoundError(FlyspecError):
     status = "NOT_FOUND"
 
 
+class AlreadyExistsError(FlyspecError):
+    """A thing that the request would make exists already, and is another."""
+
+    status = "ALREADY_EXISTS"
+
+
 class PrefixMismatchError(FlyspecError):
     """The message builds on a prefix that this session does not hold; open another with it all."""
 

@@ -234,6 +234,16 @@ class SessionStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A process that serves. Another `instance_id` means that it has been started again."""
+
+    instance_id: str = ""
+    process_id: int = 0
+    num_model_loads: int = 0
+    uptime_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterInfo:
     """One way of drafting that a draft service offers. `model` is None for prompt lookup."""
 
@@ -250,6 +260,8 @@ class DraftServiceInfo:
     sessions: SessionStatus
     max_speculative_tokens: int
     protocol_version: int = PROTOCOL_VERSION
+    process: ProcessInfo = ProcessInfo()
+    tokenizer_fingerprints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +274,7 @@ class VerifyServiceInfo:
     max_plain_tokens: int
     rules: tuple[str, ...]
     protocol_version: int = PROTOCOL_VERSION
+    process: ProcessInfo = ProcessInfo()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +305,10 @@ class DistributionSpec:
 
 @dataclass(frozen=True, slots=True)
 class DraftOpen:
-    """Opens a draft session with the sequence so far, `prompt_length` of it the prompt (0: all)."""
+    """Opens a draft session with the sequence so far, `prompt_length` of it the prompt (0: all).
+
+    `tokenizer_fingerprint` is that of the ids' tokenizer; empty: the drafter's own.
+    """
 
     token_ids: Sequence[int]
     sampling: SamplingParams
@@ -300,6 +316,7 @@ class DraftOpen:
     drafter: str = ""
     prompt_length: int = 0
     distribution: DistributionSpec | None = None
+    tokenizer_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

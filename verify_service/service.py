@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flyspec import rpc, wire
+from flyspec import process, rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.types import (
@@ -43,6 +43,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 max_speculative_tokens=self._settings.max_speculative_tokens,
                 max_plain_tokens=self._settings.max_plain_tokens,
                 rules=tuple(RULE_PRESETS),
+                process=process.describe(),
             )
         )
 

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.distributed.configuration_utils import DistributedConfig
 
+from flyspec import process
 from flyspec.errors import ConfigError
 from flyspec.tokenizer import fingerprint
 from flyspec.types import ModelInfo, TokenizerBundle
@@ -145,6 +146,7 @@ def load_model(
             f"--model {name}: the checkpoint lacks {len(missing)} of the model's tensors, "
             f"{missing[0]} among them; give a complete checkpoint of a causal language model"
         )
+    process.count_model_load()
     bundle = tokenizer_bundle(tokenizer, model.generation_config)
     text_config = config.get_text_config()
     limit = int(getattr(text_config, "max_position_embeddings", 0) or 2048)

@@ -25,25 +25,51 @@ _sym_db = _symbol_database.Default()
 from flyspec.v1 import common_pb2 as flyspec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66lyspec/v1/admin.proto\x12\nflyspec.v1\x1a\x17\x66lyspec/v1/common.proto\"\x12\n\x10GetStatusRequest\"\xa1\x01\n\x0eUpstreamStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12+\n\x08sessions\x18\x04 \x01(\x0b\x32\x19.flyspec.v1.SessionStatus\x12)\n\x05model\x18\x05 \x01(\x0b\x32\x15.flyspec.v1.ModelInfoH\x00\x88\x01\x01\x42\x08\n\x06_model\"\xb2\x01\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x1a\n\x12\x61\x63tive_generations\x18\x02 \x01(\r\x12\x1b\n\x13waiting_generations\x18\x03 \x01(\r\x12*\n\x06verify\x18\x04 \x01(\x0b\x32\x1a.flyspec.v1.UpstreamStatus\x12)\n\x05\x64raft\x18\x05 \x01(\x0b\x32\x1a.flyspec.v1.UpstreamStatus\"\x15\n\x13ListDraftersRequest\"\xa1\x01\n\rDrafterStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0e\n\x06usable\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12)\n\x05model\x18\x07 \x01(\x0b\x32\x15.flyspec.v1.ModelInfoH\x00\x88\x01\x01\x42\x08\n\x06_model\"C\n\x14ListDraftersResponse\x12+\n\x08\x64rafters\x18\x01 \x03(\x0b\x32\x19.flyspec.v1.DrafterStatus2\xab\x01\n\x0c\x41\x64minService\x12H\n\tGetStatus\x12\x1c.flyspec.v1.GetStatusRequest\x1a\x1d.flyspec.v1.GetStatusResponse\x12Q\n\x0cListDrafters\x12\x1f.flyspec.v1.ListDraftersRequest\x1a .flyspec.v1.ListDraftersResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66lyspec/v1/admin.proto\x12\nflyspec.v1\x1a\x17\x66lyspec/v1/common.proto\"\x12\n\x10GetStatusRequest\"\x92\x02\n\x0eUpstreamStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\r\n\x05\x65rror\x18\x03 \x01(\t\x12+\n\x08sessions\x18\x04 \x01(\x0b\x32\x19.flyspec.v1.SessionStatus\x12)\n\x05model\x18\x05 \x01(\x0b\x32\x15.flyspec.v1.ModelInfoH\x00\x88\x01\x01\x12(\n\x07process\x18\x06 \x01(\x0b\x32\x17.flyspec.v1.ProcessInfo\x12)\n\x07\x62reaker\x18\x07 \x01(\x0e\x32\x18.flyspec.v1.BreakerState\x12\x1a\n\x12\x61\x63tive_generations\x18\x08 \x01(\rB\x08\n\x06_model\"\xd2\x02\n\x11GetStatusResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x1a\n\x12\x61\x63tive_generations\x18\x02 \x01(\r\x12\x1b\n\x13waiting_generations\x18\x03 \x01(\r\x12*\n\x06verify\x18\x04 \x01(\x0b\x32\x1a.flyspec.v1.UpstreamStatus\x12)\n\x05\x64raft\x18\x05 \x01(\x0b\x32\x1a.flyspec.v1.UpstreamStatus\x12+\n\x07targets\x18\x06 \x03(\x0b\x32\x1a.flyspec.v1.UpstreamStatus\x12,\n\x08\x64rafters\x18\x07 \x03(\x0b\x32\x1a.flyspec.v1.UpstreamStatus\x12\x1a\n\x12outstanding_tokens\x18\x08 \x01(\x04\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x15\n\rrefused_total\x18\n \x01(\x04\"\x15\n\x13ListDraftersRequest\"\xc4\x02\n\rDrafterStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\x08\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0e\n\x06usable\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12)\n\x05model\x18\x07 \x01(\x0b\x32\x15.flyspec.v1.ModelInfoH\x00\x88\x01\x01\x12\'\n\x05state\x18\x08 \x01(\x0e\x32\x18.flyspec.v1.DrafterState\x12\r\n\x05share\x18\t \x01(\x01\x12,\n\x08replicas\x18\n \x03(\x0b\x32\x1a.flyspec.v1.UpstreamStatus\x12\'\n\x05stats\x18\x0b \x01(\x0b\x32\x18.flyspec.v1.DrafterStats\x12\x12\n\ntranslated\x18\x0c \x01(\x08\x42\x08\n\x06_model\"\x81\x02\n\x0c\x44rafterStats\x12\x1a\n\x12\x61\x63tive_generations\x18\x01 \x01(\r\x12\x19\n\x11generations_total\x18\x02 \x01(\x04\x12\x16\n\x0enum_spec_steps\x18\x03 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\x04\x12!\n\x19num_accepted_draft_tokens\x18\x05 \x01(\x04\x12\x16\n\x0e\x66\x61ilures_total\x18\x06 \x01(\x04\x12\x19\n\x11proposal_ns_total\x18\x07 \x01(\x04\x12\x1a\n\x12num_emitted_tokens\x18\x08 \x01(\x04\x12\x16\n\x0eround_ns_total\x18\t \x01(\x04\"C\n\x14ListDraftersResponse\x12+\n\x08\x64rafters\x18\x01 \x03(\x0b\x32\x19.flyspec.v1.DrafterStatus\"E\n\x16RegisterDrafterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\"W\n\x17RegisterDrafterResponse\x12*\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x19.flyspec.v1.DrafterStatus\x12\x10\n\x08probe_ns\x18\x02 \x01(\x04\"D\n\x16\x41\x63tivateDrafterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\x05share\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_share\"E\n\x17\x41\x63tivateDrafterResponse\x12*\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x19.flyspec.v1.DrafterStatus\"4\n\x13\x44rainDrafterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07wait_ms\x18\x02 \x01(\x04\"B\n\x14\x44rainDrafterResponse\x12*\n\x07\x64rafter\x18\x01 \x01(\x0b\x32\x19.flyspec.v1.DrafterStatus\"3\n\x14RemoveDrafterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x17\n\x15RemoveDrafterResponse\"\x1e\n\x0c\x44rainRequest\x12\x0e\n\x06resume\x18\x01 \x01(\x08\"+\n\rDrainResponse\x12\x1a\n\x12\x61\x63tive_generations\x18\x01 \x01(\r*|\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x02\x12\x1b\n\x17\x42REAKER_STATE_HALF_OPEN\x10\x03*\x9b\x01\n\x0c\x44rafterState\x12\x1d\n\x19\x44RAFTER_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x44RAFTER_STATE_REGISTERED\x10\x01\x12\x18\n\x14\x44RAFTER_STATE_CANARY\x10\x02\x12\x18\n\x14\x44RAFTER_STATE_ACTIVE\x10\x03\x12\x1a\n\x16\x44RAFTER_STATE_DRAINING\x10\x04\x32\xca\x04\n\x0c\x41\x64minService\x12H\n\tGetStatus\x12\x1c.flyspec.v1.GetStatusRequest\x1a\x1d.flyspec.v1.GetStatusResponse\x12Q\n\x0cListDrafters\x12\x1f.flyspec.v1.ListDraftersRequest\x1a .flyspec.v1.ListDraftersResponse\x12Z\n\x0fRegisterDrafter\x12\".flyspec.v1.RegisterDrafterRequest\x1a#.flyspec.v1.RegisterDrafterResponse\x12Z\n\x0f\x41\x63tivateDrafter\x12\".flyspec.v1.ActivateDrafterRequest\x1a#.flyspec.v1.ActivateDrafterResponse\x12Q\n\x0c\x44rainDrafter\x12\x1f.flyspec.v1.DrainDrafterRequest\x1a .flyspec.v1.DrainDrafterResponse\x12T\n\rRemoveDrafter\x12 .flyspec.v1.RemoveDrafterRequest\x1a!.flyspec.v1.RemoveDrafterResponse\x12<\n\x05\x44rain\x12\x18.flyspec.v1.DrainRequest\x1a\x19.flyspec.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'flyspec.v1.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_BREAKERSTATE']._serialized_start=1958
+  _globals['_BREAKERSTATE']._serialized_end=2082
+  _globals['_DRAFTERSTATE']._serialized_start=2085
+  _globals['_DRAFTERSTATE']._serialized_end=2240
   _globals['_GETSTATUSREQUEST']._serialized_start=63
   _globals['_GETSTATUSREQUEST']._serialized_end=81
   _globals['_UPSTREAMSTATUS']._serialized_start=84
-  _globals['_UPSTREAMSTATUS']._serialized_end=245
-  _globals['_GETSTATUSRESPONSE']._serialized_start=248
-  _globals['_GETSTATUSRESPONSE']._serialized_end=426
-  _globals['_LISTDRAFTERSREQUEST']._serialized_start=428
-  _globals['_LISTDRAFTERSREQUEST']._serialized_end=449
-  _globals['_DRAFTERSTATUS']._serialized_start=452
-  _globals['_DRAFTERSTATUS']._serialized_end=613
-  _globals['_LISTDRAFTERSRESPONSE']._serialized_start=615
-  _globals['_LISTDRAFTERSRESPONSE']._serialized_end=682
-  _globals['_ADMINSERVICE']._serialized_start=685
-  _globals['_ADMINSERVICE']._serialized_end=856
+  _globals['_UPSTREAMSTATUS']._serialized_end=358
+  _globals['_GETSTATUSRESPONSE']._serialized_start=361
+  _globals['_GETSTATUSRESPONSE']._serialized_end=699
+  _globals['_LISTDRAFTERSREQUEST']._serialized_start=701
+  _globals['_LISTDRAFTERSREQUEST']._serialized_end=722
+  _globals['_DRAFTERSTATUS']._serialized_start=725
+  _globals['_DRAFTERSTATUS']._serialized_end=1049
+  _globals['_DRAFTERSTATS']._serialized_start=1052
+  _globals['_DRAFTERSTATS']._serialized_end=1309
+  _globals['_LISTDRAFTERSRESPONSE']._serialized_start=1311
+  _globals['_LISTDRAFTERSRESPONSE']._serialized_end=1378
+  _globals['_REGISTERDRAFTERREQUEST']._serialized_start=1380
+  _globals['_REGISTERDRAFTERREQUEST']._serialized_end=1449
+  _globals['_REGISTERDRAFTERRESPONSE']._serialized_start=1451
+  _globals['_REGISTERDRAFTERRESPONSE']._serialized_end=1538
+  _globals['_ACTIVATEDRAFTERREQUEST']._serialized_start=1540
+  _globals['_ACTIVATEDRAFTERREQUEST']._serialized_end=1608
+  _globals['_ACTIVATEDRAFTERRESPONSE']._serialized_start=1610
+  _globals['_ACTIVATEDRAFTERRESPONSE']._serialized_end=1679
+  _globals['_DRAINDRAFTERREQUEST']._serialized_start=1681
+  _globals['_DRAINDRAFTERREQUEST']._serialized_end=1733
+  _globals['_DRAINDRAFTERRESPONSE']._serialized_start=1735
+  _globals['_DRAINDRAFTERRESPONSE']._serialized_end=1801
+  _globals['_REMOVEDRAFTERREQUEST']._serialized_start=1803
+  _globals['_REMOVEDRAFTERREQUEST']._serialized_end=1854
+  _globals['_REMOVEDRAFTERRESPONSE']._serialized_start=1856
+  _globals['_REMOVEDRAFTERRESPONSE']._serialized_end=1879
+  _globals['_DRAINREQUEST']._serialized_start=1881
+  _globals['_DRAINREQUEST']._serialized_end=1911
+  _globals['_DRAINRESPONSE']._serialized_start=1913
+  _globals['_DRAINRESPONSE']._serialized_end=1956
+  _globals['_ADMINSERVICE']._serialized_start=2243
+  _globals['_ADMINSERVICE']._serialized_end=2829
 # @@protoc_insertion_point(module_scope)

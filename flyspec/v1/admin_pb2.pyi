@@ -8,6 +8,7 @@ from flyspec.v1 import common_pb2 as _common_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,66 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _BreakerState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BreakerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BreakerState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BREAKER_STATE_UNSPECIFIED: _BreakerState.ValueType  # 0
+    """Not set."""
+    BREAKER_STATE_CLOSED: _BreakerState.ValueType  # 1
+    """It works."""
+    BREAKER_STATE_OPEN: _BreakerState.ValueType  # 2
+    """It failed; nothing is sent to it for now."""
+    BREAKER_STATE_HALF_OPEN: _BreakerState.ValueType  # 3
+    """One generation tries it; others wait for the outcome."""
+
+class BreakerState(_BreakerState, metaclass=_BreakerStateEnumTypeWrapper):
+    """Whether a service that failed is tried again."""
+
+BREAKER_STATE_UNSPECIFIED: BreakerState.ValueType  # 0
+"""Not set."""
+BREAKER_STATE_CLOSED: BreakerState.ValueType  # 1
+"""It works."""
+BREAKER_STATE_OPEN: BreakerState.ValueType  # 2
+"""It failed; nothing is sent to it for now."""
+BREAKER_STATE_HALF_OPEN: BreakerState.ValueType  # 3
+"""One generation tries it; others wait for the outcome."""
+Global___BreakerState: _TypeAlias = BreakerState  # noqa: Y015
+
+class _DrafterState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrafterStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrafterState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAFTER_STATE_UNSPECIFIED: _DrafterState.ValueType  # 0
+    """Not set."""
+    DRAFTER_STATE_REGISTERED: _DrafterState.ValueType  # 1
+    """Only requests that name it get it."""
+    DRAFTER_STATE_CANARY: _DrafterState.ValueType  # 2
+    """It also gets a share of the others."""
+    DRAFTER_STATE_ACTIVE: _DrafterState.ValueType  # 3
+    """It gets the others."""
+    DRAFTER_STATE_DRAINING: _DrafterState.ValueType  # 4
+    """It gets nothing; its generations leave."""
+
+class DrafterState(_DrafterState, metaclass=_DrafterStateEnumTypeWrapper):
+    """Where a drafter is in its life."""
+
+DRAFTER_STATE_UNSPECIFIED: DrafterState.ValueType  # 0
+"""Not set."""
+DRAFTER_STATE_REGISTERED: DrafterState.ValueType  # 1
+"""Only requests that name it get it."""
+DRAFTER_STATE_CANARY: DrafterState.ValueType  # 2
+"""It also gets a share of the others."""
+DRAFTER_STATE_ACTIVE: DrafterState.ValueType  # 3
+"""It gets the others."""
+DRAFTER_STATE_DRAINING: DrafterState.ValueType  # 4
+"""It gets nothing; its generations leave."""
+Global___DrafterState: _TypeAlias = DrafterState  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
@@ -47,12 +108,19 @@ class UpstreamStatus(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    BREAKER_FIELD_NUMBER: _builtins.int
+    ACTIVE_GENERATIONS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Address, host:port."""
     ready: _builtins.bool
     """It answered."""
     error: _builtins.str
     """What is wrong, when it did not."""
+    breaker: Global___BreakerState.ValueType
+    """What its circuit breaker says of it."""
+    active_generations: _builtins.int
+    """Generations of this orchestrator that use it."""
     @_builtins.property
     def sessions(self) -> _common_pb2.SessionStatus:
         """Its sessions."""
@@ -60,6 +128,10 @@ class UpstreamStatus(_message.Message):
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """Its model, if it has one."""
+
+    @_builtins.property
+    def process(self) -> _common_pb2.ProcessInfo:
+        """Its process."""
 
     def __init__(
         self,
@@ -69,10 +141,13 @@ class UpstreamStatus(_message.Message):
         error: _builtins.str = ...,
         sessions: _common_pb2.SessionStatus | None = ...,
         model: _common_pb2.ModelInfo | None = ...,
+        process: _common_pb2.ProcessInfo | None = ...,
+        breaker: Global___BreakerState.ValueType = ...,
+        active_generations: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "model", b"model", "sessions", b"sessions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "address", b"address", "error", b"error", "model", b"model", "ready", b"ready", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "active_generations", b"active_generations", "address", b"address", "breaker", b"breaker", "error", b"error", "model", b"model", "process", b"process", "ready", b"ready", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
@@ -91,19 +166,38 @@ class GetStatusResponse(_message.Message):
     WAITING_GENERATIONS_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
+    TARGETS_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
+    OUTSTANDING_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    REFUSED_TOTAL_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
     """The orchestrator can generate."""
     active_generations: _builtins.int
     """Generations running."""
     waiting_generations: _builtins.int
     """Generations waiting to be admitted."""
+    outstanding_tokens: _builtins.int
+    """Tokens that the running generations may still read and write."""
+    draining: _builtins.bool
+    """Nothing new is let in."""
+    refused_total: _builtins.int
+    """Generations refused since the start for want of room."""
     @_builtins.property
     def verify(self) -> Global___UpstreamStatus:
-        """The verify service."""
+        """The verify service: the first replica."""
 
     @_builtins.property
     def draft(self) -> Global___UpstreamStatus:
-        """The draft service."""
+        """The draft service: the first replica of the first drafter."""
+
+    @_builtins.property
+    def targets(self) -> _containers.RepeatedCompositeFieldContainer[Global___UpstreamStatus]:
+        """Every replica of the verify service."""
+
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___UpstreamStatus]:
+        """Every replica of every drafter."""
 
     def __init__(
         self,
@@ -113,10 +207,15 @@ class GetStatusResponse(_message.Message):
         waiting_generations: _builtins.int = ...,
         verify: Global___UpstreamStatus | None = ...,
         draft: Global___UpstreamStatus | None = ...,
+        targets: _abc.Iterable[Global___UpstreamStatus] | None = ...,
+        drafters: _abc.Iterable[Global___UpstreamStatus] | None = ...,
+        outstanding_tokens: _builtins.int = ...,
+        draining: _builtins.bool = ...,
+        refused_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "verify", b"verify"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_generations", b"active_generations", "draft", b"draft", "ready", b"ready", "verify", b"verify", "waiting_generations", b"waiting_generations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_generations", b"active_generations", "draft", b"draft", "drafters", b"drafters", "draining", b"draining", "outstanding_tokens", b"outstanding_tokens", "ready", b"ready", "refused_total", b"refused_total", "targets", b"targets", "verify", b"verify", "waiting_generations", b"waiting_generations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,6 +251,11 @@ class DrafterStatus(_message.Message):
     USABLE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
+    TRANSLATED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     kind: _builtins.str
@@ -164,9 +268,23 @@ class DrafterStatus(_message.Message):
     """It can be used with the target."""
     reason: _builtins.str
     """Why not, when it cannot."""
+    state: Global___DrafterState.ValueType
+    """Where it is in its life."""
+    share: _builtins.float
+    """Share of new generations that it gets as a canary, in [0, 1]."""
+    translated: _builtins.bool
+    """Its tokens are translated to the target's."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """Its model, if it has one."""
+
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___UpstreamStatus]:
+        """Its replicas."""
+
+    @_builtins.property
+    def stats(self) -> Global___DrafterStats:
+        """What it did."""
 
     def __init__(
         self,
@@ -178,16 +296,75 @@ class DrafterStatus(_message.Message):
         usable: _builtins.bool = ...,
         reason: _builtins.str = ...,
         model: _common_pb2.ModelInfo | None = ...,
+        state: Global___DrafterState.ValueType = ...,
+        share: _builtins.float = ...,
+        replicas: _abc.Iterable[Global___UpstreamStatus] | None = ...,
+        stats: Global___DrafterStats | None = ...,
+        translated: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "model", b"model", "stats", b"stats"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "active", b"active", "address", b"address", "kind", b"kind", "model", b"model", "name", b"name", "reason", b"reason", "usable", b"usable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "active", b"active", "address", b"address", "kind", b"kind", "model", b"model", "name", b"name", "reason", b"reason", "replicas", b"replicas", "share", b"share", "state", b"state", "stats", b"stats", "translated", b"translated", "usable", b"usable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__model) -> _WhichOneofReturnType__model | None: ...
 
 Global___DrafterStatus: _TypeAlias = DrafterStatus  # noqa: Y015
+
+@_typing.final
+class DrafterStats(_message.Message):
+    """What a drafter did here since it was registered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTIVE_GENERATIONS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_TOTAL_FIELD_NUMBER: _builtins.int
+    NUM_SPEC_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    FAILURES_TOTAL_FIELD_NUMBER: _builtins.int
+    PROPOSAL_NS_TOTAL_FIELD_NUMBER: _builtins.int
+    NUM_EMITTED_TOKENS_FIELD_NUMBER: _builtins.int
+    ROUND_NS_TOTAL_FIELD_NUMBER: _builtins.int
+    active_generations: _builtins.int
+    """Generations that use it now."""
+    generations_total: _builtins.int
+    """Generations that began with it."""
+    num_spec_steps: _builtins.int
+    """Rounds that it drafted for."""
+    num_draft_tokens: _builtins.int
+    """Tokens drafted and checked."""
+    num_accepted_draft_tokens: _builtins.int
+    """Of them, accepted when they were checked."""
+    failures_total: _builtins.int
+    """Proposals that failed: lost, late or nonsense."""
+    proposal_ns_total: _builtins.int
+    """Time of its proposals as the orchestrator sees them, all together, ns."""
+    num_emitted_tokens: _builtins.int
+    """Tokens emitted in its rounds."""
+    round_ns_total: _builtins.int
+    """Time of its rounds, all together, ns."""
+    def __init__(
+        self,
+        *,
+        active_generations: _builtins.int = ...,
+        generations_total: _builtins.int = ...,
+        num_spec_steps: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
+        failures_total: _builtins.int = ...,
+        proposal_ns_total: _builtins.int = ...,
+        num_emitted_tokens: _builtins.int = ...,
+        round_ns_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_generations", b"active_generations", "failures_total", b"failures_total", "generations_total", b"generations_total", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_emitted_tokens", b"num_emitted_tokens", "num_spec_steps", b"num_spec_steps", "proposal_ns_total", b"proposal_ns_total", "round_ns_total", b"round_ns_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrafterStats: _TypeAlias = DrafterStats  # noqa: Y015
 
 @_typing.final
 class ListDraftersResponse(_message.Message):
@@ -212,3 +389,257 @@ class ListDraftersResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListDraftersResponse: _TypeAlias = ListDraftersResponse  # noqa: Y015
+
+@_typing.final
+class RegisterDrafterRequest(_message.Message):
+    """Adds a drafter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name for requests to ask for: 1 to 64 letters, digits, dots, dashes and
+    underscores.
+    """
+    address: _builtins.str
+    """Where it is: host:port, or dns:///host:port for every address of a name."""
+    kind: _builtins.str
+    """Which of the service's drafters: model, prompt_lookup or multi_level. Empty
+    takes the service's default.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        address: _builtins.str = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "kind", b"kind", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterDrafterRequest: _TypeAlias = RegisterDrafterRequest  # noqa: Y015
+
+@_typing.final
+class RegisterDrafterResponse(_message.Message):
+    """The drafter as it was registered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    PROBE_NS_FIELD_NUMBER: _builtins.int
+    probe_ns: _builtins.int
+    """Time of the proposal on trial, ns."""
+    @_builtins.property
+    def drafter(self) -> Global___DrafterStatus:
+        """Its status."""
+
+    def __init__(
+        self,
+        *,
+        drafter: Global___DrafterStatus | None = ...,
+        probe_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "probe_ns", b"probe_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterDrafterResponse: _TypeAlias = RegisterDrafterResponse  # noqa: Y015
+
+@_typing.final
+class ActivateDrafterRequest(_message.Message):
+    """Gives a drafter work."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    share: _builtins.float
+    """Share of the new generations, in (0, 1]. Unset or 1 gives it all, makes it
+    the default and moves running generations to it, except those that asked for
+    a drafter by name. Less makes it a canary; 0 ends that.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        share: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "share", b"share"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_share", b"_share", "name", b"name", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__share: _TypeAlias = _typing.Literal["share"]  # noqa: Y015
+    _WhichOneofArgType__share: _TypeAlias = _typing.Literal["_share", b"_share"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__share) -> _WhichOneofReturnType__share | None: ...
+
+Global___ActivateDrafterRequest: _TypeAlias = ActivateDrafterRequest  # noqa: Y015
+
+@_typing.final
+class ActivateDrafterResponse(_message.Message):
+    """The drafter is at work."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def drafter(self) -> Global___DrafterStatus:
+        """Its status."""
+
+    def __init__(
+        self,
+        *,
+        drafter: Global___DrafterStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ActivateDrafterResponse: _TypeAlias = ActivateDrafterResponse  # noqa: Y015
+
+@_typing.final
+class DrainDrafterRequest(_message.Message):
+    """Takes work from a drafter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    wait_ms: _builtins.int
+    """Time to wait for its generations to leave, ms; 0 does not wait."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainDrafterRequest: _TypeAlias = DrainDrafterRequest  # noqa: Y015
+
+@_typing.final
+class DrainDrafterResponse(_message.Message):
+    """The drafter drains."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def drafter(self) -> Global___DrafterStatus:
+        """Its status."""
+
+    def __init__(
+        self,
+        *,
+        drafter: Global___DrafterStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainDrafterResponse: _TypeAlias = DrainDrafterResponse  # noqa: Y015
+
+@_typing.final
+class RemoveDrafterRequest(_message.Message):
+    """Forgets a drafter."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    force: _builtins.bool
+    """Even if generations use it; they move on."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveDrafterRequest: _TypeAlias = RemoveDrafterRequest  # noqa: Y015
+
+@_typing.final
+class RemoveDrafterResponse(_message.Message):
+    """The drafter is forgotten."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RemoveDrafterResponse: _TypeAlias = RemoveDrafterResponse  # noqa: Y015
+
+@_typing.final
+class DrainRequest(_message.Message):
+    """Lets nothing new in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_FIELD_NUMBER: _builtins.int
+    resume: _builtins.bool
+    """Take requests again instead."""
+    def __init__(
+        self,
+        *,
+        resume: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume", b"resume"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class DrainResponse(_message.Message):
+    """How things stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACTIVE_GENERATIONS_FIELD_NUMBER: _builtins.int
+    active_generations: _builtins.int
+    """Generations running."""
+    def __init__(
+        self,
+        *,
+        active_generations: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active_generations", b"active_generations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015

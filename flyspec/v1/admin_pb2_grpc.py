@@ -45,6 +45,31 @@ class AdminServiceStub:
                 request_serializer=flyspec_dot_v1_dot_admin__pb2.ListDraftersRequest.SerializeToString,
                 response_deserializer=flyspec_dot_v1_dot_admin__pb2.ListDraftersResponse.FromString,
                 _registered_method=True)
+        self.RegisterDrafter = channel.unary_unary(
+                '/flyspec.v1.AdminService/RegisterDrafter',
+                request_serializer=flyspec_dot_v1_dot_admin__pb2.RegisterDrafterRequest.SerializeToString,
+                response_deserializer=flyspec_dot_v1_dot_admin__pb2.RegisterDrafterResponse.FromString,
+                _registered_method=True)
+        self.ActivateDrafter = channel.unary_unary(
+                '/flyspec.v1.AdminService/ActivateDrafter',
+                request_serializer=flyspec_dot_v1_dot_admin__pb2.ActivateDrafterRequest.SerializeToString,
+                response_deserializer=flyspec_dot_v1_dot_admin__pb2.ActivateDrafterResponse.FromString,
+                _registered_method=True)
+        self.DrainDrafter = channel.unary_unary(
+                '/flyspec.v1.AdminService/DrainDrafter',
+                request_serializer=flyspec_dot_v1_dot_admin__pb2.DrainDrafterRequest.SerializeToString,
+                response_deserializer=flyspec_dot_v1_dot_admin__pb2.DrainDrafterResponse.FromString,
+                _registered_method=True)
+        self.RemoveDrafter = channel.unary_unary(
+                '/flyspec.v1.AdminService/RemoveDrafter',
+                request_serializer=flyspec_dot_v1_dot_admin__pb2.RemoveDrafterRequest.SerializeToString,
+                response_deserializer=flyspec_dot_v1_dot_admin__pb2.RemoveDrafterResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/flyspec.v1.AdminService/Drain',
+                request_serializer=flyspec_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=flyspec_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -65,6 +90,49 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegisterDrafter(self, request, context):
+        """Adds a drafter, or an address to one, after a handshake: protocol, tokenizer,
+        vocabulary, context, and a proposal on trial. New requests can name it; it
+        gets others with `ActivateDrafter`. FAILED_PRECONDITION: it does not fit the
+        target. UNAVAILABLE: it does not answer. ALREADY_EXISTS: the name belongs to
+        a drafter that drafts in another way.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ActivateDrafter(self, request, context):
+        """Gives a drafter a share of the new generations that name none, or all of
+        them; then running ones move to it at their next round. NOT_FOUND: no such
+        drafter. FAILED_PRECONDITION: it cannot be used, or drains.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainDrafter(self, request, context):
+        """Gives a drafter nothing new; its generations move to others at their next
+        round. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the active one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveDrafter(self, request, context):
+        """Forgets a drafter. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the
+        active one, or generations use it and `force` is not set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Lets nothing new in, here; running generations go on. Health says NOT_SERVING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +145,31 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListDrafters,
                     request_deserializer=flyspec_dot_v1_dot_admin__pb2.ListDraftersRequest.FromString,
                     response_serializer=flyspec_dot_v1_dot_admin__pb2.ListDraftersResponse.SerializeToString,
+            ),
+            'RegisterDrafter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterDrafter,
+                    request_deserializer=flyspec_dot_v1_dot_admin__pb2.RegisterDrafterRequest.FromString,
+                    response_serializer=flyspec_dot_v1_dot_admin__pb2.RegisterDrafterResponse.SerializeToString,
+            ),
+            'ActivateDrafter': grpc.unary_unary_rpc_method_handler(
+                    servicer.ActivateDrafter,
+                    request_deserializer=flyspec_dot_v1_dot_admin__pb2.ActivateDrafterRequest.FromString,
+                    response_serializer=flyspec_dot_v1_dot_admin__pb2.ActivateDrafterResponse.SerializeToString,
+            ),
+            'DrainDrafter': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainDrafter,
+                    request_deserializer=flyspec_dot_v1_dot_admin__pb2.DrainDrafterRequest.FromString,
+                    response_serializer=flyspec_dot_v1_dot_admin__pb2.DrainDrafterResponse.SerializeToString,
+            ),
+            'RemoveDrafter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveDrafter,
+                    request_deserializer=flyspec_dot_v1_dot_admin__pb2.RemoveDrafterRequest.FromString,
+                    response_serializer=flyspec_dot_v1_dot_admin__pb2.RemoveDrafterResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=flyspec_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=flyspec_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +227,141 @@ class AdminService:
             '/flyspec.v1.AdminService/ListDrafters',
             flyspec_dot_v1_dot_admin__pb2.ListDraftersRequest.SerializeToString,
             flyspec_dot_v1_dot_admin__pb2.ListDraftersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterDrafter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flyspec.v1.AdminService/RegisterDrafter',
+            flyspec_dot_v1_dot_admin__pb2.RegisterDrafterRequest.SerializeToString,
+            flyspec_dot_v1_dot_admin__pb2.RegisterDrafterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ActivateDrafter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flyspec.v1.AdminService/ActivateDrafter',
+            flyspec_dot_v1_dot_admin__pb2.ActivateDrafterRequest.SerializeToString,
+            flyspec_dot_v1_dot_admin__pb2.ActivateDrafterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainDrafter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flyspec.v1.AdminService/DrainDrafter',
+            flyspec_dot_v1_dot_admin__pb2.DrainDrafterRequest.SerializeToString,
+            flyspec_dot_v1_dot_admin__pb2.DrainDrafterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveDrafter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flyspec.v1.AdminService/RemoveDrafter',
+            flyspec_dot_v1_dot_admin__pb2.RemoveDrafterRequest.SerializeToString,
+            flyspec_dot_v1_dot_admin__pb2.RemoveDrafterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flyspec.v1.AdminService/Drain',
+            flyspec_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            flyspec_dot_v1_dot_admin__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

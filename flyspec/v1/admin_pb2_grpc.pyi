@@ -37,6 +37,28 @@ class AdminServiceStub:
     """State of the orchestrator and of the services behind it."""
     ListDrafters: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListDraftersRequest, _admin_pb2.ListDraftersResponse]
     """The drafters that requests can name."""
+    RegisterDrafter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RegisterDrafterRequest, _admin_pb2.RegisterDrafterResponse]
+    """Adds a drafter, or an address to one, after a handshake: protocol, tokenizer,
+    vocabulary, context, and a proposal on trial. New requests can name it; it
+    gets others with `ActivateDrafter`. FAILED_PRECONDITION: it does not fit the
+    target. UNAVAILABLE: it does not answer. ALREADY_EXISTS: the name belongs to
+    a drafter that drafts in another way.
+    """
+    ActivateDrafter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ActivateDrafterRequest, _admin_pb2.ActivateDrafterResponse]
+    """Gives a drafter a share of the new generations that name none, or all of
+    them; then running ones move to it at their next round. NOT_FOUND: no such
+    drafter. FAILED_PRECONDITION: it cannot be used, or drains.
+    """
+    DrainDrafter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainDrafterRequest, _admin_pb2.DrainDrafterResponse]
+    """Gives a drafter nothing new; its generations move to others at their next
+    round. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the active one.
+    """
+    RemoveDrafter: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RemoveDrafterRequest, _admin_pb2.RemoveDrafterResponse]
+    """Forgets a drafter. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the
+    active one, or generations use it and `force` is not set.
+    """
+    Drain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]
+    """Lets nothing new in, here; running generations go on. Health says NOT_SERVING."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -47,6 +69,28 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """State of the orchestrator and of the services behind it."""
     ListDrafters: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListDraftersRequest, _admin_pb2.ListDraftersResponse]  # type: ignore[assignment]
     """The drafters that requests can name."""
+    RegisterDrafter: _aio.UnaryUnaryMultiCallable[_admin_pb2.RegisterDrafterRequest, _admin_pb2.RegisterDrafterResponse]  # type: ignore[assignment]
+    """Adds a drafter, or an address to one, after a handshake: protocol, tokenizer,
+    vocabulary, context, and a proposal on trial. New requests can name it; it
+    gets others with `ActivateDrafter`. FAILED_PRECONDITION: it does not fit the
+    target. UNAVAILABLE: it does not answer. ALREADY_EXISTS: the name belongs to
+    a drafter that drafts in another way.
+    """
+    ActivateDrafter: _aio.UnaryUnaryMultiCallable[_admin_pb2.ActivateDrafterRequest, _admin_pb2.ActivateDrafterResponse]  # type: ignore[assignment]
+    """Gives a drafter a share of the new generations that name none, or all of
+    them; then running ones move to it at their next round. NOT_FOUND: no such
+    drafter. FAILED_PRECONDITION: it cannot be used, or drains.
+    """
+    DrainDrafter: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainDrafterRequest, _admin_pb2.DrainDrafterResponse]  # type: ignore[assignment]
+    """Gives a drafter nothing new; its generations move to others at their next
+    round. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the active one.
+    """
+    RemoveDrafter: _aio.UnaryUnaryMultiCallable[_admin_pb2.RemoveDrafterRequest, _admin_pb2.RemoveDrafterResponse]  # type: ignore[assignment]
+    """Forgets a drafter. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the
+    active one, or generations use it and `force` is not set.
+    """
+    Drain: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainRequest, _admin_pb2.DrainResponse]  # type: ignore[assignment]
+    """Lets nothing new in, here; running generations go on. Health says NOT_SERVING."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Tells the operator how things stand."""
@@ -66,5 +110,57 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListDraftersResponse, _abc.Awaitable[_admin_pb2.ListDraftersResponse]]:
         """The drafters that requests can name."""
+
+    @_abc_1.abstractmethod
+    def RegisterDrafter(
+        self,
+        request: _admin_pb2.RegisterDrafterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RegisterDrafterResponse, _abc.Awaitable[_admin_pb2.RegisterDrafterResponse]]:
+        """Adds a drafter, or an address to one, after a handshake: protocol, tokenizer,
+        vocabulary, context, and a proposal on trial. New requests can name it; it
+        gets others with `ActivateDrafter`. FAILED_PRECONDITION: it does not fit the
+        target. UNAVAILABLE: it does not answer. ALREADY_EXISTS: the name belongs to
+        a drafter that drafts in another way.
+        """
+
+    @_abc_1.abstractmethod
+    def ActivateDrafter(
+        self,
+        request: _admin_pb2.ActivateDrafterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ActivateDrafterResponse, _abc.Awaitable[_admin_pb2.ActivateDrafterResponse]]:
+        """Gives a drafter a share of the new generations that name none, or all of
+        them; then running ones move to it at their next round. NOT_FOUND: no such
+        drafter. FAILED_PRECONDITION: it cannot be used, or drains.
+        """
+
+    @_abc_1.abstractmethod
+    def DrainDrafter(
+        self,
+        request: _admin_pb2.DrainDrafterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainDrafterResponse, _abc.Awaitable[_admin_pb2.DrainDrafterResponse]]:
+        """Gives a drafter nothing new; its generations move to others at their next
+        round. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the active one.
+        """
+
+    @_abc_1.abstractmethod
+    def RemoveDrafter(
+        self,
+        request: _admin_pb2.RemoveDrafterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RemoveDrafterResponse, _abc.Awaitable[_admin_pb2.RemoveDrafterResponse]]:
+        """Forgets a drafter. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the
+        active one, or generations use it and `force` is not set.
+        """
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _admin_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.DrainResponse, _abc.Awaitable[_admin_pb2.DrainResponse]]:
+        """Lets nothing new in, here; running generations go on. Health says NOT_SERVING."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -533,3 +533,39 @@ class SessionStatus(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionStatus: _TypeAlias = SessionStatus  # noqa: Y015
+
+@_typing.final
+class ProcessInfo(_message.Message):
+    """A process that serves: tells a restart from an interruption."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_ID_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    NUM_MODEL_LOADS_FIELD_NUMBER: _builtins.int
+    UPTIME_NS_FIELD_NUMBER: _builtins.int
+    instance_id: _builtins.str
+    """Drawn at the process's start: another one means that nothing which was held
+    before is held now.
+    """
+    process_id: _builtins.int
+    """Process id on its host."""
+    num_model_loads: _builtins.int
+    """Models loaded since the start."""
+    uptime_ns: _builtins.int
+    """Time since the start, ns."""
+    def __init__(
+        self,
+        *,
+        instance_id: _builtins.str = ...,
+        process_id: _builtins.int = ...,
+        num_model_loads: _builtins.int = ...,
+        uptime_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "num_model_loads", b"num_model_loads", "process_id", b"process_id", "uptime_ns", b"uptime_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessInfo: _TypeAlias = ProcessInfo  # noqa: Y015

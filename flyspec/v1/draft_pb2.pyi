@@ -80,6 +80,8 @@ class DraftServiceDescribeResponse(_message.Message):
     DRAFTERS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     MAX_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FINGERPRINTS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
@@ -92,6 +94,16 @@ class DraftServiceDescribeResponse(_message.Message):
     def sessions(self) -> _common_pb2.SessionStatus:
         """Sessions open and their limit."""
 
+    @_builtins.property
+    def process(self) -> _common_pb2.ProcessInfo:
+        """The process that answers."""
+
+    @_builtins.property
+    def tokenizer_fingerprints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Fingerprints of the tokenizers that sessions can speak besides the models'
+        own.
+        """
+
     def __init__(
         self,
         *,
@@ -99,10 +111,12 @@ class DraftServiceDescribeResponse(_message.Message):
         drafters: _abc.Iterable[Global___DrafterInfo] | None = ...,
         sessions: _common_pb2.SessionStatus | None = ...,
         max_speculative_tokens: _builtins.int = ...,
+        process: _common_pb2.ProcessInfo | None = ...,
+        tokenizer_fingerprints: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "max_speculative_tokens", b"max_speculative_tokens", "protocol_version", b"protocol_version", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafters", b"drafters", "max_speculative_tokens", b"max_speculative_tokens", "process", b"process", "protocol_version", b"protocol_version", "sessions", b"sessions", "tokenizer_fingerprints", b"tokenizer_fingerprints"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,6 +166,7 @@ class DraftOpen(_message.Message):
     DRAFTER_FIELD_NUMBER: _builtins.int
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     DISTRIBUTION_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Seed of the request's keyed noise."""
     drafter: _builtins.str
@@ -159,6 +174,12 @@ class DraftOpen(_message.Message):
     prompt_length: _builtins.int
     """Tokens of the sequence that are the prompt; 0 is all of them. Penalties tell
     the output from it.
+    """
+    tokenizer_fingerprint: _builtins.str
+    """Fingerprint of the tokenizer whose ids the session speaks, both ways. Empty,
+    or the one of the drafter's model: its own. Otherwise one that was made known
+    with `AddTokenizer`: the session is translated, and distributions say that
+    all of the probability is on the drafted token.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -181,10 +202,11 @@ class DraftOpen(_message.Message):
         drafter: _builtins.str = ...,
         prompt_length: _builtins.int = ...,
         distribution: Global___DistributionSpec | None = ...,
+        tokenizer_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_distribution", b"_distribution", "distribution", b"distribution", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distribution", b"_distribution", "distribution", b"distribution", "drafter", b"drafter", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distribution", b"_distribution", "distribution", b"distribution", "drafter", b"drafter", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "tokenizer_fingerprint", b"tokenizer_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__distribution: _TypeAlias = _typing.Literal["distribution"]  # noqa: Y015
     _WhichOneofArgType__distribution: _TypeAlias = _typing.Literal["_distribution", b"_distribution"]  # noqa: Y015
@@ -335,3 +357,88 @@ class DraftResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftResponse: _TypeAlias = DraftResponse  # noqa: Y015
+
+@_typing.final
+class AddTokenizerRequest(_message.Message):
+    """A piece of a tokenizer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FACTS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_JSON_CHUNK_FIELD_NUMBER: _builtins.int
+    tokenizer_json_chunk: _builtins.bytes
+    """Bytes of `tokenizer.json`, to be joined in order."""
+    @_builtins.property
+    def facts(self) -> Global___TokenizerFacts:
+        """What belongs to the tokenizer."""
+
+    def __init__(
+        self,
+        *,
+        facts: Global___TokenizerFacts | None = ...,
+        tokenizer_json_chunk: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "request", b"request", "tokenizer_json_chunk", b"tokenizer_json_chunk"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "request", b"request", "tokenizer_json_chunk", b"tokenizer_json_chunk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["facts", "tokenizer_json_chunk"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___AddTokenizerRequest: _TypeAlias = AddTokenizerRequest  # noqa: Y015
+
+@_typing.final
+class TokenizerFacts(_message.Message):
+    """What a drafter needs besides a target's `tokenizer.json`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CONTROL_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    """The tokenizer's fingerprint, as in `ModelInfo`."""
+    vocab_size: _builtins.int
+    """Number of rows of the target's output layer: no id of a proposal is larger."""
+    @_builtins.property
+    def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids that end a sequence."""
+
+    @_builtins.property
+    def control_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Every special token: control tokens are not text and are not translated."""
+
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.str = ...,
+        eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        control_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        vocab_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["control_token_ids", b"control_token_ids", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizerFacts: _TypeAlias = TokenizerFacts  # noqa: Y015
+
+@_typing.final
+class AddTokenizerResponse(_message.Message):
+    """The tokenizer is known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddTokenizerResponse: _TypeAlias = AddTokenizerResponse  # noqa: Y015

@@ -46,6 +46,11 @@ class DraftServiceStub:
                 request_serializer=flyspec_dot_v1_dot_draft__pb2.DraftRequest.SerializeToString,
                 response_deserializer=flyspec_dot_v1_dot_draft__pb2.DraftResponse.FromString,
                 _registered_method=True)
+        self.AddTokenizer = channel.stream_unary(
+                '/flyspec.v1.DraftService/AddTokenizer',
+                request_serializer=flyspec_dot_v1_dot_draft__pb2.AddTokenizerRequest.SerializeToString,
+                response_deserializer=flyspec_dot_v1_dot_draft__pb2.AddTokenizerResponse.FromString,
+                _registered_method=True)
 
 
 class DraftServiceServicer:
@@ -65,6 +70,17 @@ class DraftServiceServicer:
         INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
         longer than what the session holds. NOT_FOUND: no drafter of that name.
         RESOURCE_EXHAUSTED: no free slot.
+        FAILED_PRECONDITION also: `open.tokenizer_fingerprint` is not known here; send
+        the tokenizer with `AddTokenizer` and open again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddTokenizer(self, request_iterator, context):
+        """Makes a target's tokenizer known, so that drafters with another one can be
+        used for it. A restarted service has forgotten it. INVALID_ARGUMENT: it
+        cannot be read, or its fingerprint is another. RESOURCE_EXHAUSTED: too large.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -82,6 +98,11 @@ def add_DraftServiceServicer_to_server(servicer, server):
                     servicer.Draft,
                     request_deserializer=flyspec_dot_v1_dot_draft__pb2.DraftRequest.FromString,
                     response_serializer=flyspec_dot_v1_dot_draft__pb2.DraftResponse.SerializeToString,
+            ),
+            'AddTokenizer': grpc.stream_unary_rpc_method_handler(
+                    servicer.AddTokenizer,
+                    request_deserializer=flyspec_dot_v1_dot_draft__pb2.AddTokenizerRequest.FromString,
+                    response_serializer=flyspec_dot_v1_dot_draft__pb2.AddTokenizerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -140,6 +161,33 @@ class DraftService:
             '/flyspec.v1.DraftService/Draft',
             flyspec_dot_v1_dot_draft__pb2.DraftRequest.SerializeToString,
             flyspec_dot_v1_dot_draft__pb2.DraftResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddTokenizer(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/flyspec.v1.DraftService/AddTokenizer',
+            flyspec_dot_v1_dot_draft__pb2.AddTokenizerRequest.SerializeToString,
+            flyspec_dot_v1_dot_draft__pb2.AddTokenizerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,13 @@ class DraftServiceStub:
     INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
     longer than what the session holds. NOT_FOUND: no drafter of that name.
     RESOURCE_EXHAUSTED: no free slot.
+    FAILED_PRECONDITION also: `open.tokenizer_fingerprint` is not known here; send
+    the tokenizer with `AddTokenizer` and open again.
+    """
+    AddTokenizer: _grpc.StreamUnaryMultiCallable[_draft_pb2.AddTokenizerRequest, _draft_pb2.AddTokenizerResponse]
+    """Makes a target's tokenizer known, so that drafters with another one can be
+    used for it. A restarted service has forgotten it. INVALID_ARGUMENT: it
+    cannot be read, or its fingerprint is another. RESOURCE_EXHAUSTED: too large.
     """
 
 @_typing.type_check_only
@@ -58,6 +65,13 @@ class DraftServiceAsyncStub(DraftServiceStub):
     INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
     longer than what the session holds. NOT_FOUND: no drafter of that name.
     RESOURCE_EXHAUSTED: no free slot.
+    FAILED_PRECONDITION also: `open.tokenizer_fingerprint` is not known here; send
+    the tokenizer with `AddTokenizer` and open again.
+    """
+    AddTokenizer: _aio.StreamUnaryMultiCallable[_draft_pb2.AddTokenizerRequest, _draft_pb2.AddTokenizerResponse]  # type: ignore[assignment]
+    """Makes a target's tokenizer known, so that drafters with another one can be
+    used for it. A restarted service has forgotten it. INVALID_ARGUMENT: it
+    cannot be read, or its fingerprint is another. RESOURCE_EXHAUSTED: too large.
     """
 
 class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -83,6 +97,19 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
         longer than what the session holds. NOT_FOUND: no drafter of that name.
         RESOURCE_EXHAUSTED: no free slot.
+        FAILED_PRECONDITION also: `open.tokenizer_fingerprint` is not known here; send
+        the tokenizer with `AddTokenizer` and open again.
+        """
+
+    @_abc_1.abstractmethod
+    def AddTokenizer(
+        self,
+        request_iterator: _MaybeAsyncIterator[_draft_pb2.AddTokenizerRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_draft_pb2.AddTokenizerResponse, _abc.Awaitable[_draft_pb2.AddTokenizerResponse]]:
+        """Makes a target's tokenizer known, so that drafters with another one can be
+        used for it. A restarted service has forgotten it. INVALID_ARGUMENT: it
+        cannot be read, or its fingerprint is another. RESOURCE_EXHAUSTED: too large.
         """
 
 def add_DraftServiceServicer_to_server(servicer: DraftServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,47 +23,56 @@ _sym_db = _symbol_database.Default()
 
 
 from flyspec.v1 import common_pb2 as flyspec_dot_v1_dot_common__pb2
+from flyspec.v1 import verify_pb2 as flyspec_dot_v1_dot_verify__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66lyspec/v1/generation.proto\x12\nflyspec.v1\x1a\x17\x66lyspec/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.flyspec.v1.ChatMessage\"\xb4\x02\n\x0bSpeculation\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x1e\n\x04rule\x18\x02 \x01(\x0b\x32\x10.flyspec.v1.Rule\x12#\n\x16num_speculative_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10max_loose_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12 \n\x13max_loose_cost_nats\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1b\n\x13\x65xact_prefix_tokens\x18\x06 \x01(\r\x12\r\n\x05\x65\x61ger\x18\x07 \x01(\x08\x12\x1a\n\x12\x64isable_loop_guard\x18\x08 \x01(\x08\x42\x19\n\x17_num_speculative_tokensB\x13\n\x11_max_loose_tokensB\x16\n\x14_max_loose_cost_nats\"\xe4\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.flyspec.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.flyspec.v1.ChatPromptH\x00\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.flyspec.v1.SamplingParams\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12,\n\x0bspeculation\x18\t \x01(\x0b\x32\x17.flyspec.v1.Speculation\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x42\x08\n\x06promptB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_logprobs\"\xe8\x01\n\x10GenerateResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.flyspec.v1.GenerationStartedH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.flyspec.v1.GenerationChunkH\x00\x12\x36\n\ncompletion\x18\x03 \x01(\x0b\x32 .flyspec.v1.GenerationCompletionH\x00\x12\x30\n\x07retract\x18\x04 \x01(\x0b\x32\x1d.flyspec.v1.GenerationRetractH\x00\x42\n\n\x08response\"I\n\x11GenerationRetract\x12\x1a\n\x12output_token_index\x18\x01 \x01(\r\x12\x18\n\x10text_byte_offset\x18\x02 \x01(\r\"\xc1\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x1e\n\x04rule\x18\x06 \x01(\x0b\x32\x10.flyspec.v1.Rule\x12\x1e\n\x16num_speculative_tokens\x18\x07 \x01(\r\x12\x10\n\x08warnings\x18\x08 \x03(\t\"\xd1\x01\n\x0fGenerationChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x07origins\x18\x03 \x03(\x0e\x32\x17.flyspec.v1.TokenOrigin\x12\x13\n\x0btoken_texts\x18\x04 \x03(\t\x12\x18\n\x10num_final_tokens\x18\x05 \x01(\r\x12\x17\n\x0floose_gaps_nats\x18\x06 \x03(\x01\x12+\n\x08logprobs\x18\x07 \x03(\x0b\x32\x19.flyspec.v1.TokenLogprobs\"\xb8\x02\n\x14GenerationCompletion\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.flyspec.v1.FinishReason\x12\x18\n\x0bstop_reason\x18\x02 \x01(\tH\x00\x88\x01\x01\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.flyspec.v1.Usage\x12\x33\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1e.flyspec.v1.SpeculationMetrics\x12.\n\x07timings\x18\x05 \x01(\x0b\x32\x1d.flyspec.v1.GenerationTimings\x12#\n\x16loop_guard_token_index\x18\x06 \x01(\rH\x01\x88\x01\x01\x42\x0e\n\x0c_stop_reasonB\x19\n\x17_loop_guard_token_index\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xcf\x02\n\x12SpeculationMetrics\x12\x16\n\x0enum_spec_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_loose_tokens\x18\x04 \x01(\r\x12\x17\n\x0floose_cost_nats\x18\x05 \x01(\x01\x12\x15\n\rnum_rollbacks\x18\x06 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x07 \x03(\r\x12\x12\n\nnum_rounds\x18\x08 \x01(\r\x12\x1b\n\x13num_rejected_tokens\x18\t \x01(\r\x12\x1a\n\x12rejected_cost_nats\x18\n \x01(\x01\x12\x13\n\x0bround_bytes\x18\x0b \x01(\x04\x12\x1a\n\x12\x64istribution_bytes\x18\x0c \x01(\x04\"\xa7\x01\n\x11GenerationTimings\x12\x1e\n\x16time_to_first_token_ns\x18\x01 \x01(\x04\x12\x10\n\x08total_ns\x18\x02 \x01(\x04\x12\x16\n\x0e\x64raft_model_ns\x18\x03 \x01(\x04\x12\x17\n\x0ftarget_model_ns\x18\x04 \x01(\x04\x12\x1d\n\x15round_overhead_p50_ns\x18\x05 \x01(\x04\x12\x10\n\x08queue_ns\x18\x06 \x01(\x04\"\x13\n\x11ListModelsRequest\"\\\n\x12ListModelsResponse\x12%\n\x06target\x18\x01 \x01(\x0b\x32\x15.flyspec.v1.ModelInfo\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\r\n\x05rules\x18\x03 \x03(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xa9\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.flyspec.v1.GenerateRequest\x1a\x1c.flyspec.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.flyspec.v1.ListModelsRequest\x1a\x1e.flyspec.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x66lyspec/v1/generation.proto\x12\nflyspec.v1\x1a\x17\x66lyspec/v1/common.proto\x1a\x17\x66lyspec/v1/verify.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"7\n\nChatPrompt\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.flyspec.v1.ChatMessage\"\xb4\x02\n\x0bSpeculation\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x1e\n\x04rule\x18\x02 \x01(\x0b\x32\x10.flyspec.v1.Rule\x12#\n\x16num_speculative_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10max_loose_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12 \n\x13max_loose_cost_nats\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1b\n\x13\x65xact_prefix_tokens\x18\x06 \x01(\r\x12\r\n\x05\x65\x61ger\x18\x07 \x01(\x08\x12\x1a\n\x12\x64isable_loop_guard\x18\x08 \x01(\x08\x42\x19\n\x17_num_speculative_tokensB\x13\n\x11_max_loose_tokensB\x16\n\x14_max_loose_cost_nats\"\xfb\x02\n\x0fGenerateRequest\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x14.flyspec.v1.TokenIdsH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.flyspec.v1.ChatPromptH\x00\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.flyspec.v1.SamplingParams\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12,\n\x0bspeculation\x18\t \x01(\x0b\x32\x17.flyspec.v1.Speculation\x12\x15\n\x08logprobs\x18\n \x01(\rH\x03\x88\x01\x01\x12\x15\n\rreturn_rounds\x18\x0b \x01(\x08\x42\x08\n\x06promptB\x07\n\x05_seedB\r\n\x0b_max_tokensB\x0b\n\t_logprobs\"\x96\x02\n\x10GenerateResponse\x12\x30\n\x07started\x18\x01 \x01(\x0b\x32\x1d.flyspec.v1.GenerationStartedH\x00\x12,\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1b.flyspec.v1.GenerationChunkH\x00\x12\x36\n\ncompletion\x18\x03 \x01(\x0b\x32 .flyspec.v1.GenerationCompletionH\x00\x12\x30\n\x07retract\x18\x04 \x01(\x0b\x32\x1d.flyspec.v1.GenerationRetractH\x00\x12,\n\x05round\x18\x05 \x01(\x0b\x32\x1b.flyspec.v1.GenerationRoundH\x00\x42\n\n\x08response\"\xa6\x03\n\x0fGenerationRound\x12\x14\n\x0cstart_length\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\x12\x17\n\x0f\x64raft_token_ids\x18\x03 \x03(\r\x12\'\n\tdecisions\x18\x04 \x03(\x0b\x32\x14.flyspec.v1.Decision\x12\x13\n\x0bkeep_length\x18\x05 \x01(\r\x12\x15\n\rnext_token_id\x18\x06 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x07 \x01(\r\x12#\n\x16remaining_loose_tokens\x18\x08 \x01(\rH\x00\x88\x01\x01\x12&\n\x19remaining_loose_cost_nats\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x14\x65xact_until_position\x18\n \x01(\r\x12\x30\n\x0bopen_window\x18\x0b \x01(\x0b\x32\x16.flyspec.v1.OpenWindowH\x02\x88\x01\x01\x42\x19\n\x17_remaining_loose_tokensB\x1c\n\x1a_remaining_loose_cost_natsB\x0e\n\x0c_open_window\"\x97\x01\n\x08Recovery\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.flyspec.v1.RecoveryKind\x12\x1a\n\x12output_token_index\x18\x02 \x01(\r\x12\x12\n\nelapsed_ns\x18\x03 \x01(\x04\x12\x10\n\x08\x64\x65lay_ns\x18\x04 \x01(\x04\x12\x11\n\tsuccessor\x18\x05 \x01(\t\x12\x0e\n\x06reason\x18\x06 \x01(\t\"t\n\x0c\x44rafterShare\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x16\n\x0enum_spec_steps\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x04 \x01(\r\"I\n\x11GenerationRetract\x12\x1a\n\x12output_token_index\x18\x01 \x01(\r\x12\x18\n\x10text_byte_offset\x18\x02 \x01(\r\"\xc1\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x1e\n\x04rule\x18\x06 \x01(\x0b\x32\x10.flyspec.v1.Rule\x12\x1e\n\x16num_speculative_tokens\x18\x07 \x01(\r\x12\x10\n\x08warnings\x18\x08 \x03(\t\"\xd1\x01\n\x0fGenerationChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\x07origins\x18\x03 \x03(\x0e\x32\x17.flyspec.v1.TokenOrigin\x12\x13\n\x0btoken_texts\x18\x04 \x03(\t\x12\x18\n\x10num_final_tokens\x18\x05 \x01(\r\x12\x17\n\x0floose_gaps_nats\x18\x06 \x03(\x01\x12+\n\x08logprobs\x18\x07 \x03(\x0b\x32\x19.flyspec.v1.TokenLogprobs\"\xa6\x03\n\x14GenerationCompletion\x12/\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x18.flyspec.v1.FinishReason\x12\x18\n\x0bstop_reason\x18\x02 \x01(\tH\x00\x88\x01\x01\x12 \n\x05usage\x18\x03 \x01(\x0b\x32\x11.flyspec.v1.Usage\x12\x33\n\x0bspeculation\x18\x04 \x01(\x0b\x32\x1e.flyspec.v1.SpeculationMetrics\x12.\n\x07timings\x18\x05 \x01(\x0b\x32\x1d.flyspec.v1.GenerationTimings\x12#\n\x16loop_guard_token_index\x18\x06 \x01(\rH\x01\x88\x01\x01\x12(\n\nrecoveries\x18\x07 \x03(\x0b\x32\x14.flyspec.v1.Recovery\x12\x16\n\x0enum_recoveries\x18\x08 \x01(\r\x12*\n\x08\x64rafters\x18\t \x03(\x0b\x32\x18.flyspec.v1.DrafterShareB\x0e\n\x0c_stop_reasonB\x19\n\x17_loop_guard_token_index\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xcf\x02\n\x12SpeculationMetrics\x12\x16\n\x0enum_spec_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x03 \x01(\r\x12\x18\n\x10num_loose_tokens\x18\x04 \x01(\r\x12\x17\n\x0floose_cost_nats\x18\x05 \x01(\x01\x12\x15\n\rnum_rollbacks\x18\x06 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x07 \x03(\r\x12\x12\n\nnum_rounds\x18\x08 \x01(\r\x12\x1b\n\x13num_rejected_tokens\x18\t \x01(\r\x12\x1a\n\x12rejected_cost_nats\x18\n \x01(\x01\x12\x13\n\x0bround_bytes\x18\x0b \x01(\x04\x12\x1a\n\x12\x64istribution_bytes\x18\x0c \x01(\x04\"\xa7\x01\n\x11GenerationTimings\x12\x1e\n\x16time_to_first_token_ns\x18\x01 \x01(\x04\x12\x10\n\x08total_ns\x18\x02 \x01(\x04\x12\x16\n\x0e\x64raft_model_ns\x18\x03 \x01(\x04\x12\x17\n\x0ftarget_model_ns\x18\x04 \x01(\x04\x12\x1d\n\x15round_overhead_p50_ns\x18\x05 \x01(\x04\x12\x10\n\x08queue_ns\x18\x06 \x01(\x04\"\x13\n\x11ListModelsRequest\"\\\n\x12ListModelsResponse\x12%\n\x06target\x18\x01 \x01(\x0b\x32\x15.flyspec.v1.ModelInfo\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\r\n\x05rules\x18\x03 \x03(\t*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*\x83\x02\n\x0cRecoveryKind\x12\x1d\n\x19RECOVERY_KIND_UNSPECIFIED\x10\x00\x12!\n\x1dRECOVERY_KIND_TARGET_REOPENED\x10\x01\x12\"\n\x1eRECOVERY_KIND_DRAFTER_REOPENED\x10\x02\x12\"\n\x1eRECOVERY_KIND_DRAFTER_REPLACED\x10\x03\x12\"\n\x1eRECOVERY_KIND_DRAFTER_FALLBACK\x10\x04\x12\"\n\x1eRECOVERY_KIND_DRAFTER_RESTORED\x10\x05\x12!\n\x1dRECOVERY_KIND_DRAFTER_SWAPPED\x10\x06\x32\xa9\x01\n\x11GenerationService\x12G\n\x08Generate\x12\x1b.flyspec.v1.GenerateRequest\x1a\x1c.flyspec.v1.GenerateResponse0\x01\x12K\n\nListModels\x12\x1d.flyspec.v1.ListModelsRequest\x1a\x1e.flyspec.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'flyspec.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2581
-  _globals['_FINISHREASON']._serialized_end=2676
-  _globals['_TOKENIDS']._serialized_start=68
-  _globals['_TOKENIDS']._serialized_end=91
-  _globals['_CHATMESSAGE']._serialized_start=93
-  _globals['_CHATMESSAGE']._serialized_end=137
-  _globals['_CHATPROMPT']._serialized_start=139
-  _globals['_CHATPROMPT']._serialized_end=194
-  _globals['_SPECULATION']._serialized_start=197
-  _globals['_SPECULATION']._serialized_end=505
-  _globals['_GENERATEREQUEST']._serialized_start=508
-  _globals['_GENERATEREQUEST']._serialized_end=864
-  _globals['_GENERATERESPONSE']._serialized_start=867
-  _globals['_GENERATERESPONSE']._serialized_end=1099
-  _globals['_GENERATIONRETRACT']._serialized_start=1101
-  _globals['_GENERATIONRETRACT']._serialized_end=1174
-  _globals['_GENERATIONSTARTED']._serialized_start=1177
-  _globals['_GENERATIONSTARTED']._serialized_end=1370
-  _globals['_GENERATIONCHUNK']._serialized_start=1373
-  _globals['_GENERATIONCHUNK']._serialized_end=1582
-  _globals['_GENERATIONCOMPLETION']._serialized_start=1585
-  _globals['_GENERATIONCOMPLETION']._serialized_end=1897
-  _globals['_USAGE']._serialized_start=1899
-  _globals['_USAGE']._serialized_end=1956
-  _globals['_SPECULATIONMETRICS']._serialized_start=1959
-  _globals['_SPECULATIONMETRICS']._serialized_end=2294
-  _globals['_GENERATIONTIMINGS']._serialized_start=2297
-  _globals['_GENERATIONTIMINGS']._serialized_end=2464
-  _globals['_LISTMODELSREQUEST']._serialized_start=2466
-  _globals['_LISTMODELSREQUEST']._serialized_end=2485
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2487
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2579
-  _globals['_GENERATIONSERVICE']._serialized_start=2679
-  _globals['_GENERATIONSERVICE']._serialized_end=2848
+  _globals['_FINISHREASON']._serialized_start=3482
+  _globals['_FINISHREASON']._serialized_end=3577
+  _globals['_RECOVERYKIND']._serialized_start=3580
+  _globals['_RECOVERYKIND']._serialized_end=3839
+  _globals['_TOKENIDS']._serialized_start=93
+  _globals['_TOKENIDS']._serialized_end=116
+  _globals['_CHATMESSAGE']._serialized_start=118
+  _globals['_CHATMESSAGE']._serialized_end=162
+  _globals['_CHATPROMPT']._serialized_start=164
+  _globals['_CHATPROMPT']._serialized_end=219
+  _globals['_SPECULATION']._serialized_start=222
+  _globals['_SPECULATION']._serialized_end=530
+  _globals['_GENERATEREQUEST']._serialized_start=533
+  _globals['_GENERATEREQUEST']._serialized_end=912
+  _globals['_GENERATERESPONSE']._serialized_start=915
+  _globals['_GENERATERESPONSE']._serialized_end=1193
+  _globals['_GENERATIONROUND']._serialized_start=1196
+  _globals['_GENERATIONROUND']._serialized_end=1618
+  _globals['_RECOVERY']._serialized_start=1621
+  _globals['_RECOVERY']._serialized_end=1772
+  _globals['_DRAFTERSHARE']._serialized_start=1774
+  _globals['_DRAFTERSHARE']._serialized_end=1890
+  _globals['_GENERATIONRETRACT']._serialized_start=1892
+  _globals['_GENERATIONRETRACT']._serialized_end=1965
+  _globals['_GENERATIONSTARTED']._serialized_start=1968
+  _globals['_GENERATIONSTARTED']._serialized_end=2161
+  _globals['_GENERATIONCHUNK']._serialized_start=2164
+  _globals['_GENERATIONCHUNK']._serialized_end=2373
+  _globals['_GENERATIONCOMPLETION']._serialized_start=2376
+  _globals['_GENERATIONCOMPLETION']._serialized_end=2798
+  _globals['_USAGE']._serialized_start=2800
+  _globals['_USAGE']._serialized_end=2857
+  _globals['_SPECULATIONMETRICS']._serialized_start=2860
+  _globals['_SPECULATIONMETRICS']._serialized_end=3195
+  _globals['_GENERATIONTIMINGS']._serialized_start=3198
+  _globals['_GENERATIONTIMINGS']._serialized_end=3365
+  _globals['_LISTMODELSREQUEST']._serialized_start=3367
+  _globals['_LISTMODELSREQUEST']._serialized_end=3386
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3388
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3480
+  _globals['_GENERATIONSERVICE']._serialized_start=3842
+  _globals['_GENERATIONSERVICE']._serialized_end=4011
 # @@protoc_insertion_point(module_scope)

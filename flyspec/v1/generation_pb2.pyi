@@ -5,6 +5,7 @@ The orchestrator's service to its clients: streams generated text."""
 
 from collections import abc as _abc
 from flyspec.v1 import common_pb2 as _common_pb2
+from flyspec.v1 import verify_pb2 as _verify_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -43,6 +44,46 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_tokens, or the end of the model's context."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
+class _RecoveryKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RecoveryKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecoveryKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RECOVERY_KIND_UNSPECIFIED: _RecoveryKind.ValueType  # 0
+    """Not set."""
+    RECOVERY_KIND_TARGET_REOPENED: _RecoveryKind.ValueType  # 1
+    """The session with the target was opened again, with the whole sequence."""
+    RECOVERY_KIND_DRAFTER_REOPENED: _RecoveryKind.ValueType  # 2
+    """The session with the same drafter was opened again."""
+    RECOVERY_KIND_DRAFTER_REPLACED: _RecoveryKind.ValueType  # 3
+    """Another drafter took over because the one before failed."""
+    RECOVERY_KIND_DRAFTER_FALLBACK: _RecoveryKind.ValueType  # 4
+    """The orchestrator drafts itself, by prompt lookup, because no drafter works."""
+    RECOVERY_KIND_DRAFTER_RESTORED: _RecoveryKind.ValueType  # 5
+    """A drafter that had failed, or a better one than the fallback, took over."""
+    RECOVERY_KIND_DRAFTER_SWAPPED: _RecoveryKind.ValueType  # 6
+    """The operator moved the generation to another drafter."""
+
+class RecoveryKind(_RecoveryKind, metaclass=_RecoveryKindEnumTypeWrapper):
+    """What kept a generation going when a service failed, or moved it."""
+
+RECOVERY_KIND_UNSPECIFIED: RecoveryKind.ValueType  # 0
+"""Not set."""
+RECOVERY_KIND_TARGET_REOPENED: RecoveryKind.ValueType  # 1
+"""The session with the target was opened again, with the whole sequence."""
+RECOVERY_KIND_DRAFTER_REOPENED: RecoveryKind.ValueType  # 2
+"""The session with the same drafter was opened again."""
+RECOVERY_KIND_DRAFTER_REPLACED: RecoveryKind.ValueType  # 3
+"""Another drafter took over because the one before failed."""
+RECOVERY_KIND_DRAFTER_FALLBACK: RecoveryKind.ValueType  # 4
+"""The orchestrator drafts itself, by prompt lookup, because no drafter works."""
+RECOVERY_KIND_DRAFTER_RESTORED: RecoveryKind.ValueType  # 5
+"""A drafter that had failed, or a better one than the fallback, took over."""
+RECOVERY_KIND_DRAFTER_SWAPPED: RecoveryKind.ValueType  # 6
+"""The operator moved the generation to another drafter."""
+Global___RecoveryKind: _TypeAlias = RecoveryKind  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -205,6 +246,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     SPECULATION_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    RETURN_ROUNDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, encoded with the target's tokenizer, special tokens added."""
     seed: _builtins.int
@@ -217,6 +259,8 @@ class GenerateRequest(_message.Message):
     """Return the target's log-probability of every token, and those of this many
     most likely ones, in [0, 20]. Unset returns none at all.
     """
+    return_rounds: _builtins.bool
+    """Return every round's drafts and decisions, so that the run can be replayed."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, taken as they are."""
@@ -250,10 +294,11 @@ class GenerateRequest(_message.Message):
         ignore_eos: _builtins.bool = ...,
         speculation: Global___Speculation | None = ...,
         logprobs: _builtins.int | None = ...,
+        return_rounds: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_rounds", b"return_rounds", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -284,6 +329,7 @@ class GenerateResponse(_message.Message):
     CHUNK_FIELD_NUMBER: _builtins.int
     COMPLETION_FIELD_NUMBER: _builtins.int
     RETRACT_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___GenerationStarted:
         """First, once."""
@@ -300,6 +346,10 @@ class GenerateResponse(_message.Message):
     def retract(self) -> Global___GenerationRetract:
         """Takes provisional tokens back; only with `eager`."""
 
+    @_builtins.property
+    def round(self) -> Global___GenerationRound:
+        """What was drafted and decided; only with `return_rounds`."""
+
     def __init__(
         self,
         *,
@@ -307,16 +357,178 @@ class GenerateResponse(_message.Message):
         chunk: Global___GenerationChunk | None = ...,
         completion: Global___GenerationCompletion | None = ...,
         retract: Global___GenerationRetract | None = ...,
+        round: Global___GenerationRound | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "completion", b"completion", "response", b"response", "retract", b"retract", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "completion", b"completion", "response", b"response", "retract", b"retract", "round", b"round", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "completion", b"completion", "response", b"response", "retract", b"retract", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "completion", b"completion", "response", b"response", "retract", b"retract", "round", b"round", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["started", "chunk", "completion", "retract"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["started", "chunk", "completion", "retract", "round"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class GenerationRound(_message.Message):
+    """A round as it was judged: with the sequence before it, all that the verdict
+    depends on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_LENGTH_FIELD_NUMBER: _builtins.int
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    DECISIONS_FIELD_NUMBER: _builtins.int
+    KEEP_LENGTH_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    COMMITTED_LENGTH_FIELD_NUMBER: _builtins.int
+    REMAINING_LOOSE_TOKENS_FIELD_NUMBER: _builtins.int
+    REMAINING_LOOSE_COST_NATS_FIELD_NUMBER: _builtins.int
+    EXACT_UNTIL_POSITION_FIELD_NUMBER: _builtins.int
+    OPEN_WINDOW_FIELD_NUMBER: _builtins.int
+    start_length: _builtins.int
+    """Tokens of the sequence that it built on, prompt included."""
+    drafter: _builtins.str
+    """Name of the drafter that drafted."""
+    keep_length: _builtins.int
+    """Tokens that stand after the verdict: the sequence before `next_token_id`."""
+    next_token_id: _builtins.int
+    """The target's token at position `keep_length`."""
+    committed_length: _builtins.int
+    """Tokens before this position are final."""
+    remaining_loose_tokens: _builtins.int
+    """Tokens that could still be accepted loosely. Unset was without bound."""
+    remaining_loose_cost_nats: _builtins.float
+    """What they could cost together, nats. Unset was without bound."""
+    exact_until_position: _builtins.int
+    """Positions before this one were judged exactly."""
+    @_builtins.property
+    def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Drafted tokens; none in plain decoding, and where a window failed for want
+        of drafts.
+        """
+
+    @_builtins.property
+    def decisions(self) -> _containers.RepeatedCompositeFieldContainer[_verify_pb2.Decision]:
+        """One a drafted token."""
+
+    @_builtins.property
+    def open_window(self) -> _verify_pb2.OpenWindow:
+        """The window that was open before the round."""
+
+    def __init__(
+        self,
+        *,
+        start_length: _builtins.int = ...,
+        drafter: _builtins.str = ...,
+        draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        decisions: _abc.Iterable[_verify_pb2.Decision] | None = ...,
+        keep_length: _builtins.int = ...,
+        next_token_id: _builtins.int = ...,
+        committed_length: _builtins.int = ...,
+        remaining_loose_tokens: _builtins.int | None = ...,
+        remaining_loose_cost_nats: _builtins.float | None = ...,
+        exact_until_position: _builtins.int = ...,
+        open_window: _verify_pb2.OpenWindow | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "committed_length", b"committed_length", "decisions", b"decisions", "draft_token_ids", b"draft_token_ids", "drafter", b"drafter", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "next_token_id", b"next_token_id", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "start_length", b"start_length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
+    _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
+    _WhichOneofReturnType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["remaining_loose_cost_nats"]  # noqa: Y015
+    _WhichOneofArgType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats"]  # noqa: Y015
+    _WhichOneofReturnType__remaining_loose_tokens: _TypeAlias = _typing.Literal["remaining_loose_tokens"]  # noqa: Y015
+    _WhichOneofArgType__remaining_loose_tokens: _TypeAlias = _typing.Literal["_remaining_loose_tokens", b"_remaining_loose_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_window) -> _WhichOneofReturnType__open_window | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_loose_cost_nats) -> _WhichOneofReturnType__remaining_loose_cost_nats | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_loose_tokens) -> _WhichOneofReturnType__remaining_loose_tokens | None: ...
+
+Global___GenerationRound: _TypeAlias = GenerationRound  # noqa: Y015
+
+@_typing.final
+class Recovery(_message.Message):
+    """One such event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKEN_INDEX_FIELD_NUMBER: _builtins.int
+    ELAPSED_NS_FIELD_NUMBER: _builtins.int
+    DELAY_NS_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    kind: Global___RecoveryKind.ValueType
+    """What happened."""
+    output_token_index: _builtins.int
+    """Tokens of the output at that time, provisional ones included."""
+    elapsed_ns: _builtins.int
+    """From the request's arrival to the recovery's end, ns."""
+    delay_ns: _builtins.int
+    """What it added to the stream: from the failure's notice, or from the request
+    that failed, to the answer of whoever took over, ns.
+    """
+    successor: _builtins.str
+    """Who works from here on: a drafter's name and address, or the target's address."""
+    reason: _builtins.str
+    """What was wrong, in words."""
+    def __init__(
+        self,
+        *,
+        kind: Global___RecoveryKind.ValueType = ...,
+        output_token_index: _builtins.int = ...,
+        elapsed_ns: _builtins.int = ...,
+        delay_ns: _builtins.int = ...,
+        successor: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_ns", b"delay_ns", "elapsed_ns", b"elapsed_ns", "kind", b"kind", "output_token_index", b"output_token_index", "reason", b"reason", "successor", b"successor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recovery: _TypeAlias = Recovery  # noqa: Y015
+
+@_typing.final
+class DrafterShare(_message.Message):
+    """What a drafter did for a generation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAFTER_FIELD_NUMBER: _builtins.int
+    NUM_SPEC_STEPS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    drafter: _builtins.str
+    """Name of the drafter."""
+    num_spec_steps: _builtins.int
+    """Rounds that it drafted for."""
+    num_draft_tokens: _builtins.int
+    """Tokens drafted and checked."""
+    num_accepted_draft_tokens: _builtins.int
+    """Of them, accepted when they were checked."""
+    def __init__(
+        self,
+        *,
+        drafter: _builtins.str = ...,
+        num_spec_steps: _builtins.int = ...,
+        num_draft_tokens: _builtins.int = ...,
+        num_accepted_draft_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrafterShare: _TypeAlias = DrafterShare  # noqa: Y015
 
 @_typing.final
 class GenerationRetract(_message.Message):
@@ -476,6 +688,9 @@ class GenerationCompletion(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
     LOOP_GUARD_TOKEN_INDEX_FIELD_NUMBER: _builtins.int
+    RECOVERIES_FIELD_NUMBER: _builtins.int
+    NUM_RECOVERIES_FIELD_NUMBER: _builtins.int
+    DRAFTERS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why."""
     stop_reason: _builtins.str
@@ -484,6 +699,8 @@ class GenerationCompletion(_message.Message):
     """Tokens of the output after which the rest was judged exactly because it had
     begun to repeat itself. Unset if it had not.
     """
+    num_recoveries: _builtins.int
+    """All of them, counted."""
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens counted."""
@@ -496,6 +713,14 @@ class GenerationCompletion(_message.Message):
     def timings(self) -> Global___GenerationTimings:
         """Where the time went."""
 
+    @_builtins.property
+    def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recovery]:
+        """What went wrong on the way and how it was made good, in order; the first 64."""
+
+    @_builtins.property
+    def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrafterShare]:
+        """Every drafter that drafted for it, in order of appearance."""
+
     def __init__(
         self,
         *,
@@ -505,10 +730,13 @@ class GenerationCompletion(_message.Message):
         speculation: Global___SpeculationMetrics | None = ...,
         timings: Global___GenerationTimings | None = ...,
         loop_guard_token_index: _builtins.int | None = ...,
+        recoveries: _abc.Iterable[Global___Recovery] | None = ...,
+        num_recoveries: _builtins.int = ...,
+        drafters: _abc.Iterable[Global___DrafterShare] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "loop_guard_token_index", b"loop_guard_token_index", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "drafters", b"drafters", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "num_recoveries", b"num_recoveries", "recoveries", b"recoveries", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_guard_token_index: _TypeAlias = _typing.Literal["loop_guard_token_index"]  # noqa: Y015
     _WhichOneofArgType__loop_guard_token_index: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index"]  # noqa: Y015

@@ -57,7 +57,9 @@ class GenerationServiceServicer:
         `eager`.
         INVALID_ARGUMENT: a field is out of range; the message names it.
         NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
-        reached. RESOURCE_EXHAUSTED: too many requests are waiting.
+        reached. RESOURCE_EXHAUSTED: too many requests, or too many of this client;
+        the status carries a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's
+        deadline passed, or nobody read the stream for too long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,9 @@ class GenerationServiceStub:
     `eager`.
     INVALID_ARGUMENT: a field is out of range; the message names it.
     NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
-    reached. RESOURCE_EXHAUSTED: too many requests are waiting.
+    reached. RESOURCE_EXHAUSTED: too many requests, or too many of this client;
+    the status carries a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's
+    deadline passed, or nobody read the stream for too long.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]
     """The models that answer here."""
@@ -55,7 +57,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     `eager`.
     INVALID_ARGUMENT: a field is out of range; the message names it.
     NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
-    reached. RESOURCE_EXHAUSTED: too many requests are waiting.
+    reached. RESOURCE_EXHAUSTED: too many requests, or too many of this client;
+    the status carries a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's
+    deadline passed, or nobody read the stream for too long.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]  # type: ignore[assignment]
     """The models that answer here."""
@@ -74,7 +78,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         `eager`.
         INVALID_ARGUMENT: a field is out of range; the message names it.
         NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
-        reached. RESOURCE_EXHAUSTED: too many requests are waiting.
+        reached. RESOURCE_EXHAUSTED: too many requests, or too many of this client;
+        the status carries a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's
+        deadline passed, or nobody read the stream for too long.
         """
 
     @_abc_1.abstractmethod

@@ -85,6 +85,7 @@ class VerifyServiceDescribeResponse(_message.Message):
     MAX_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_PLAIN_TOKENS_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
+    PROCESS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
@@ -103,6 +104,10 @@ class VerifyServiceDescribeResponse(_message.Message):
     def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the rules on offer."""
 
+    @_builtins.property
+    def process(self) -> _common_pb2.ProcessInfo:
+        """The process that answers."""
+
     def __init__(
         self,
         *,
@@ -112,10 +117,11 @@ class VerifyServiceDescribeResponse(_message.Message):
         max_speculative_tokens: _builtins.int = ...,
         max_plain_tokens: _builtins.int = ...,
         rules: _abc.Iterable[_builtins.str] | None = ...,
+        process: _common_pb2.ProcessInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "sessions", b"sessions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_plain_tokens", b"max_plain_tokens", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_plain_tokens", b"max_plain_tokens", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from flyspec.types import (
     Divergence,
     EntropyMeasure,
     ModelInfo,
+    ProcessInfo,
     Rule,
     SamplingParams,
     SessionStatus,
@@ -188,4 +189,21 @@ def session_status_from_proto(message: common_pb2.SessionStatus) -> SessionStatu
         message.opened_total,
         message.prefix_cache_queries,
         message.prefix_cache_hits,
+    )
+
+
+def process_info_to_proto(info: ProcessInfo) -> common_pb2.ProcessInfo:
+    """Write what a process says of itself."""
+    return common_pb2.ProcessInfo(
+        instance_id=info.instance_id,
+        process_id=info.process_id,
+        num_model_loads=info.num_model_loads,
+        uptime_ns=info.uptime_ns,
+    )
+
+
+def process_info_from_proto(message: common_pb2.ProcessInfo) -> ProcessInfo:
+    """Read what a process says of itself."""
+    return ProcessInfo(
+        message.instance_id, message.process_id, message.num_model_loads, message.uptime_ns
     )

@@ -19,6 +19,8 @@ from flyspec.wire.common import (
     distribution_to_proto,
     model_info_from_proto,
     model_info_to_proto,
+    process_info_from_proto,
+    process_info_to_proto,
     sampling_from_proto,
     sampling_to_proto,
     session_status_from_proto,
@@ -54,6 +56,8 @@ def draft_info_to_proto(info: DraftServiceInfo) -> draft_pb2.DraftServiceDescrib
         drafters=[drafter_info_to_proto(d) for d in info.drafters],
         sessions=session_status_to_proto(info.sessions),
         max_speculative_tokens=info.max_speculative_tokens,
+        process=process_info_to_proto(info.process),
+        tokenizer_fingerprints=info.tokenizer_fingerprints,
     )
 
 
@@ -64,6 +68,8 @@ def draft_info_from_proto(message: draft_pb2.DraftServiceDescribeResponse) -> Dr
         sessions=session_status_from_proto(message.sessions),
         max_speculative_tokens=message.max_speculative_tokens,
         protocol_version=message.protocol_version,
+        process=process_info_from_proto(message.process),
+        tokenizer_fingerprints=tuple(message.tokenizer_fingerprints),
     )
 
 
@@ -83,6 +89,7 @@ def draft_open_to_proto(open_: DraftOpen) -> draft_pb2.DraftRequest:
                 if (spec := open_.distribution)
                 else None
             ),
+            tokenizer_fingerprint=open_.tokenizer_fingerprint,
         )
     )
 
@@ -117,6 +124,7 @@ def draft_request_from_proto(message: draft_pb2.DraftRequest) -> DraftOpen | Dra
                     if o.HasField("distribution")
                     else None
                 ),
+                tokenizer_fingerprint=o.tokenizer_fingerprint,
             )
         case "advance":
             a = message.advance

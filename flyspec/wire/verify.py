@@ -24,6 +24,8 @@ from flyspec.wire.common import (
     logprobs_to_proto,
     model_info_from_proto,
     model_info_to_proto,
+    process_info_from_proto,
+    process_info_to_proto,
     rule_from_proto,
     rule_to_proto,
     sampling_from_proto,
@@ -47,6 +49,7 @@ def verify_info_to_proto(info: VerifyServiceInfo) -> verify_pb2.VerifyServiceDes
         max_speculative_tokens=info.max_speculative_tokens,
         max_plain_tokens=info.max_plain_tokens,
         rules=info.rules,
+        process=process_info_to_proto(info.process),
     )
 
 
@@ -59,6 +62,7 @@ def verify_info_from_proto(message: verify_pb2.VerifyServiceDescribeResponse) ->
         max_plain_tokens=message.max_plain_tokens,
         rules=tuple(message.rules),
         protocol_version=message.protocol_version,
+        process=process_info_from_proto(message.process),
     )
 
 
