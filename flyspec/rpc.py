@@ -23,10 +23,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from flyspec.errors import ConfigError, FlyspecError, IdleTimeoutError, UnavailableError
+from flyspec.malformed import MalformedRequests, check_read
 
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
+MAX_STREAMS = 2048
+"""Calls at once on one connection, if a server does not say otherwise; more wait at the client."""
+SPARE_STREAMS = 64
+OPEN_TIMEOUT_S = 30.0
+"""A stream that has not said what it wants after so long is closed: nothing limits their number."""
 # A status travels in a header, 12 bytes a character at worst; gRPC refuses one beyond 8 KiB, and
 # the client would see that instead.
 MAX_DETAILS_CHARACTERS = 600
@@ -53,6 +59,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Without this two servers can share a port, each getting some of the connections.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # A client that vanished without a word is noticed, and its sessions are free again.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
 ]
 
 
@@ -127,7 +136,27 @@ async def read(context: Any, idle_timeout_s: float) -> Any:
         raise IdleTimeoutError(
             f"no message for {idle_timeout_s:g} s; the session is closed, open another"
         ) from error
+    check_read(message)
     return None if message is grpc.aio.EOF else message
+
+
+async def write(context: Any, message: Any, idle_timeout_s: float) -> None:
+    """Send a message of a stream; `IdleTimeoutError` when the client does not read for so long."""
+    try:
+        async with asyncio.timeout(idle_timeout_s):
+            await context.write(message)
+    except TimeoutError as error:
+        raise IdleTimeoutError(
+            f"nothing was read for {idle_timeout_s:g} s; the session is closed, open another"
+        ) from error
+
+
+def max_streams(max_sessions: int) -> int:
+    """Calls at once on one connection to a service of so many sessions.
+
+    More than it has sessions: who finds none free is told so, instead of waiting unanswered.
+    """
+    return 2 * max_sessions + SPARE_STREAMS
 
 
 def connect(address: str) -> grpc.aio.Channel:
@@ -139,7 +168,7 @@ class GrpcServer:
     """One listening port with health and reflection; not ready until `set_ready`.
 
     `services` pairs each generated `add_*Servicer_to_server` with a servicer; `names` are the full
-    names of those services.
+    names of those services. `max_streams` bounds the calls at once on one connection.
     """
 
     def __init__(
@@ -148,11 +177,15 @@ class GrpcServer:
         port: int,
         services: list[tuple[Callable[[Any, grpc.aio.Server], None], Any]],
         names: list[str],
+        max_streams: int = MAX_STREAMS,
     ) -> None:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._names = names
         self._port = port
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(
+            interceptors=[MalformedRequests(_abort)],
+            options=[*SERVER_OPTIONS, ("grpc.max_concurrent_streams", max_streams)],
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add, servicer in services:

@@ -84,6 +84,7 @@ async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
         settings.port,
         [(verify_pb2_grpc.add_VerifyServiceServicer_to_server, servicer)],
         [SERVICE_NAME],
+        rpc.max_streams(settings.max_sessions),
     )
     port = await server.start()
     rpc.settle_memory()

@@ -88,17 +88,7 @@ class Session:
                 f"round.keep_length is {round_.keep_length} but the session holds {held} tokens; "
                 "open a session with the whole prefix"
             )
-        check_token_ids("round.append_token_ids", round_.append_token_ids, self.info)
-        check_token_ids("round.draft_token_ids", round_.draft_token_ids, self.info)
-        self.sequence.keep(round_.keep_length)
-        self.cached = min(self.cached, round_.keep_length)
-        self.sequence.extend(round_.append_token_ids)
-        length = len(self.sequence)
-        if round_.prefix_hash not in (0, self.sequence.hash):
-            raise PrefixMismatchError(
-                f"round.prefix_hash differs: the session holds {length} other tokens; "
-                "open a session with the whole prefix"
-            )
+        length = round_.keep_length + len(round_.append_token_ids)
         if length == 0:
             raise InvalidArgumentError("round: the sequence is empty; keep or append a token")
         # Every checked row needs a position: the last draft's row predicts one token more.
@@ -106,6 +96,21 @@ class Session:
             raise InvalidArgumentError(
                 f"round: {length} tokens and {len(round_.draft_token_ids)} drafts exceed the "
                 f"model's context of {self.info.context_length}; send fewer drafts"
+            )
+        check_token_ids("round.append_token_ids", round_.append_token_ids, self.info)
+        check_token_ids("round.draft_token_ids", round_.draft_token_ids, self.info)
+        cost = round_.budget.loose_cost_nats
+        if cost is not None and not cost >= 0:  # NaN too
+            raise InvalidArgumentError(
+                f"round.remaining_loose_cost_nats must be at least 0, got {cost}"
+            )
+        self.sequence.keep(round_.keep_length)
+        self.cached = min(self.cached, round_.keep_length)
+        self.sequence.extend(round_.append_token_ids)
+        if round_.prefix_hash not in (0, self.sequence.hash):
+            raise PrefixMismatchError(
+                f"round.prefix_hash differs: the session holds {length} other tokens; "
+                "open a session with the whole prefix"
             )
         if round_.open_window is not None:
             self._check_window(round_.open_window)

@@ -21,6 +21,10 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.types import DistributionSpec, TokenDistribution
 
 _HALF = np.dtype("<f2")
+# Bits of half floats. Without their sign, those up to infinity are numbers and the others NaN.
+_SIGN, _INFINITY = 0x8000, 0x7C00
+# A log-probability computed to be 0 may come out larger by so much.
+_ROUNDING = int(np.array(1e-3, np.float16).view(np.uint16))
 _LIST_BELOW = 0.25  # share of tokens of non-zero probability under which a list of them is shorter
 
 
@@ -146,6 +150,31 @@ def decode(
     if renormalise and drafts:
         _check_drafted(found, drafts)
     return found
+
+
+def check_received(distributions: Sequence[TokenDistribution], vocab_size: int) -> None:
+    """Refuse what cannot be distributions, as soon as it arrives; `decode` may refuse more.
+
+    Raises `InvalidArgumentError`: sizes that do not fit, ids out of range or twice, NaN, +inf, or
+    a log-probability above 0 by more than rounding.
+    """
+    for index, distribution in enumerate(distributions):
+        _check_sizes(index, distribution, vocab_size)
+        bits = np.frombuffer(distribution.log_probs, dtype="<u2")
+        # With the sign flipped everything from -0 to -inf comes first; then NaN, then what is
+        # positive. One pass over the whole vocabulary is all that a good one costs.
+        flipped = bits ^ np.uint16(_SIGN)
+        if not bits.size or flipped.max() <= _INFINITY:
+            continue
+        above = flipped[flipped > _INFINITY]
+        if ((above < _SIGN) | (above > _SIGN + _INFINITY)).any():
+            raise _not_finite(index)
+        if (above > _SIGN + _ROUNDING).any():
+            largest = above.max() ^ np.uint16(_SIGN)
+            raise InvalidArgumentError(
+                f"distributions[{index}].log_probs: {largest.view(np.float16):g} is above 0; send "
+                "log-probabilities"
+            )
 
 
 def _normalise(half: Tensor, *, listed: bool) -> Tensor:

@@ -232,8 +232,8 @@ def round_message(drafts, round_id=1, keep=4):
         ([point_masses(1, 2, 4), round_message([5])], "of round 2"),
         ([point_masses(1, 1, 5), round_message([5])], "from position 5"),
         ([point_masses(65, 1, 4)], "between 1 and 64"),
-        ([too_large(TokenDistribution(b"\x00" * 802))], "401 tokens in one"),
-        ([too_large(TokenDistribution(b"\x00" * 2, (5,) * 401))], "401 tokens in one"),
+        ([too_large(TokenDistribution(b"\x00" * 802))], "802 bytes for 400"),
+        ([too_large(TokenDistribution(b"\x00" * 2, (5,) * 401))], "401 tokens are too many"),
         ([round_message([5])], "distributions"),
         (
             [
