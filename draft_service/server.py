@@ -96,6 +96,7 @@ async def serve(settings: DraftSettings) -> None:
             settings.port,
             [(draft_pb2_grpc.add_DraftServiceServicer_to_server, DraftService(sessions))],
             [SERVICE_NAME],
+            rpc.max_streams(settings.max_sessions),
         )
         port = await server.start()
         rpc.settle_memory()

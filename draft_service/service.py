@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from time import perf_counter_ns
 from typing import Any
 
 from draft_service.sessions import Session, Sessions
 from flyspec import rpc, wire
-from flyspec.errors import InvalidArgumentError
+from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.types import DraftAdvance, DraftOpen
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
+from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
@@ -28,24 +30,34 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     @rpc.handler
     async def Draft(self, requests: Any, context: Any) -> None:
         """A session: one `open`, then any number of `advance`, one proposal each."""
-        first = await self._read(context)
+        first = await self._read(context, rpc.OPEN_TIMEOUT_S)
         if first is None:
             return
         if not isinstance(first, DraftOpen):
             raise InvalidArgumentError("DraftRequest.request: the first message must be open")
         with self._sessions.open(first) as session:
+            last_round_id = -1
             while (request := await self._read(context)) is not None:
-                await self._propose(session, request, context)
+                last_round_id = await self._propose(session, request, last_round_id, context)
 
     async def _propose(
-        self, session: Session, request: DraftOpen | DraftAdvance, context: Any
-    ) -> None:
-        """Answer one `advance`, chunk by chunk."""
+        self,
+        session: Session,
+        request: DraftOpen | DraftAdvance,
+        last_round_id: int,
+        context: Any,
+    ) -> int:
+        """Answer one `advance`, chunk by chunk; its round's id."""
         arrival_ns = perf_counter_ns()
         if not isinstance(request, DraftAdvance):
             raise InvalidArgumentError(
                 "DraftRequest.request: open may only come first; "
                 "use another stream for another session"
+            )
+        if request.round_id <= last_round_id:
+            raise PrefixMismatchError(
+                f"advance.round_id is {request.round_id} after {last_round_id}: rounds come once "
+                "and in order; open a new session with the whole sequence"
             )
         session.advance(request, arrival_ns)
         last = False
@@ -55,9 +67,33 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             last = chunk.last
             if last:
                 response.service_ns = perf_counter_ns() - arrival_ns
-            await context.write(response)
+            await rpc.write(context, response, self._sessions.limits.idle_timeout_s)
+        return request.round_id
 
-    async def _read(self, context: Any) -> DraftOpen | DraftAdvance | None:
+    async def _read(
+        self, context: Any, most_s: float = math.inf
+    ) -> DraftOpen | DraftAdvance | None:
         """The client's next message, None at the end. Raises `IdleTimeoutError`."""
-        message = await rpc.read(context, self._sessions.limits.idle_timeout_s)
-        return None if message is None else wire.draft_request_from_proto(message)
+        message = await rpc.read(context, min(most_s, self._sessions.limits.idle_timeout_s))
+        if message is None:
+            return None
+        _check_lengths(message, self._sessions.max_length)
+        return wire.draft_request_from_proto(message)
+
+
+def _check_lengths(message: draft_pb2.DraftRequest, max_length: int) -> None:
+    """Refuse lists before they are read, which costs several times their bytes."""
+    for field, tokens in (
+        ("open.token_ids", message.open.token_ids),
+        ("advance.append_token_ids", message.advance.append_token_ids),
+    ):
+        if len(tokens) > max_length:
+            raise InvalidArgumentError(
+                f"{field}: {len(tokens)} tokens, but the drafter with the most room holds "
+                f"{max_length}; shorten the sequence"
+            )
+    biased = len(message.open.sampling.logit_bias)
+    if biased > MAX_LOGIT_BIAS_TOKENS:
+        raise InvalidArgumentError(
+            f"open.sampling.logit_bias: at most {MAX_LOGIT_BIAS_TOKENS} tokens, got {biased}"
+        )

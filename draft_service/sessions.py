@@ -33,7 +33,8 @@ class Limits:
 class Sessions:
     """The drafters of a service and the sessions open with them. The first drafter is the default.
 
-    `engine` drives the drafters that need a model; None if there is none.
+    `max_length` is the longest sequence that any of them holds, in tokens. `engine` drives the
+    drafters that need a model; None if there is none.
     """
 
     def __init__(self, drafters: Sequence[Drafter], engine: Engine | None, limits: Limits) -> None:
@@ -41,6 +42,8 @@ class Sessions:
         self._default = drafters[0].info.name
         self._engine = engine
         self.limits = limits
+        models = [d.info.model for d in drafters]
+        self.max_length = max(m.context_length if m else limits.max_length for m in models)
         self._active = self._opened_total = 0
 
     def describe(self) -> DraftServiceInfo:

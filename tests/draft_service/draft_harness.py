@@ -101,6 +101,7 @@ class Client:
 
     def __init__(self, stub: Any) -> None:
         self.call = stub.Draft()
+        self._rounds = 0
 
     async def open(
         self,
@@ -116,8 +117,15 @@ class Client:
         return self
 
     async def send(
-        self, keep_length: int, append: Sequence[int] = (), max_tokens: int = 8, round_id: int = 1
+        self,
+        keep_length: int,
+        append: Sequence[int] = (),
+        max_tokens: int = 8,
+        round_id: int | None = None,
     ) -> None:
+        """Ask for a proposal; rounds are counted from 1 unless named."""
+        self._rounds += 1
+        round_id = self._rounds if round_id is None else round_id
         advance = DraftAdvance(round_id, keep_length, append, max_tokens)
         await self.call.write(wire.draft_advance_to_proto(advance))
 
@@ -128,7 +136,11 @@ class Client:
         return wire.draft_chunk_from_proto(response)
 
     async def advance(
-        self, keep_length: int, append: Sequence[int] = (), max_tokens: int = 8, round_id: int = 1
+        self,
+        keep_length: int,
+        append: Sequence[int] = (),
+        max_tokens: int = 8,
+        round_id: int | None = None,
     ) -> list[DraftChunk]:
         await self.send(keep_length, append, max_tokens, round_id)
         chunks = [await self.read()]
