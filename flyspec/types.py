@@ -70,6 +70,34 @@ class FinishReason(IntEnum):
     LENGTH = 2
 
 
+class BreakerState(IntEnum):
+    """Whether a service that failed is tried again."""
+
+    CLOSED = 1
+    OPEN = 2
+    HALF_OPEN = 3
+
+
+class DrafterState(IntEnum):
+    """Where a drafter is in its life."""
+
+    REGISTERED = 1
+    CANARY = 2
+    ACTIVE = 3
+    DRAINING = 4
+
+
+class RecoveryKind(IntEnum):
+    """What kept a generation going when a service failed, or was taken from it."""
+
+    TARGET_REOPENED = 1
+    DRAFTER_REOPENED = 2
+    DRAFTER_REPLACED = 3
+    DRAFTER_FALLBACK = 4
+    DRAFTER_RESTORED = 5
+    DRAFTER_SWAPPED = 6
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen from logits (see the proto message of this name).
@@ -260,7 +288,7 @@ class DraftServiceInfo:
     sessions: SessionStatus
     max_speculative_tokens: int
     protocol_version: int = PROTOCOL_VERSION
-    process: ProcessInfo = ProcessInfo()
+    process: ProcessInfo = field(default_factory=ProcessInfo)
     tokenizer_fingerprints: tuple[str, ...] = ()
 
 
@@ -274,7 +302,7 @@ class VerifyServiceInfo:
     max_plain_tokens: int
     rules: tuple[str, ...]
     protocol_version: int = PROTOCOL_VERSION
-    process: ProcessInfo = ProcessInfo()
+    process: ProcessInfo = field(default_factory=ProcessInfo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +316,19 @@ class TokenizerBundle:
     bos_token_id: int | None = None
     chat_template: str = ""
     generation_config_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a drafter with another tokenizer needs besides a target's `tokenizer.json`.
+
+    `vocab_size` is the number of rows of the target's output layer.
+    """
+
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    control_token_ids: tuple[int, ...]
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,10 @@ DESCRIBE_TIMEOUT_S = 5.0
 RETRIED = (PrefixMismatchError, UnavailableError, ResourceExhaustedError)
 
 
+class SilentError(UnavailableError):
+    """A service took the message and said nothing in time: it hangs, or is overwhelmed."""
+
+
 class Attempt:
     """A block that raises `FlyspecError` alone; what another try may mend is `UnavailableError`.
 
@@ -48,6 +52,10 @@ class Attempt:
             await self._timeout.__aexit__(kind, error, traceback)
         except TimeoutError as timeout:
             error = timeout
+        if isinstance(error, asyncio.CancelledError) and not _cancelled():
+            # gRPC raises this where a stream was cut from here (`DraftSession.cut`).
+            error = UnavailableError("the stream was given up")
+            raise self._named(error)
         if isinstance(error, Exception):
             named = self._named(error)
             if named is not error:
@@ -57,13 +65,21 @@ class Attempt:
         """The error to raise for `error`; the same one where it says enough."""
         service = f"{self._what} at {self._address}"
         if isinstance(error, TimeoutError):
-            return UnavailableError(f"{service} did not answer in time")
+            return SilentError(f"{service} did not answer in time")
         if isinstance(error, grpc.aio.UsageError):
             return UnavailableError(f"{service}: the stream ended: {error}")
         said = rpc.error_of(error) if isinstance(error, grpc.aio.AioRpcError) else error
-        if isinstance(said, UnavailableError | IdleTimeoutError):
+        if isinstance(said, IdleTimeoutError):  # the session is gone, the service well
+            return PrefixMismatchError(f"{service}: {said}")
+        if isinstance(said, UnavailableError):
             return UnavailableError(f"{service}: {said}")
         return said
+
+
+def _cancelled() -> bool:
+    """Whether somebody cancels the task that runs."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def level_of(error: FlyspecError) -> int:

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import dataclass
 
 from flyspec.config import OrchestratorSettings
-from flyspec.errors import FlyspecError, IncompatibleError, NotFoundError, UnavailableError
+from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
 from flyspec.tokenizer import Tokenizer
 from flyspec.types import (
-    PROTOCOL_VERSION,
-    DrafterInfo,
     DraftOpen,
     DraftServiceInfo,
+    TokenizerBundle,
     VerifyOpen,
     VerifyServiceInfo,
 )
-from orchestrator.drafting import FALLBACK_NAME, Drafting, LocalLookup
+from orchestrator.drafting import Drafting
+from orchestrator.fleet.breaker import Breaker
+from orchestrator.fleet.discovery import Addresses
+from orchestrator.fleet.drafters import Drafters
+from orchestrator.fleet.handshake import drafter_misfit, target_misfit, try_drafter
+from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.plan import GenerationPlan
+from orchestrator.recoveries import Recoveries
 from orchestrator.upstreams import DraftUpstream, Traffic, VerifySession, VerifyUpstream
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 0.2
 DRAFT_WAIT_S = 30.0
-MONITOR_S = 2.0
+ADOPT_S = 0.2
+TARGET_LONGEST_REST_S = 0.4
+"""A restarted target is found so soon; generations wait for it."""
+PROBE_TEXT = "The cat sat on the mat, and the dog sat on the"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,103 +42,135 @@ class Target:
 
     info: VerifyServiceInfo
     tokenizer: Tokenizer
-
-
-def incompatibility(drafter: DrafterInfo, target: VerifyServiceInfo) -> str:
-    """Why this drafter cannot draft for this target; empty when it can."""
-    if drafter.model is None:
-        return ""
-    ours, theirs = target.model.tokenizer_fingerprint, drafter.model.tokenizer_fingerprint
-    if ours != theirs:
-        return (
-            f"drafter {drafter.name!r} ({drafter.model.name}) speaks another tokenizer "
-            f"(fingerprint {theirs[:8]}) than the target {target.model.name} ({ours[:8]}): use a "
-            "draft model with the target's tokenizer, or the drafter prompt_lookup"
-        )
-    return ""
+    bundle: TokenizerBundle
 
 
 class Directory:
-    """Connections to the services, and what they said of themselves."""
+    """The target's replicas and the drafters, connected and watched."""
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
-        self.verify = VerifyUpstream(
-            settings.verify_address, settings.round_timeout_s, settings.reopen_timeout_s
-        )
-        self.draft = (
-            DraftUpstream(settings.draft_address, settings.round_timeout_s)
-            if settings.draft_address
-            else None
-        )
         self._target: Target | None = None
-        self._draft_info: DraftServiceInfo | None = None
+        self.targets: Pool[VerifyUpstream] = Pool(
+            "verify service",
+            Addresses(settings.verify_address, "--verify-address"),
+            lambda address: VerifyUpstream(address, settings.round_timeout_s),
+            self._accept_target,
+            lambda: Breaker(longest_s=TARGET_LONGEST_REST_S, trials=False),
+            settings.probe_interval_s,
+            settings.probe_timeout_s,
+        )
+        self.drafters = Drafters(self._connect_drafter, self._try_drafter)
+        self._draft_pool: Pool[DraftUpstream] | None = None
+        if settings.draft_address:
+            self._draft_pool = self._connect_drafter(settings.draft_address, "draft service")
+        self._named = dict(_named_addresses(settings.drafters))
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> None:
-        """Wait for the target, and for a while for the drafter.
+        """Wait for the target, and for a while for the drafters.
 
         Raises `IncompatibleError` when what answers cannot work together.
         """
-        info = await self._wait_for_target()
-        self._target = Target(info, Tokenizer(await self.verify.tokenizer()))
-        if self.draft is None:
-            return
-        deadline = asyncio.get_running_loop().time() + DRAFT_WAIT_S
-        while not await self._describe_draft():
-            if asyncio.get_running_loop().time() > deadline:
-                log.warning("no draft service yet; going on with prompt lookup")
-                return
-            await asyncio.sleep(RETRY_S)
+        await self.targets.start()
+        replica = await self._first_target()
+        bundle = await replica.service.tokenizer()
+        self._target = Target(replica.info, Tokenizer(bundle), bundle)
+        if self._draft_pool is not None:
+            await self._draft_pool.start()
+            deadline = time.monotonic() + DRAFT_WAIT_S
+            while not self._adopt():
+                self._refuse_misfit(self._draft_pool)
+                if time.monotonic() > deadline:
+                    log.warning("no draft service yet; going on with prompt lookup")
+                    self._tasks.append(asyncio.create_task(self._keep_adopting()))
+                    break
+                await self._draft_pool.changed(ADOPT_S)
+        for name, address in self._named.items():
+            self._tasks.append(asyncio.create_task(self._register(name, address)))
 
-    async def monitor(self) -> None:
-        """Look for the draft service as long as it is missing; one that does not fit stays out."""
-        refused = ""
-        while True:
-            await asyncio.sleep(MONITOR_S)
-            if self.draft is None or self._draft_info is not None:
-                continue
-            try:
-                await self._describe_draft()
-            except IncompatibleError as error:
-                if str(error) != refused:
-                    refused = str(error)
-                    log.error("going on with prompt lookup: %s", error)
-
-    async def _wait_for_target(self) -> VerifyServiceInfo:
+    async def _first_target(self) -> Replica[VerifyUpstream]:
+        """A replica of the target, once there is one."""
         waiting = False
         while True:
-            try:
-                info = await self.verify.describe()
-            except UnavailableError as error:
+            for replica in self.targets.usable:
+                return replica
+            for replica in self.targets.replicas:
+                if replica.info is not None and replica.problem:
+                    raise IncompatibleError(replica.problem)
                 if not waiting:
-                    log.info("waiting for the target: %s", error)
+                    log.info("waiting for the target: %s", replica.problem)
                     waiting = True
-                await asyncio.sleep(RETRY_S)
-                continue
-            if info.protocol_version != PROTOCOL_VERSION:
-                raise IncompatibleError(
-                    f"the verify service speaks protocol {info.protocol_version}, this "
-                    f"orchestrator {PROTOCOL_VERSION}: run the same release of both"
-                )
-            return info
+            await self.targets.changed(0.2)
 
-    async def _describe_draft(self) -> bool:
-        """Whether the draft service is there. Raises `IncompatibleError` when it does not fit."""
-        assert self.draft is not None
-        try:
-            info = await self.draft.describe()
-        except FlyspecError as error:
-            log.debug("draft service: %s", error)
-            return False
-        if info.protocol_version != PROTOCOL_VERSION:
-            raise IncompatibleError(
-                f"the draft service speaks protocol {info.protocol_version}, this "
-                f"orchestrator {PROTOCOL_VERSION}: run the same release of both"
-            )
-        if reason := incompatibility(info.drafters[0], self.target.info):
-            raise IncompatibleError(reason)
-        self._draft_info = info
-        return True
+    def _adopt(self) -> bool:
+        """Whether the draft service has answered; its drafters are then known."""
+        pool = self._draft_pool
+        assert pool is not None
+        for replica in pool.usable:
+            self.drafters.adopt(pool, replica.info.drafters)
+            return True
+        return False
+
+    def _refuse_misfit(self, pool: Pool[DraftUpstream]) -> None:
+        """Raise `IncompatibleError` if the draft service is there and does not fit."""
+        for replica in pool.replicas:
+            if replica.info is not None and replica.problem:
+                raise IncompatibleError(replica.problem)
+
+    async def _keep_adopting(self) -> None:
+        """Look for the draft service as long as it is missing."""
+        assert self._draft_pool is not None
+        while not self._adopt():
+            await self._draft_pool.changed(ADOPT_S)
+
+    async def _register(self, name: str, address: str) -> None:
+        """Register a drafter of the settings, as soon as it is there."""
+        said = ""
+        while True:
+            try:
+                await self.drafters.register(name, address, "")
+            except FlyspecError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("drafter %s is not there yet: %s", name, error)
+                await asyncio.sleep(1.0)
+            else:
+                return
+
+    # --- what fits together -------------------------------------------------------------------
+
+    async def _accept_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> str:
+        """Why a replica of the target cannot be used."""
+        return target_misfit(
+            service.address, info, self._target.info.model if self._target else None
+        )
+
+    async def _accept_drafter(self, service: DraftUpstream, info: DraftServiceInfo) -> str:
+        """Why a draft service cannot be used."""
+        target = self.target
+        return await drafter_misfit(service, info, target.info.model, target.bundle)
+
+    async def _try_drafter(self, replica: Replica[DraftUpstream], kind: str) -> int:
+        """Let a drafter propose something; the time that it took, ns."""
+        target = self.target
+        prompt = target.tokenizer.encode(PROBE_TEXT)
+        return await try_drafter(replica, kind, prompt, target.info.model)
+
+    def _connect_drafter(self, address: str, name: str) -> Pool[DraftUpstream]:
+        """The replicas of a draft service, not started."""
+        settings = self._settings
+        return Pool(
+            name,
+            Addresses(address, "address" if name != "draft service" else "--draft-address"),
+            lambda a: DraftUpstream(a, settings.draft_timeout_s),
+            self._accept_drafter,
+            Breaker,
+            settings.probe_interval_s,
+            settings.probe_timeout_s,
+        )
+
+    # --- what there is ------------------------------------------------------------------------
 
     @property
     def target(self) -> Target:
@@ -140,61 +180,54 @@ class Directory:
         return self._target
 
     @property
-    def drafters(self) -> tuple[DrafterInfo, ...]:
-        """The drafters on offer, the default first; at least prompt lookup."""
-        offered = self._draft_info.drafters if self._draft_info else ()
-        if any(d.name == FALLBACK_NAME for d in offered):
-            return offered
-        return (*offered, DrafterInfo(FALLBACK_NAME, FALLBACK_NAME))
-
-    @property
     def max_draft_tokens(self) -> int:
         """Most tokens that one round may draft."""
         limit = self.target.info.max_speculative_tokens
-        if self._draft_info:
-            limit = min(limit, self._draft_info.max_speculative_tokens)
-        return limit
+        drafter = self.drafters.active.max_draft_tokens
+        return limit if drafter is None else min(limit, drafter)
 
     @property
     def max_sessions(self) -> int:
-        """Generations that both services can hold."""
-        limit = self.target.info.sessions.limit
-        if self._draft_info:
-            limit = min(limit, self._draft_info.sessions.limit)
-        return limit
+        """Generations that the services can hold: those of the target, as far as is known."""
+        replicas = [r for r in self.targets.replicas if r.info is not None]
+        usable = [r for r in replicas if r.usable] or replicas
+        limit: int = sum(r.info.sessions.limit for r in usable)
+        pool = self.drafters.active.pool
+        drafting = [r for r in pool.usable if r.info] if pool else []
+        if drafting:
+            limit = min(limit, sum(r.info.sessions.limit for r in drafting))
+        return max(1, limit)
 
-    def choose_drafter(self, name: str) -> DrafterInfo:
-        """The drafter of that name, or the default. Raises when there is none or it cannot."""
-        drafters = self.drafters
-        drafter = next((d for d in drafters if d.name == name), None) if name else drafters[0]
-        if drafter is None:
-            raise NotFoundError(
-                f"speculation.drafter: no drafter {name!r}; "
-                f"there are {', '.join(d.name for d in drafters)}"
-            )
-        if reason := incompatibility(drafter, self.target.info):
-            raise IncompatibleError(f"speculation.drafter: {reason}")
-        return drafter
+    # --- a generation's part of it --------------------------------------------------------------
 
     def open_drafting(
-        self, plan: GenerationPlan, drafter: DrafterInfo, traffic: Traffic
+        self, plan: GenerationPlan, traffic: Traffic, recoveries: Recoveries
     ) -> Drafting:
-        """A generation's drafting with that drafter."""
-        vocab_size = self.target.info.model.vocab_size
-        distributions = plan.distribution is not None
-        if self.draft is None or self._draft_info is None:
-            return Drafting(LocalLookup(distributions), vocab_size, distributions)
+        """A generation's drafting, by the drafter that it asks for. Raises `FlyspecError`."""
+        target = self.target.info.model
+        assigned = self.drafters.assign(plan.drafter)
         open_ = DraftOpen(
             token_ids=(),
             sampling=plan.sampling,
             seed=plan.seed,
-            drafter=drafter.name,
             prompt_length=len(plan.prompt_token_ids),
             distribution=plan.distribution,
+            tokenizer_fingerprint=target.tokenizer_fingerprint,
         )
-        return Drafting(self.draft.session(open_, traffic), vocab_size, distributions)
+        return Drafting(
+            self.drafters,
+            assigned,
+            bool(plan.drafter),
+            open_,
+            target.vocab_size,
+            traffic,
+            recoveries,
+            _weight(plan),
+        )
 
-    def open_verifying(self, plan: GenerationPlan, traffic: Traffic) -> VerifySession:
+    def open_verifying(
+        self, plan: GenerationPlan, traffic: Traffic, recoveries: Recoveries
+    ) -> VerifySession:
         """A generation's session with the target."""
         open_ = VerifyOpen(
             token_ids=(),
@@ -204,10 +237,41 @@ class Directory:
             seed=plan.seed,
             logprobs=plan.logprobs,
         )
-        return self.verify.session(open_, traffic)
+        return VerifySession(
+            self.targets,
+            open_,
+            traffic,
+            recoveries,
+            self._settings.reopen_timeout_s,
+            _weight(plan),
+        )
 
     async def close(self) -> None:
-        """Close the connections."""
-        await self.verify.close()
-        if self.draft is not None:
-            await self.draft.close()
+        """Stop watching and close the connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.targets.close()
+        await self.drafters.close()
+        if self._draft_pool is not None:
+            await self._draft_pool.close()
+
+
+def _weight(plan: GenerationPlan) -> int:
+    """Tokens that a generation may still have to read and write."""
+    return len(plan.prompt_token_ids) + plan.max_tokens
+
+
+def _named_addresses(setting: str) -> list[tuple[str, str]]:
+    """Names and addresses of `--drafters`."""
+    found = []
+    for part in setting.split():
+        name, equals, address = part.partition("=")
+        if not (name and equals and address):
+            raise ConfigError(
+                f"--drafters: {part!r} is not NAME=ADDRESS; give NAME=host:port[,host:port], "
+                "several with spaces between"
+            )
+        Addresses(address, f"--drafters {name}")
+        found.append((name, address))
+    return found

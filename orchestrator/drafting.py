@@ -1,129 +1,266 @@
-"""Where a generation's drafts come from: the draft service, or prompt lookup here when it fails."""
+"""Where a generation's drafts come from, round by round: its drafter, or who stands in for it.
+
+The ladder (DESIGN, section 5): the drafter that the generation was assigned, on whichever of its
+replicas works; the other drafters; prompt lookup here. A round tries again only within one
+proposal's time; what failed is tried again when its breaker lets something through.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+import time
 
-from flyspec.errors import FlyspecError
-from flyspec.lookup import PromptLookup
+from flyspec.errors import FlyspecError, PrefixMismatchError, UnavailableError
 from flyspec.prefix import TokenSequence
-from flyspec.types import Origin, TokenDistribution
-from orchestrator.upstreams import Proposal
+from flyspec.types import (
+    BreakerState,
+    DraftOpen,
+    RecoveryKind,
+)
+from orchestrator.fleet.drafter import Drafter
+from orchestrator.fleet.drafters import LOOKUP, Drafters
+from orchestrator.fleet.replicas import Replica
+from orchestrator.local_lookup import LocalLookup
+from orchestrator.recoveries import Recoveries
+from orchestrator.upstreams import DraftSession, DraftUpstream, Proposal, Traffic
+from orchestrator.vocabulary import fit_proposal
 
 log = logging.getLogger(__name__)
 
-FALLBACK_NAME = "prompt_lookup"
-NEVER = b"\xff\xfb"
-"""The least half float, -65504: a probability of 0 whose divergence is yet finite."""
-
-
-class Drafter(Protocol):
-    """Something that proposes continuations of one growing sequence."""
-
-    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
-        """Up to `max_tokens` tokens to follow `sequence`."""
-        ...
-
-    def accept(self, length: int) -> None:
-        """The first `length` tokens of sequence and last proposal stand."""
-        ...
-
-    def close(self) -> None:
-        """Free what the drafter holds."""
-        ...
-
-
-class LocalLookup:
-    """Prompt lookup inside the orchestrator: needs no service, proposes where text repeats.
-
-    With `distributions`, says of every token that all of the probability is on it.
-    """
-
-    def __init__(self, distributions: bool = False) -> None:
-        self._lookup = PromptLookup()
-        self._distributions = distributions
-
-    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
-        """See `Drafter`."""
-        self._lookup.extend(sequence.tokens[len(self._lookup) :])
-        token_ids = self._lookup.propose(max_tokens)
-        count = len(token_ids)
-        return Proposal(
-            token_ids,
-            [Origin.EXACT_LOOKUP] * count,
-            distributions=[TokenDistribution()] * (count if self._distributions else 0),
-        )
-
-    def accept(self, length: int) -> None:
-        """See `Drafter`."""
-        self._lookup.truncate(min(length, len(self._lookup)))
-
-    def close(self) -> None:
-        """See `Drafter`."""
+FALLBACK = "prompt lookup here"
+MAX_TRIES = 3
+"""Drafters that one round asks, at most."""
+READ_TOKENS_PER_S = 1000
+"""Slowest reading of a prompt that a drafter is waited for."""
+MIN_TRY_S = 0.05
+"""A try that is left less time is not worth its message."""
 
 
 class Drafting:
-    """A generation's drafter, replaced by prompt lookup for its remainder once it fails.
+    """A generation's drafts. `open_` says how its sessions are opened, but for tokens and drafter.
 
-    `distributions`: proposals come with the drafter's distributions.
+    `assigned` is what the registry gave it, `by_name` whether the request asked for that one.
     """
 
-    def __init__(self, drafter: Drafter, vocab_size: int, distributions: bool = False) -> None:
-        self._drafter = drafter
-        self._vocab_size = vocab_size
-        self._distributions = distributions
+    def __init__(
+        self,
+        drafters: Drafters,
+        assigned: Drafter,
+        by_name: bool,
+        open_: DraftOpen,
+        vocab_size: int,
+        traffic: Traffic,
+        recoveries: Recoveries,
+        weight: int = 1,
+    ) -> None:
+        self._drafters, self._assigned, self._by_name = drafters, assigned, by_name
+        self._template = open_
+        self._vocab_size, self._weight = vocab_size, weight
+        self._traffic, self._recoveries = traffic, recoveries
+        self._lookup = LocalLookup(open_.distribution is not None)
+        self._drafter = assigned
+        self._replica: Replica[DraftUpstream] | None = None
+        self._session: DraftSession | None = None
+        self._unfit: set[Drafter] = set()  # said that they cannot draft for this sequence
+        self._failed: list[Replica[DraftUpstream]] = []  # in this round
+        self._trouble: tuple[int, object] | None = None  # since when, and what
+        self._swapped = ""  # why the operator gave the generation to another drafter
+        self._last = ""  # whose proposal came last
+        self.shares: dict[str, list[int]] = {}
+        """Rounds, drafted and accepted tokens of each drafter, by name, in order of appearance."""
+        assigned.users.add(self)
+
+    @property
+    def assigned_name(self) -> str:
+        """The drafter that the generation has by name or by default."""
+        return self._assigned.name
 
     async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
-        """See `Drafter`; never fails for the drafter's sake.
-
-        Ends before a token that the target does not have, and distributions cover the target's
-        tokens: equal tokenizers may be padded to vocabularies of different sizes.
-        """
+        """Up to `max_tokens` tokens to follow `sequence`; never fails for a drafter's sake."""
         if max_tokens <= 0:
             return Proposal()
-        proposal = await self._propose(sequence, max_tokens, round_id)
-        if max(proposal.token_ids, default=0) >= self._vocab_size:
-            end = next(i for i, t in enumerate(proposal.token_ids) if t >= self._vocab_size)
-            del proposal.token_ids[end:], proposal.origins[end:], proposal.distributions[end:]
-        if proposal.distributions:
-            proposal.distributions = [fit(q, self._vocab_size) for q in proposal.distributions]
+        began_ns = time.perf_counter_ns()
+        self._look_around()
+        self._failed.clear()
+        deadline: float | None = None
+        for _ in range(MAX_TRIES):
+            if self._session is None and not self._open():
+                break
+            assert self._session is not None
+            assert self._replica is not None
+            unread = len(sequence) - self._session.held
+            allowed = self._replica.service.timeout_s + unread / READ_TOKENS_PER_S
+            now = time.monotonic()
+            deadline = deadline or now + allowed
+            timeout_s = min(allowed, deadline - now)
+            if timeout_s < MIN_TRY_S:
+                break
+            try:
+                proposal = await self._ask(sequence, max_tokens, round_id, timeout_s)
+            except FlyspecError as error:
+                self._lose(error, began_ns)
+                continue
+            self._drafter.stats.proposal_ns_total += time.perf_counter_ns() - began_ns
+            return fit_proposal(proposal, self._vocab_size)
+        return self._fall_back(sequence, max_tokens)
+
+    def _look_around(self) -> None:
+        """Move to whoever should draft now, if it is another and can."""
+        wanted = self._drafters.current(self._assigned, self._by_name)
+        if wanted is not self._assigned:
+            self._swapped = f"{self._assigned.name} gave way to {wanted.name}"
+            if self._drafter is not self._assigned or self._session is None:
+                self._assigned.users.discard(self)
+            self._assigned = wanted
+            wanted.users.add(self)
+        if self._drafter is not wanted:
+            if wanted not in self._unfit and wanted.usable:
+                self._close_session()
+                self._drafter = wanted
+        elif self._replica is not None and not self._replica.takes_new:
+            # It takes nothing new any more; leave it if another one does.
+            assert wanted.pool is not None
+            if any(other is not self._replica for other in wanted.pool.usable):
+                self._close_session()
+
+    def _open(self) -> bool:
+        """Choose a drafter and a replica of it; False if prompt lookup here is what is left."""
+        for drafter in self._drafters.ladder(self._assigned):
+            if drafter.pool is None:
+                break
+            if drafter in self._unfit:
+                continue
+            replica = drafter.pool.choose((), self._weight, self._failed)
+            if replica is None or replica in self._failed:
+                continue
+            self._drafter, self._replica = drafter, replica
+            self._session = DraftSession(replica.service, self._open_for(drafter), self._traffic)
+            replica.join(self._session, self._weight)
+            drafter.users.add(self)
+            return True
+        return False
+
+    def _open_for(self, drafter: Drafter) -> DraftOpen:
+        """How a session with that drafter is opened."""
+        t, model = self._template, drafter.model
+        ours = t.tokenizer_fingerprint
+        foreign = model is not None and model.tokenizer_fingerprint != ours
+        return DraftOpen(
+            token_ids=(),
+            sampling=t.sampling,
+            seed=t.seed,
+            drafter=drafter.kind,
+            prompt_length=t.prompt_length,
+            distribution=t.distribution,
+            tokenizer_fingerprint=ours if foreign else "",
+        )
+
+    async def _ask(
+        self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
+    ) -> Proposal:
+        """A proposal of the session. Raises `FlyspecError`, `UnavailableError` for nonsense."""
+        session, replica, drafter = self._session, self._replica, self._drafter
+        assert session is not None
+        assert replica is not None
+        limit = drafter.max_draft_tokens
+        wanted = max_tokens if limit is None else min(max_tokens, limit)
+        proposal = await session.propose(sequence, wanted, round_id, timeout_s)
+        if len(proposal.token_ids) > wanted:
+            raise UnavailableError(f"{len(proposal.token_ids)} drafts, {wanted} were asked for")
+        model = drafter.model
+        bound = max(self._vocab_size, model.vocab_size if model else 0)
+        if max(proposal.token_ids, default=0) >= bound:
+            raise UnavailableError(f"drafted id {max(proposal.token_ids)}, there are {bound}")
+        proposal.drafter = drafter.name
+        if replica.breaker.state is not BreakerState.CLOSED:
+            replica.breaker.succeeded()
+        self._recovered(drafter, replica)
         return proposal
 
-    async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
-        try:
-            return await self._drafter.propose(sequence, max_tokens, round_id)
-        except FlyspecError as error:
-            if isinstance(self._drafter, LocalLookup):
-                raise
-            log.warning("drafter lost, going on with prompt lookup: %s", error)
-            self._drafter.close()
-            self._drafter = LocalLookup(self._distributions)
-            return await self._drafter.propose(sequence, max_tokens, round_id)
+    def _recovered(self, drafter: Drafter, replica: Replica[DraftUpstream]) -> None:
+        """A drafter has drafted; note it if another did before, or if something was wrong."""
+        trouble, self._trouble = self._trouble, None
+        last, self._last = self._last, drafter.name
+        swapped, self._swapped = self._swapped, ""
+        if trouble is None and last in ("", drafter.name):
+            return
+        since_ns, reason = trouble or (time.perf_counter_ns(), swapped or "it can be used again")
+        if swapped:
+            kind = RecoveryKind.DRAFTER_SWAPPED
+        elif last in ("", drafter.name):
+            kind = RecoveryKind.DRAFTER_REOPENED
+        elif drafter is self._assigned:
+            kind = RecoveryKind.DRAFTER_RESTORED
+        else:
+            kind = RecoveryKind.DRAFTER_REPLACED
+        self._recoveries.note(kind, since_ns, f"{drafter.name} at {replica.address}", reason)
+
+    def _lose(self, error: FlyspecError, began_ns: int) -> None:
+        """The session failed."""
+        drafter, replica = self._drafter, self._replica
+        assert replica is not None
+        log.log(
+            logging.WARNING if isinstance(error, UnavailableError) else logging.DEBUG,
+            "drafter %s: %s",
+            drafter.name,
+            error,
+        )
+        self._close_session()
+        if self._trouble is None:
+            self._trouble = began_ns, error
+        if isinstance(error, PrefixMismatchError):
+            return  # the service is well: open again
+        self._failed.append(replica)
+        if isinstance(error, UnavailableError):
+            drafter.stats.failures_total += 1
+            replica.failed()
+        elif error.status not in ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
+            self._unfit.add(drafter)
+
+    def _fall_back(self, sequence: TokenSequence, max_tokens: int) -> Proposal:
+        """Prompt lookup here."""
+        proposal = self._lookup.propose(sequence, max_tokens)
+        proposal.drafter = LOOKUP
+        self._drafter = self._drafters.lookup
+        trouble, self._trouble = self._trouble, None
+        if self._last != FALLBACK and self._assigned.pool is not None:
+            since_ns, reason = trouble or (time.perf_counter_ns(), self._assigned.reason)
+            self._recoveries.note(RecoveryKind.DRAFTER_FALLBACK, since_ns, FALLBACK, reason)
+        self._last = FALLBACK
+        return fit_proposal(proposal, self._vocab_size)
+
+    def record(
+        self, drafter: str, num_drafted: int, num_accepted: int, num_emitted: int, round_ns: int
+    ) -> None:
+        """Count what became of a proposal when it was checked."""
+        share = self.shares.setdefault(drafter, [0, 0, 0])
+        share[0] += 1
+        share[1] += num_drafted
+        share[2] += num_accepted
+        stats = self._drafters.stats_of(drafter)
+        if stats is not None:
+            stats.num_spec_steps += 1
+            stats.num_draft_tokens += num_drafted
+            stats.num_accepted_draft_tokens += num_accepted
+            stats.num_emitted_tokens += num_emitted
+            stats.round_ns_total += round_ns
 
     def accept(self, length: int) -> None:
-        """See `Drafter`."""
-        self._drafter.accept(length)
+        """The first `length` tokens of sequence and last proposal stand."""
+        self._lookup.accept(length)
+        if self._session is not None:
+            self._session.accept(length)
+
+    def _close_session(self) -> None:
+        session, replica = self._session, self._replica
+        self._session = self._replica = None
+        if session is not None and replica is not None:
+            session.close()
+            replica.leave(session)
+            if self._drafter is not self._assigned:
+                self._drafter.users.discard(self)
 
     def close(self) -> None:
-        """See `Drafter`."""
-        self._drafter.close()
-
-
-def fit(distribution: TokenDistribution, vocab_size: int) -> TokenDistribution:
-    """A drafter's distribution over a vocabulary of `vocab_size` tokens.
-
-    Tokens beyond it are left out: a draft that is none of them was drawn from the others in
-    proportion. Tokens that the drafter does not have get `NEVER`. The same object if it fits.
-    """
-    log_probs, token_ids = distribution
-    if token_ids:
-        if max(token_ids) < vocab_size:
-            return distribution
-        kept = [i for i, token in enumerate(token_ids) if token < vocab_size]
-        values = b"".join(log_probs[2 * i : 2 * i + 2] for i in kept)
-        return TokenDistribution(values, tuple(token_ids[i] for i in kept))
-    size = len(NEVER) * vocab_size
-    if not log_probs or len(log_probs) == size:
-        return distribution
-    return TokenDistribution(log_probs[:size] + NEVER * ((size - len(log_probs)) // len(NEVER)))
+        """The generation is over."""
+        self._close_session()
+        self._assigned.users.discard(self)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.types import Budget, OpenWindow, Origin, Outcome, RoundVerdict
+from flyspec.types import Budget, OpenWindow, Origin, Outcome, RoundVerdict, VerifyRound
 from orchestrator.upstreams import Traffic
 from orchestrator.window import Command, RollBack, Token
 
@@ -17,7 +17,8 @@ class Round:
     """One checked proposal, or one plain token: what followed from it and what it took.
 
     `start` is the sequence's length before it, `committed_length` the final part after it. Without
-    a verdict, a window failed for want of a proposal and nothing was checked.
+    a verdict, a window failed for want of a proposal and nothing was checked. `request` is what was
+    asked, without its prefix; `drafter` the name of who drafted, empty if nobody did.
     """
 
     commands: Sequence[Command]
@@ -26,6 +27,8 @@ class Round:
     committed_length: int
     draft_model_ns: int
     round_ns: int
+    request: VerifyRound | None = None
+    drafter: str = ""
 
 
 @dataclass(slots=True)

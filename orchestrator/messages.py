@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 
 from flyspec import wire
 from flyspec.types import Origin
 from flyspec.v1 import common_pb2, generation_pb2
-from orchestrator.ledger import Ledger
+from orchestrator.ledger import Ledger, Round
 from orchestrator.output import Output, Piece, Retraction
 from orchestrator.plan import GenerationPlan
+from orchestrator.recoveries import Recoveries
+from orchestrator.window import RollBack
 
 
 def started(plan: GenerationPlan, model: str, drafter: str) -> generation_pb2.GenerateResponse:
@@ -54,12 +57,40 @@ def retract(retraction: Retraction) -> generation_pb2.GenerateResponse:
     )
 
 
+def round_(round_: Round) -> generation_pb2.GenerateResponse:
+    """What was drafted and decided, and all that the verdict depended on besides the sequence."""
+    request, verdict = round_.request, round_.verdict
+    message = generation_pb2.GenerationRound(
+        start_length=round_.start,
+        drafter=round_.drafter,
+        committed_length=round_.committed_length,
+    )
+    if request is not None and verdict is not None:
+        message.draft_token_ids.extend(request.draft_token_ids)
+        message.decisions.extend(wire.decision_to_proto(d) for d in verdict.decisions)
+        message.keep_length, message.next_token_id = verdict.keep_length, verdict.next_token_id
+        message.exact_until_position = request.exact_until_position
+        if request.budget.loose_tokens is not None:
+            message.remaining_loose_tokens = request.budget.loose_tokens
+        if request.budget.loose_cost_nats is not None:
+            message.remaining_loose_cost_nats = request.budget.loose_cost_nats
+        if (window := wire.window_to_proto(request.open_window)) is not None:
+            message.open_window.CopyFrom(window)
+    else:  # a window failed for want of drafts
+        for command in round_.commands:
+            if isinstance(command, RollBack):
+                message.keep_length, message.next_token_id = command.length, command.token_id
+    return generation_pb2.GenerateResponse(round=message)
+
+
 def completion(
     plan: GenerationPlan,
     output: Output,
     ledger: Ledger,
     timings: generation_pb2.GenerationTimings,
     loop_guard_index: int | None,
+    recoveries: Recoveries,
+    shares: Mapping[str, Sequence[int]],
 ) -> generation_pb2.GenerateResponse:
     """The last message: why it ended, and what was counted."""
     assert output.finish_reason is not None
@@ -87,5 +118,26 @@ def completion(
             ),
             timings=timings,
             loop_guard_token_index=loop_guard_index,
+            recoveries=[
+                generation_pb2.Recovery(
+                    kind=generation_pb2.RecoveryKind.ValueType(r.kind),
+                    output_token_index=r.output_token_index,
+                    elapsed_ns=r.elapsed_ns,
+                    delay_ns=r.delay_ns,
+                    successor=r.successor,
+                    reason=r.reason,
+                )
+                for r in recoveries.kept
+            ],
+            num_recoveries=recoveries.count,
+            drafters=[
+                generation_pb2.DrafterShare(
+                    drafter=name,
+                    num_spec_steps=steps,
+                    num_draft_tokens=drafted,
+                    num_accepted_draft_tokens=accepted,
+                )
+                for name, (steps, drafted, accepted) in shares.items()
+            ],
         )
     )

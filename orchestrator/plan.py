@@ -56,6 +56,7 @@ class GenerationPlan:
     loop_guard: bool
     logprobs: int | None
     warnings: tuple[str, ...]
+    return_rounds: bool
     distribution: DistributionSpec | None
 
 
@@ -113,6 +114,7 @@ def make_plan(
         loop_guard=not (RULE_PRESETS[rule.name].lossless or speculation.disable_loop_guard),
         logprobs=logprobs,
         warnings=tuple(warnings),
+        return_rounds=request.return_rounds,
         distribution=distribution,
     )
 

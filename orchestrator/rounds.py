@@ -12,6 +12,7 @@ from orchestrator.drafting import Drafting
 from orchestrator.ledger import Ledger, Round
 from orchestrator.loop_guard import LoopGuard
 from orchestrator.plan import GenerationPlan
+from orchestrator.recoveries import Recoveries
 from orchestrator.upstreams import Proposal, VerifySession
 from orchestrator.window import (
     Checked,
@@ -34,9 +35,15 @@ class Rounds:
     """
 
     def __init__(
-        self, plan: GenerationPlan, drafting: Drafting, verifying: VerifySession, ledger: Ledger
+        self,
+        plan: GenerationPlan,
+        drafting: Drafting,
+        verifying: VerifySession,
+        ledger: Ledger,
+        recoveries: Recoveries,
     ) -> None:
         self._plan = plan
+        self._recoveries = recoveries
         self._drafting, self._verifying = drafting, verifying
         self._ledger = ledger
         self._sequence = TokenSequence(plan.prompt_token_ids)
@@ -68,7 +75,7 @@ class Rounds:
                     self._sequence, request, proposal.distributions
                 ):
                     checked = Checked(verdict, proposal.token_ids, proposal.origins)
-                    round_ = self._advance(checked, proposal, verdict)
+                    round_ = self._advance(checked, proposal, verdict, request)
                     if verdict.last:
                         proposing = self._propose()
                         await asyncio.sleep(0)  # its request leaves before the caller works
@@ -139,7 +146,11 @@ class Rounds:
         )
 
     def _advance(
-        self, event: Event, proposal: Proposal, verdict: RoundVerdict | None = None
+        self,
+        event: Event,
+        proposal: Proposal,
+        verdict: RoundVerdict | None = None,
+        request: VerifyRound | None = None,
     ) -> Round:
         """Do what follows from an event, and say so."""
         start = len(self._sequence)
@@ -150,6 +161,13 @@ class Rounds:
             self._carry_out(command)
         now = time.perf_counter_ns()
         round_ns, self._started_ns = now - self._started_ns, now
+        self._recoveries.output_token_index = len(self._sequence) - self._prompt_length
+        if verdict is not None and verdict.decisions:
+            accepted = max(0, verdict.keep_length - start)
+            emitted = len(self._sequence) - start
+            self._drafting.record(
+                proposal.drafter, len(proposal.token_ids), accepted, emitted, round_ns
+            )
         return Round(
             commands=commands,
             verdict=verdict,
@@ -157,6 +175,8 @@ class Rounds:
             committed_length=self._state.committed_length,
             draft_model_ns=proposal.timings.model_ns,
             round_ns=round_ns,
+            request=request,
+            drafter=proposal.drafter,
         )
 
     def _carry_out(self, command: Command) -> None:

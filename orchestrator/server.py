@@ -10,10 +10,11 @@ from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
 from flyspec.telemetry import configure_logging
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
+from orchestrator.administration import AdminServicer
 from orchestrator.admission import Admission
 from orchestrator.directory import Directory
 from orchestrator.rule_files import load_rules
-from orchestrator.service import AdminServicer, GenerationServicer
+from orchestrator.service import GenerationServicer
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class Orchestrator:
         )
         self.directory = Directory(settings)
         self._servers: list[rpc.GrpcServer] = []
+        self._admission: Admission | None = None
 
     async def start(self) -> None:
         """Connect to the services and listen. Raises `FlyspecError` when that cannot work."""
@@ -39,24 +41,23 @@ class Orchestrator:
                 f"--num-speculative-tokens {settings.num_speculative_tokens}: the services take at "
                 f"most {directory.max_draft_tokens}; lower it or raise --max-speculative-tokens"
             )
-        concurrent = settings.max_concurrent or directory.max_sessions
-        admission = Admission(concurrent, settings.max_waiting)
+        admission = Admission.of(settings, lambda: directory.max_sessions)
+        self._admission = admission
         generation = GenerationServicer(directory, admission, settings, self._rules)
-        admin = AdminServicer(directory, admission)
-        self._servers = [
-            rpc.GrpcServer(
-                settings.host,
-                settings.port,
-                [(generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation)],
-                ["flyspec.v1.GenerationService"],
-            ),
-            rpc.GrpcServer(
-                settings.host,
-                settings.admin_port,
-                [(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin)],
-                ["flyspec.v1.AdminService"],
-            ),
-        ]
+        clients = rpc.GrpcServer(
+            settings.host,
+            settings.port,
+            [(generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation)],
+            ["flyspec.v1.GenerationService"],
+        )
+        admin = AdminServicer(directory, admission, [clients])
+        operators = rpc.GrpcServer(
+            settings.host,
+            settings.admin_port,
+            [(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin)],
+            ["flyspec.v1.AdminService"],
+        )
+        self._servers = [clients, operators]
         for server in self._servers:
             await server.start()
         for server in self._servers:
@@ -69,7 +70,9 @@ class Orchestrator:
         return generation.port, admin.port
 
     async def stop(self, grace_s: float) -> None:
-        """Let running generations finish for `grace_s` seconds, then end."""
+        """Let running generations finish for `grace_s` seconds, then end. None that waits begins."""
+        if self._admission is not None:
+            self._admission.drain()
         for server in self._servers:
             await server.stop(grace_s)
         await self.directory.close()
@@ -91,8 +94,6 @@ async def serve(settings: OrchestratorSettings) -> None:
     rpc.settle_memory()
     log.info("listening on %s:%d, admin on %d", settings.host, port, admin_port)
     rpc.announce(settings.ready_fd, {"port": port, "admin_port": admin_port})
-    monitor = asyncio.create_task(orchestrator.directory.monitor())
     await termination
     log.info("draining")
-    monitor.cancel()
     await orchestrator.stop(settings.drain_grace_s)

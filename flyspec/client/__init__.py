@@ -1,27 +1,30 @@
 """Asynchronous clients of a running stack: generation, administration, health. No torch.
 
-`calls` holds the clients, `values` what they take and give, `transcript` keeps track of a stream,
-and `messages` is the way between values and protobuf, which does not leave this package.
+`calls` and `admin` hold the clients, `values` and `admin_values` what they take and give,
+`transcript` keeps track of a stream, and `messages` is the way between values and protobuf, which
+does not leave this package.
 """
 
-from flyspec.client.calls import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, AdminClient, Client
+from flyspec.client.admin import DEFAULT_ADMIN_ADDRESS, AdminClient
+from flyspec.client.admin_values import DrafterStats, DrafterStatus, Status, UpstreamStatus
+from flyspec.client.calls import DEFAULT_ADDRESS, Client
 from flyspec.client.transcript import Transcript
 from flyspec.client.values import (
     Chat,
     Chunk,
     Completion,
-    DrafterStatus,
+    DrafterShare,
     Event,
     GenerateOptions,
     Generation,
     GenerationTimings,
     Models,
     Prompt,
+    Recovery,
     Retract,
+    RoundRecord,
     SpeculationMetrics,
     Started,
-    Status,
-    UpstreamStatus,
 )
 
 __all__ = [
@@ -32,6 +35,8 @@ __all__ = [
     "Chunk",
     "Client",
     "Completion",
+    "DrafterShare",
+    "DrafterStats",
     "DrafterStatus",
     "Event",
     "GenerateOptions",
@@ -39,7 +44,9 @@ __all__ = [
     "GenerationTimings",
     "Models",
     "Prompt",
+    "Recovery",
     "Retract",
+    "RoundRecord",
     "SpeculationMetrics",
     "Started",
     "Status",

@@ -7,18 +7,20 @@ from flyspec.client.values import (
     Chat,
     Chunk,
     Completion,
+    DrafterShare,
     Event,
     GenerateOptions,
     GenerationTimings,
     Prompt,
+    Recovery,
     Retract,
+    RoundRecord,
     SpeculationMetrics,
     Started,
-    UpstreamStatus,
 )
 from flyspec.errors import FlyspecError
-from flyspec.types import FinishReason, Origin, Rule
-from flyspec.v1 import admin_pb2, generation_pb2
+from flyspec.types import Budget, FinishReason, Origin, RecoveryKind, Rule
+from flyspec.v1 import generation_pb2
 from flyspec.validation import (
     MAX_DIVERGENCE_TOP_K,
     MAX_ENTROPY_TOP_K,
@@ -53,6 +55,7 @@ def request_to_proto(prompt: Prompt, options: GenerateOptions) -> generation_pb2
             disable_loop_guard=options.disable_loop_guard,
         ),
         logprobs=options.logprobs,
+        return_rounds=options.return_rounds,
     )
     match prompt:
         case str():
@@ -131,10 +134,31 @@ def event_from_proto(message: generation_pb2.GenerateResponse) -> Event:
         case "retract":
             r = message.retract
             return Retract(r.output_token_index, r.text_byte_offset)
+        case "round":
+            return _round_from_proto(message.round)
         case "completion":
             return _completion_from_proto(message.completion)
         case _:
             raise FlyspecError("the server sent a message that this client does not know")
+
+
+def _round_from_proto(message: generation_pb2.GenerationRound) -> RoundRecord:
+    has = message.HasField
+    return RoundRecord(
+        start_length=message.start_length,
+        drafter=message.drafter,
+        draft_token_ids=list(message.draft_token_ids),
+        decisions=[wire.decision_from_proto(d) for d in message.decisions],
+        keep_length=message.keep_length,
+        next_token_id=message.next_token_id,
+        committed_length=message.committed_length,
+        budget=Budget(
+            message.remaining_loose_tokens if has("remaining_loose_tokens") else None,
+            message.remaining_loose_cost_nats if has("remaining_loose_cost_nats") else None,
+        ),
+        exact_until_position=message.exact_until_position,
+        open_window=wire.window_from_proto(message.open_window) if has("open_window") else None,
+    )
 
 
 def _completion_from_proto(message: generation_pb2.GenerationCompletion) -> Completion:
@@ -169,15 +193,22 @@ def _completion_from_proto(message: generation_pb2.GenerationCompletion) -> Comp
         loop_guard_token_index=(
             message.loop_guard_token_index if message.HasField("loop_guard_token_index") else None
         ),
-    )
-
-
-def upstream_from_proto(message: admin_pb2.UpstreamStatus) -> UpstreamStatus:
-    """Read the state of a service behind the orchestrator."""
-    return UpstreamStatus(
-        address=message.address,
-        ready=message.ready,
-        error=message.error,
-        sessions=wire.session_status_from_proto(message.sessions),
-        model=wire.model_info_from_proto(message.model) if message.HasField("model") else None,
+        recoveries=[
+            Recovery(
+                RecoveryKind(r.kind),
+                r.output_token_index,
+                r.elapsed_ns,
+                r.delay_ns,
+                r.successor,
+                r.reason,
+            )
+            for r in message.recoveries
+        ],
+        num_recoveries=message.num_recoveries,
+        drafters=[
+            DrafterShare(
+                d.drafter, d.num_spec_steps, d.num_draft_tokens, d.num_accepted_draft_tokens
+            )
+            for d in message.drafters
+        ],
     )

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flyspec.types import (
+    Budget,
+    Decision,
     FinishReason,
     ModelInfo,
+    OpenWindow,
     Origin,
+    RecoveryKind,
     Rule,
     SamplingParams,
-    SessionStatus,
     TokenLogprobs,
 )
 
@@ -37,7 +40,7 @@ class GenerateOptions:
 
     `eager` streams tokens before they are final, and `Retract` when they did not stand.
     `logprobs` asks for each token's log-probability and those of so many most likely ones, 0 to 20;
-    None asks for none.
+    None asks for none. `return_rounds` streams a `RoundRecord` for every round.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -54,6 +57,7 @@ class GenerateOptions:
     eager: bool = False
     disable_loop_guard: bool = False
     logprobs: int | None = None
+    return_rounds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,47 @@ class Retract:
 
     output_token_index: int
     text_byte_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """A round as it was judged; see the proto message `GenerationRound`.
+
+    With the sequence before it, all that the verdict depended on.
+    """
+
+    start_length: int
+    drafter: str
+    draft_token_ids: Sequence[int]
+    decisions: Sequence[Decision]
+    keep_length: int
+    next_token_id: int
+    committed_length: int
+    budget: Budget = field(default_factory=Budget)
+    exact_until_position: int = 0
+    open_window: OpenWindow | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What kept a generation going when a service failed, or was taken from it. Times in ns."""
+
+    kind: RecoveryKind
+    output_token_index: int
+    elapsed_ns: int
+    delay_ns: int
+    successor: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterShare:
+    """What a drafter did for a generation."""
+
+    drafter: str
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +203,8 @@ class Completion:
     """The generation ended.
 
     `loop_guard_token_index`: tokens of the output after which the rest was judged exactly because
-    it had begun to repeat itself; None if it had not.
+    it had begun to repeat itself; None if it had not. `recoveries` are the first of
+    `num_recoveries`, in order; `drafters` those that drafted, in order of appearance.
     """
 
     finish_reason: FinishReason
@@ -168,18 +214,25 @@ class Completion:
     speculation: SpeculationMetrics
     timings: GenerationTimings
     loop_guard_token_index: int | None = None
+    recoveries: Sequence[Recovery] = ()
+    num_recoveries: int = 0
+    drafters: Sequence[DrafterShare] = ()
 
 
-Event = Started | Chunk | Retract | Completion
+Event = Started | Chunk | Retract | RoundRecord | Completion
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole generation; `chunks` hold its final tokens, those taken back left out."""
+    """A whole generation; `chunks` hold its final tokens, those taken back left out.
+
+    `rounds` are there if they were asked for.
+    """
 
     started: Started
     chunks: Sequence[Chunk]
     completion: Completion
+    rounds: Sequence[RoundRecord] = ()
 
     @property
     def text(self) -> str:
@@ -219,38 +272,3 @@ class Models:
     target: ModelInfo
     drafters: Sequence[str]
     rules: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamStatus:
-    """A service behind the orchestrator; `error` says what is wrong when it is not ready."""
-
-    address: str
-    ready: bool
-    error: str
-    sessions: SessionStatus
-    model: ModelInfo | None
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """State of the orchestrator and of the services behind it."""
-
-    ready: bool
-    active_generations: int
-    waiting_generations: int
-    verify: UpstreamStatus
-    draft: UpstreamStatus
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterStatus:
-    """A drafter that requests can name; `reason` says why it is not usable."""
-
-    name: str
-    kind: str
-    active: bool
-    address: str
-    usable: bool
-    reason: str
-    model: ModelInfo | None

@@ -21,6 +21,8 @@ from flyspec.wire.common import (
     session_status_to_proto,
 )
 from flyspec.wire.draft import (
+    add_tokenizer_from_proto,
+    add_tokenizer_to_protos,
     draft_advance_to_proto,
     draft_chunk_from_proto,
     draft_chunk_to_proto,
@@ -32,6 +34,8 @@ from flyspec.wire.draft import (
     drafter_info_to_proto,
 )
 from flyspec.wire.verify import (
+    decision_from_proto,
+    decision_to_proto,
     distributions_to_proto,
     round_verdict_from_proto,
     round_verdict_to_proto,
@@ -42,9 +46,15 @@ from flyspec.wire.verify import (
     verify_open_to_proto,
     verify_request_from_proto,
     verify_round_to_proto,
+    window_from_proto,
+    window_to_proto,
 )
 
 __all__ = [
+    "add_tokenizer_from_proto",
+    "add_tokenizer_to_protos",
+    "decision_from_proto",
+    "decision_to_proto",
     "distribution_from_proto",
     "distribution_to_proto",
     "distributions_to_proto",
@@ -78,4 +88,6 @@ __all__ = [
     "verify_open_to_proto",
     "verify_request_from_proto",
     "verify_round_to_proto",
+    "window_from_proto",
+    "window_to_proto",
 ]

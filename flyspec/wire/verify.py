@@ -127,7 +127,7 @@ def verify_round_to_proto(round_: VerifyRound) -> verify_pb2.VerifyRequest:
             remaining_loose_tokens=round_.budget.loose_tokens,
             remaining_loose_cost_nats=round_.budget.loose_cost_nats,
             exact_until_position=round_.exact_until_position,
-            open_window=_window_to_proto(round_.open_window),
+            open_window=window_to_proto(round_.open_window),
         )
     )
 
@@ -143,7 +143,8 @@ def distributions_to_proto(distributions: DraftDistributions) -> verify_pb2.Veri
     )
 
 
-def _window_to_proto(window: OpenWindow | None) -> verify_pb2.OpenWindow | None:
+def window_to_proto(window: OpenWindow | None) -> verify_pb2.OpenWindow | None:
+    """Write an open window; None for none."""
     if window is None:
         return None
     logprobs = window.target_logprobs
@@ -156,7 +157,8 @@ def _window_to_proto(window: OpenWindow | None) -> verify_pb2.OpenWindow | None:
     )
 
 
-def _window_from_proto(message: verify_pb2.OpenWindow) -> OpenWindow:
+def window_from_proto(message: verify_pb2.OpenWindow) -> OpenWindow:
+    """Read an open window."""
     return OpenWindow(
         message.position,
         message.target_token_id,
@@ -200,7 +202,7 @@ def verify_request_from_proto(
                 ),
                 exact_until_position=r.exact_until_position,
                 open_window=(
-                    _window_from_proto(r.open_window) if r.HasField("open_window") else None
+                    window_from_proto(r.open_window) if r.HasField("open_window") else None
                 ),
             )
         case "distributions":
@@ -220,7 +222,7 @@ _EXACT_MESSAGE = verify_pb2.Decision(outcome=verify_pb2.DECISION_OUTCOME_EXACT)
 _EXACT = Decision(Outcome.EXACT)
 
 
-def _decision_to_proto(decision: Decision) -> verify_pb2.Decision:
+def decision_to_proto(decision: Decision) -> verify_pb2.Decision:
     """Write a decision; the target's token is left out where the drafted one equals it."""
     if decision.outcome is Outcome.EXACT:
         return _EXACT_MESSAGE
@@ -240,18 +242,18 @@ def round_verdict_to_proto(verdict: RoundVerdict) -> verify_pb2.VerifyResponse:
         keep_length=verdict.keep_length,
         next_token_id=verdict.next_token_id,
         committed_length=verdict.committed_length,
-        decisions=[_decision_to_proto(d) for d in verdict.decisions],
+        decisions=[decision_to_proto(d) for d in verdict.decisions],
         last=verdict.last,
         queue_ns=verdict.timings.queue_ns,
         forward_ns=verdict.timings.forward_ns,
         judge_ns=verdict.timings.judge_ns,
         service_ns=verdict.timings.service_ns,
-        open_window=_window_to_proto(verdict.open_window),
+        open_window=window_to_proto(verdict.open_window),
         logprobs=[logprobs_to_proto(p) for p in verdict.logprobs],
     )
 
 
-def _decision_from_proto(message: verify_pb2.Decision) -> Decision:
+def decision_from_proto(message: verify_pb2.Decision) -> Decision:
     """Read a decision. `target_token_id` stays None where it equals the drafted token."""
     outcome = _OUTCOMES.get(message.outcome)
     if outcome is Outcome.EXACT:
@@ -274,13 +276,13 @@ def round_verdict_from_proto(message: verify_pb2.VerifyResponse) -> RoundVerdict
         keep_length=message.keep_length,
         next_token_id=message.next_token_id,
         committed_length=message.committed_length,
-        decisions=[_decision_from_proto(d) for d in message.decisions],
+        decisions=[decision_from_proto(d) for d in message.decisions],
         last=message.last,
         timings=VerifyTimings(
             message.queue_ns, message.forward_ns, message.judge_ns, message.service_ns
         ),
         open_window=(
-            _window_from_proto(message.open_window) if message.HasField("open_window") else None
+            window_from_proto(message.open_window) if message.HasField("open_window") else None
         ),
         logprobs=tuple(logprobs_from_proto(p) for p in message.logprobs),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,31 +16,29 @@ from flyspec.types import (
     DraftTimings,
     Origin,
     TokenDistribution,
+    TokenizerBundle,
 )
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
-from orchestrator.attempt import DESCRIBE_TIMEOUT_S, RETRIED, Attempt, level_of, read, write
+from orchestrator.attempt import DESCRIBE_TIMEOUT_S, Attempt, read, write
 from orchestrator.upstreams.traffic import Traffic
-
-log = logging.getLogger(__name__)
-
-DRAFT_BACKOFF_S = (0.0, 0.02, 0.1)
 
 
 @dataclass(slots=True)
 class Proposal:
     """Tokens that a drafter guesses will follow; possibly none.
 
-    `distributions` has one a token where the rule needs them.
+    `distributions` has one a token where the rule needs them; `drafter` is the name of who made it.
     """
 
     token_ids: list[int] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
     timings: DraftTimings = field(default_factory=DraftTimings)
     distributions: list[TokenDistribution] = field(default_factory=list)
+    drafter: str = ""
 
 
 class DraftUpstream:
-    """The draft service at an address."""
+    """The draft service at an address; `timeout_s` is for one proposal."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         self.address = address
@@ -50,16 +46,17 @@ class DraftUpstream:
         self._channel = rpc.connect(address)
         self.stub: Any = draft_pb2_grpc.DraftServiceStub(self._channel)
 
-    async def describe(self) -> DraftServiceInfo:
+    async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> DraftServiceInfo:
         """What it drafts with. Raises `UnavailableError` when it does not answer."""
-        async with Attempt("draft service", self.address, DESCRIBE_TIMEOUT_S):
+        async with Attempt("draft service", self.address, timeout_s):
             return wire.draft_info_from_proto(
                 await self.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
             )
 
-    def session(self, open_: DraftOpen, traffic: Traffic) -> DraftSession:
-        """A session, opened on its first proposal as `open_` says, with the tokens of then."""
-        return DraftSession(self, open_, traffic)
+    async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
+        """Make the target's tokenizer known to it. Raises `FlyspecError`."""
+        async with Attempt("draft service", self.address, self.timeout_s):
+            await self.stub.AddTokenizer(iter(wire.add_tokenizer_to_protos(bundle, vocab_size)))
 
     async def close(self) -> None:
         """Close the channel."""
@@ -67,7 +64,10 @@ class DraftUpstream:
 
 
 class DraftSession:
-    """One generation's stream to the draft service; `open_.token_ids` is filled in."""
+    """One generation's stream to a draft service; `open_.token_ids` is filled in.
+
+    The first error ends it: what then is `Drafting`'s business.
+    """
 
     def __init__(self, upstream: DraftUpstream, open_: DraftOpen, traffic: Traffic) -> None:
         self._upstream = upstream
@@ -81,23 +81,24 @@ class DraftSession:
         """Tell that the first `length` tokens of sequence and last proposal stand."""
         self._synced = self._held = min(length, self._held)
 
-    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
-        """Up to `max_tokens` tokens to follow `sequence`.
+    async def propose(
+        self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
+    ) -> Proposal:
+        """Up to `max_tokens` tokens to follow `sequence`, within `timeout_s`.
 
-        Raises `FlyspecError` when the service fails on every attempt, each on a new stream.
+        Raises `FlyspecError`.
         """
-        upstream = self._upstream
-        for backoff in DRAFT_BACKOFF_S:
-            if backoff:
-                await asyncio.sleep(backoff)
-            try:
-                async with Attempt("draft service", upstream.address, upstream.timeout_s):
-                    return await self._propose(sequence, max_tokens, round_id)
-            except RETRIED as error:
-                self.close()
-                last_error: FlyspecError = error
-                log.log(level_of(error), "reopening draft session: %s", error)
-        raise last_error
+        try:
+            async with Attempt("draft service", self._upstream.address, timeout_s):
+                return await self._propose(sequence, max_tokens, round_id)
+        except FlyspecError:
+            self.close()
+            raise
+
+    @property
+    def held(self) -> int:
+        """Tokens of the sequence that the service has read; the others it must read first."""
+        return self._synced if self._call is not None else 0
 
     async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         tokens = sequence.tokens
@@ -144,8 +145,12 @@ class DraftSession:
             self._traffic.count_distributions(whole - message.ByteSize())
         self._traffic.count(message)
 
-    def close(self) -> None:
-        """End the stream; the service frees the session."""
+    def cut(self) -> None:
+        """End the stream from outside; whoever waits on it gets `UnavailableError`."""
         if self._call is not None:
             self._call.cancel()
-            self._call = None
+
+    def close(self) -> None:
+        """End the stream; the service frees the session."""
+        self.cut()
+        self._call = None

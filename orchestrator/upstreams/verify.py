@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import count
 from typing import Any
 
 from flyspec import rpc, wire
-from flyspec.errors import UnavailableError
+from flyspec.errors import FlyspecError, ResourceExhaustedError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
+    BreakerState,
     DraftDistributions,
+    RecoveryKind,
     RoundVerdict,
     TokenDistribution,
     TokenizerBundle,
@@ -24,35 +27,30 @@ from flyspec.types import (
 )
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from orchestrator.attempt import DESCRIBE_TIMEOUT_S, RETRIED, Attempt, level_of, read, write
+from orchestrator.fleet.replicas import Pool, Replica
+from orchestrator.recoveries import Recoveries
 from orchestrator.upstreams.traffic import Traffic
 
 log = logging.getLogger(__name__)
 
-REOPEN_BACKOFF_S = (0.02, 0.1, 0.3, 1.0, 2.0)
-"""Rests between tries to open a lost session again; the last one repeats."""
+REOPEN_BACKOFF_S = (0.02, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Longest rests between tries to open a lost session again; the last one repeats."""
 DISTRIBUTIONS_PIECE_BYTES = 1 << 20
 """Log-probabilities that go into one message; a longer distribution has one of its own."""
 
 
 class VerifyUpstream:
-    """The verify service at an address.
+    """The verify service at an address; `timeout_s` is for one answer."""
 
-    `timeout_s` is for one answer; `reopen_timeout_s` is how long a generation waits for a service
-    that was lost, which may have to load its model again.
-    """
-
-    def __init__(
-        self, address: str, timeout_s: float, reopen_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, address: str, timeout_s: float) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self.reopen_timeout_s = timeout_s if reopen_timeout_s is None else reopen_timeout_s
         self._channel = rpc.connect(address)
         self.stub: Any = verify_pb2_grpc.VerifyServiceStub(self._channel)
 
-    async def describe(self) -> VerifyServiceInfo:
+    async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> VerifyServiceInfo:
         """What it verifies with. Raises `UnavailableError` when it does not answer."""
-        async with Attempt("verify service", self.address, DESCRIBE_TIMEOUT_S):
+        async with Attempt("verify service", self.address, timeout_s):
             return wire.verify_info_from_proto(
                 await self.stub.Describe(verify_pb2.VerifyServiceDescribeRequest())
             )
@@ -63,22 +61,34 @@ class VerifyUpstream:
             call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
             return wire.tokenizer_from_protos([message async for message in call])
 
-    def session(self, open_: VerifyOpen, traffic: Traffic) -> VerifySession:
-        """A session, opened on its first round as `open_` says, with the tokens of then."""
-        return VerifySession(self, open_, traffic)
-
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
 
 
 class VerifySession:
-    """One generation's stream to the verify service; `open_.token_ids` is filled in."""
+    """One generation's stream to a replica of the verify service.
 
-    def __init__(self, upstream: VerifyUpstream, open_: VerifyOpen, traffic: Traffic) -> None:
-        self._upstream = upstream
+    `open_.token_ids` is filled in; `weight` is what the session adds to a replica's outstanding
+    tokens. When its replica is lost, another one, or the same one restarted, gets the whole
+    sequence.
+    """
+
+    def __init__(
+        self,
+        targets: Pool[VerifyUpstream],
+        open_: VerifyOpen,
+        traffic: Traffic,
+        recoveries: Recoveries,
+        reopen_timeout_s: float,
+        weight: int = 1,
+    ) -> None:
+        self._targets = targets
         self._open = open_
-        self._traffic = traffic
+        self._traffic, self._recoveries = traffic, recoveries
+        self._reopen_timeout_s, self._weight = reopen_timeout_s, weight
+        self._replica: Replica[VerifyUpstream] | None = None
+        self._avoided: list[Replica[VerifyUpstream]] = []  # full when they were tried last
         self._call: Any = None
         self._synced = 0  # tokens on which the service's sequence and ours agree
 
@@ -99,35 +109,88 @@ class VerifySession:
         new session with the whole sequence, until `reopen_timeout_s` are over. Verdicts already
         handed out stand; the rest of the round is then the caller's next round.
         """
-        lost_at: float | None = None
-        for backoff in chain(REOPEN_BACKOFF_S, repeat(REOPEN_BACKOFF_S[-1])):
+        self._move_on()
+        trouble: FlyspecError | None = None
+        lost_ns = 0
+        for attempt in count():
             answered = False
+            began_ns = time.perf_counter_ns()
             try:
                 await self._send(sequence, round_, distributions)
                 while True:
                     verdict = await self._read(round_.round_id)
                     answered = True
+                    if trouble is not None:
+                        self._recovered(trouble, lost_ns)
+                        trouble = None
                     yield verdict
                     if verdict.last:
                         return
             except RETRIED as error:
-                self.close()
+                self._lose(error)
                 if answered:
                     return
-                lost_at = lost_at or time.monotonic()
-                if time.monotonic() + backoff - lost_at > self._upstream.reopen_timeout_s:
-                    raise
-                log.log(level_of(error), "reopening verify session: %s", error)
-            await asyncio.sleep(backoff)
+                trouble, lost_ns = error, lost_ns or began_ns
+            waited_s = (time.perf_counter_ns() - lost_ns) / 1e9
+            if waited_s > self._reopen_timeout_s:
+                raise trouble
+            log.log(level_of(trouble), "reopening verify session: %s", trouble)
+            if attempt or isinstance(trouble, ResourceExhaustedError):
+                rest = REOPEN_BACKOFF_S[min(attempt, len(REOPEN_BACKOFF_S) - 1)]
+                await asyncio.sleep(rest * random.uniform(0.5, 1.0))
+
+    def _move_on(self) -> None:
+        """Leave a replica that takes nothing new any more, if another one does."""
+        replica = self._replica
+        if replica is None or replica.takes_new:
+            return
+        if any(other is not replica for other in self._targets.usable):
+            self.close()
+
+    def _lose(self, error: FlyspecError) -> None:
+        """The stream is of no use any more."""
+        replica = self._replica
+        self.close()
+        if replica is None:
+            return
+        self._avoided = [replica]
+        if isinstance(error, UnavailableError):
+            replica.failed()
+
+    def _recovered(self, trouble: FlyspecError, lost_ns: int) -> None:
+        """The sequence is in a replica again."""
+        assert self._replica is not None
+        self._avoided = []
+        self._recoveries.note(RecoveryKind.TARGET_REOPENED, lost_ns, self._replica.address, trouble)
+
+    async def _find(self, tokens: Sequence[int]) -> Replica[VerifyUpstream]:
+        """A replica for the sequence; waits for one."""
+        pool = self._targets
+        deadline = time.monotonic() + self._reopen_timeout_s
+        while True:
+            replica = pool.choose(tokens, self._weight, self._avoided)
+            if replica is not None:
+                return replica
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                problems = [r.problem or "it failed a moment ago" for r in pool.replicas]
+                raise UnavailableError(
+                    f"no verify service can be used: {'; '.join(problems) or 'none is known'}"
+                )
+            await pool.changed(min(remaining, 0.05))
 
     async def _read(self, round_id: int) -> RoundVerdict:
         """The next verdict."""
-        async with self._attempt():
+        replica = self._replica
+        assert replica is not None
+        async with self._attempt(replica):
             message = await read(self._call)
             self._traffic.count(message)
             verdict = wire.round_verdict_from_proto(message)
             if verdict.round_id != round_id:
                 raise UnavailableError(f"answered round {verdict.round_id} instead of {round_id}")
+        if replica.breaker.state is not BreakerState.CLOSED and replica.info is not None:
+            replica.breaker.succeeded()
         self._synced = verdict.keep_length + 1
         return verdict
 
@@ -139,9 +202,13 @@ class VerifySession:
     ) -> None:
         """Send a round with its prefix; on a new stream, open the session first."""
         tokens = sequence.tokens
-        async with self._attempt():
+        if self._replica is None:
+            self._replica = await self._find(tokens)
+            self._replica.join(self, self._weight)
+        replica = self._replica
+        async with self._attempt(replica):
             if self._call is None:
-                self._call = self._upstream.stub.Verify()
+                self._call = replica.service.stub.Verify()
                 open_ = replace(self._open, token_ids=tokens)
                 await write(self._call, wire.verify_open_to_proto(open_))
                 self._synced = len(tokens)
@@ -160,14 +227,21 @@ class VerifySession:
             self._traffic.count(message)
             await write(self._call, message)
 
-    def _attempt(self) -> Attempt:
-        return Attempt("verify service", self._upstream.address, self._upstream.timeout_s)
+    def _attempt(self, replica: Replica[VerifyUpstream]) -> Attempt:
+        return Attempt("verify service", replica.address, replica.service.timeout_s)
+
+    def cut(self) -> None:
+        """End the stream from outside; whoever waits on it gets `UnavailableError`."""
+        if self._call is not None:
+            self._call.cancel()
 
     def close(self) -> None:
         """End the stream; the service frees the session."""
-        if self._call is not None:
-            self._call.cancel()
-            self._call = None
+        self.cut()
+        self._call = None
+        if self._replica is not None:
+            self._replica.leave(self)
+            self._replica = None
 
 
 def _pieces(

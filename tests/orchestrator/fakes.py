@@ -33,8 +33,10 @@ from orchestrator.drafting import Drafting
 from orchestrator.ledger import Ledger
 from orchestrator.output import Output
 from orchestrator.plan import GenerationPlan
+from orchestrator.recoveries import Recoveries
 from orchestrator.rounds import Rounds
-from orchestrator.upstreams import DraftSession, VerifySession
+from orchestrator.upstreams import VerifySession
+from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge
 
 
@@ -81,7 +83,7 @@ class _Call:
 class _Service:
     """What both have: streams that break when told to."""
 
-    address, timeout_s, reopen_timeout_s = "fake", 5.0, 5.0
+    address, timeout_s = "fake", 5.0
 
     def __init__(self) -> None:
         self._breaks: deque[str] = deque()
@@ -258,6 +260,7 @@ def plan_of(**changes) -> GenerationPlan:
         "loop_guard": False,
         "logprobs": None,
         "warnings": (),
+        "return_rounds": False,
         "distribution": None,
     }
     return GenerationPlan(**{**values, **changes})
@@ -281,15 +284,25 @@ class Fakes:
         self.output = Output(self.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
         prompt_length = len(plan.prompt_token_ids)
         draft_open = DraftOpen((), plan.sampling, plan.seed, "", prompt_length, plan.distribution)
+        self.recoveries = Recoveries()
         verify_open = VerifyOpen(
             (), prompt_length, plan.rule, plan.sampling, plan.seed, plan.logprobs
         )
         traffic = self.ledger.traffic
+        self.drafters = registry_of(self.draft)
         self.drafting = Drafting(
-            DraftSession(self.draft, draft_open, traffic), 1000, plan.distribution is not None
+            self.drafters,
+            self.drafters.assign(plan.drafter),
+            bool(plan.drafter),
+            draft_open,
+            1000,
+            traffic,
+            self.recoveries,
         )
-        self.verifying = VerifySession(self.verify, verify_open, traffic)
-        self.rounds = Rounds(plan, self.drafting, self.verifying, self.ledger)
+        self.verifying = VerifySession(
+            pool_of(self.verify), verify_open, traffic, self.recoveries, 5.0
+        )
+        self.rounds = Rounds(plan, self.drafting, self.verifying, self.ledger, self.recoveries)
 
     async def run(self, limit: int = 10_000):
         """Every round with what it changed for the client, to the end of the output."""

@@ -15,6 +15,7 @@ from flyspec.prefix import TokenSequence
 from flyspec.types import (
     DistributionSpec,
     Origin,
+    RecoveryKind,
     Rule,
     SamplingParams,
     TokenDistribution,
@@ -22,14 +23,21 @@ from flyspec.types import (
     VerifyRound,
 )
 from flyspec.v1 import verify_pb2_grpc
-from orchestrator import directory
-from orchestrator.drafting import Drafting, LocalLookup, fit
-from orchestrator.upstreams import DraftSession, Proposal, Traffic, VerifyUpstream, verify
+from orchestrator.local_lookup import LocalLookup
+from orchestrator.recoveries import Recoveries
+from orchestrator.upstreams import (
+    DraftSession,
+    Proposal,
+    Traffic,
+    VerifySession,
+    VerifyUpstream,
+    verify,
+)
+from orchestrator.vocabulary import fit, fit_proposal
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER
 from tests.orchestrator.world import World
-from tests.tiny import make_model
 
 EXACT = Rule("exact")
 PROMPT = "The cat sat on the mat, and the dog sat"
@@ -43,7 +51,8 @@ async def _check(session, sequence, drafts):
 async def test_a_session_closed_for_silence_is_opened_again(model_dirs):
     async with start_stack(model_dirs, verify={"idle_timeout_s": 0.05}) as stack:
         open_ = VerifyOpen((), 3, EXACT, SamplingParams(), 1)
-        session = stack.orchestrator.directory.verify.session(open_, Traffic())
+        targets = stack.orchestrator.directory.targets
+        session = VerifySession(targets, open_, Traffic(), Recoveries(), 5.0)
         sequence = TokenSequence([5, 6, 7])
         first = await _check(session, sequence, [8, 9])
         await asyncio.sleep(0.3)
@@ -82,13 +91,12 @@ class _Silent(verify_pb2_grpc.VerifyServiceServicer):
         await asyncio.sleep(60)
 
 
-async def test_a_service_that_does_not_answer_is_named_and_unavailable(monkeypatch):
-    monkeypatch.setattr(verify, "DESCRIBE_TIMEOUT_S", 0.05)
+async def test_a_service_that_does_not_answer_is_named_and_unavailable():
     add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
     server = rpc.GrpcServer("127.0.0.1", 0, [(add, _Silent())], ["flyspec.v1.VerifyService"])
     upstream = VerifyUpstream(f"127.0.0.1:{await server.start()}", 1.0)
     with pytest.raises(UnavailableError, match=upstream.address):
-        await upstream.describe()
+        await upstream.describe(0.05)
     await upstream.close()
     await server.stop(0)
 
@@ -124,7 +132,8 @@ async def test_a_drafter_that_sends_no_distributions_is_given_up():
 
     fakes.draft.stub.Draft = without_distributions
     origins = [token.origin async for _, update in fakes.run() for token in update.final]
-    assert fakes.draft.opened == 3
+    assert fakes.draft.opened == fakes.drafters.get("model").stats.failures_total > 0
+    assert [r.kind for r in fakes.recoveries.kept] == [RecoveryKind.DRAFTER_FALLBACK]
     assert Origin.EXACT_MODEL not in origins
     for round_id, sent in fakes.verify.distributions.items():
         drafts = fakes.verify.rounds[round_id].draft_token_ids
@@ -191,21 +200,16 @@ async def test_bytes_are_those_of_the_messages():
 
 async def test_prompt_lookup_here_sends_distributions_only_if_asked():
     for wanted in (False, True):
-        proposal = await LocalLookup(wanted).propose(TokenSequence([3, 4, 5, 3, 4]), 2, 1)
+        proposal = LocalLookup(wanted).propose(TokenSequence([3, 4, 5, 3, 4]), 2)
         assert proposal.token_ids == [5, 3]
         assert proposal.distributions == [TokenDistribution()] * (2 if wanted else 0)
 
 
-async def test_a_proposal_ends_before_a_token_that_the_target_does_not_have():
-    class Padded:
-        async def propose(self, sequence, max_tokens, round_id):
-            return Proposal(
-                [3, 400, 5],
-                [Origin.EXACT_MODEL] * 3,
-                distributions=[TokenDistribution(b"12")] * 3,
-            )
-
-    proposal = await Drafting(Padded(), 400, True).propose(TokenSequence([1]), 4, 1)
+def test_a_proposal_ends_before_a_token_that_the_target_does_not_have():
+    padded = Proposal(
+        [3, 400, 5], [Origin.EXACT_MODEL] * 3, distributions=[TokenDistribution(b"12")] * 3
+    )
+    proposal = fit_proposal(padded, 400)
     assert proposal.token_ids == [3]
     assert len(proposal.distributions) == 1
     assert proposal.origins == [Origin.EXACT_MODEL]
@@ -243,31 +247,9 @@ def test_what_was_fitted_is_read(width, renormalise):
     assert q == pytest.approx(expected, abs=1e-3)
 
 
-async def test_proposals_with_distributions_of_another_size_are_fitted():
-    class Padded:
-        async def propose(self, sequence, max_tokens, round_id):
-            q = TokenDistribution(_halves(*[-2] * 8))
-            return Proposal([3, 7, 5], [Origin.EXACT_MODEL] * 3, distributions=[q] * 3)
-
-    proposal = await Drafting(Padded(), 6, True).propose(TokenSequence([1]), 4, 1)
+def test_proposals_with_distributions_of_another_size_are_fitted():
+    q = TokenDistribution(_halves(*[-2] * 8))
+    padded = Proposal([3, 7, 5], [Origin.EXACT_MODEL] * 3, distributions=[q] * 3)
+    proposal = fit_proposal(padded, 6)
     assert proposal.token_ids == [3]
     assert proposal.distributions == [TokenDistribution(_halves(*[-2] * 6))]
-
-
-async def test_a_late_drafter_that_does_not_fit_stays_out(model_dirs, tmp_path, monkeypatch):
-    monkeypatch.setattr(directory, "MONITOR_S", 0.01)
-    other = str(make_model(tmp_path / "other", text="completely different words here " * 9))
-    async with start_stack(model_dirs) as stack, start_stack((other, other)) as foreign:
-        known = stack.orchestrator.directory
-        own, known.draft = known.draft, foreign.orchestrator.directory.draft
-        known._draft_info = None
-        monitor = asyncio.create_task(known.monitor())
-        await asyncio.sleep(0.1)
-        assert not monitor.done()
-        generation = await stack.client.complete(PROMPT, GenerateOptions(max_tokens=4))
-        assert generation.started.drafter == "prompt_lookup"
-        known.draft = own
-        await asyncio.sleep(0.1)
-        generation = await stack.client.complete(PROMPT, GenerateOptions(max_tokens=4))
-        assert generation.started.drafter == "model"
-        monitor.cancel()

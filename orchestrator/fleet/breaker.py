@@ -1,0 +1,74 @@
+"""A circuit breaker: after a failure nothing is sent for a while, then one trial. Pure: told times.
+
+A service that does not answer is asked again and again by its watcher (`Describe`); one that
+answers but drafts nonsense, or too late, is found out only by the trial.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from flyspec.types import BreakerState
+
+
+class Breaker:
+    """Of one replica. Times are in seconds of any one clock.
+
+    The rest after a failure doubles from `first_s` to `longest_s`, each time less up to half of it,
+    so that those who failed together do not come back together. With `trials`, an answer lets one
+    through, and its success the others; a trial that nothing is heard of counts for `trial_s`.
+    """
+
+    def __init__(
+        self,
+        first_s: float = 0.05,
+        longest_s: float = 5.0,
+        trials: bool = True,
+        trial_s: float = 10.0,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._first_s, self._longest_s = first_s, longest_s
+        self._trials, self._trial_s, self._jitter = trials, trial_s, jitter
+        self._failures = 0
+        self._trial_until = 0.0
+        self.state = BreakerState.CLOSED
+        self.retry_at = 0.0
+        """When an open one is worth asking again."""
+
+    def allows(self, now: float) -> bool:
+        """Whether something may be sent."""
+        if self.state is BreakerState.HALF_OPEN:
+            return now >= self._trial_until
+        return self.state is BreakerState.CLOSED
+
+    def begin(self, now: float) -> None:
+        """Something is sent, which `allows` allowed."""
+        if self.state is BreakerState.HALF_OPEN:
+            self._trial_until = now + self._trial_s
+
+    def abandoned(self) -> None:
+        """What was sent came to no end."""
+        self._trial_until = 0.0
+
+    def succeeded(self) -> None:
+        """The service did its work."""
+        self.state = BreakerState.CLOSED
+        self._failures = 0
+        self._trial_until = 0.0
+
+    def answered(self, now: float) -> None:
+        """The service said that it is there; not heard before its rest is over."""
+        if self.state is BreakerState.OPEN and now >= self.retry_at:
+            if self._trials:
+                self.state = BreakerState.HALF_OPEN
+                self._trial_until = 0.0
+            else:
+                self.succeeded()
+
+    def failed(self, now: float) -> None:
+        """The service failed, or said nothing."""
+        rest = min(self._longest_s, self._first_s * 2.0**self._failures)
+        self.retry_at = now + rest * (1.0 - 0.5 * self._jitter())
+        self._failures = min(self._failures + 1, 32)
+        self.state = BreakerState.OPEN

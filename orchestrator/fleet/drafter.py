@@ -1,0 +1,85 @@
+"""A drafter: a way of drafting at a service with one or more replicas, and what it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flyspec.types import DrafterInfo, DrafterState, ModelInfo
+from orchestrator.fleet.replicas import Pool
+from orchestrator.upstreams import DraftUpstream
+
+
+@dataclass(slots=True)
+class DrafterStats:
+    """What a drafter did here (see the proto message of this name). Times in ns."""
+
+    generations_total: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_emitted_tokens: int = 0
+    failures_total: int = 0
+    proposal_ns_total: int = 0
+    round_ns_total: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Drafter:
+    """A drafter. Without a pool it is prompt lookup inside the orchestrator.
+
+    `users` are the generations that draft with it now.
+    """
+
+    name: str
+    kind: str
+    pool: Pool[DraftUpstream] | None
+    state: DrafterState = DrafterState.REGISTERED
+    share: float = 0.0
+    stats: DrafterStats = field(default_factory=DrafterStats)
+    users: set[object] = field(default_factory=set)
+    _owed: float = 0.0
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """Its model, as a replica last said; None for one without, or before any has answered."""
+        for replica in self.pool.replicas if self.pool else ():
+            if replica.info is not None and (info := of_kind(replica.info.drafters, self.kind)):
+                return info.model
+        return None
+
+    @property
+    def usable(self) -> bool:
+        """Whether a generation can draft with it now."""
+        return self.pool is None or bool(self.pool.usable)
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be used; empty if it can."""
+        if self.pool is None or self.usable:
+            return ""
+        problems = [r.problem or f"{r.address} failed a moment ago" for r in self.pool.replicas]
+        return "; ".join(problems) or "no address is known"
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """Most tokens of its proposals; None is without bound."""
+        limits = [
+            r.info.max_speculative_tokens
+            for r in (self.pool.replicas if self.pool else ())
+            if r.info
+        ]
+        return min(limits, default=None)
+
+    def takes_its_turn(self) -> bool:
+        """Whether, as a canary, it gets this new generation: every 1 / share-th."""
+        self._owed += self.share
+        if self._owed < 1.0 - 1e-9:
+            return False
+        self._owed -= 1.0
+        return True
+
+
+def of_kind(offered: Sequence[DrafterInfo], kind: str) -> DrafterInfo | None:
+    """The drafter of that name among those that a service offers."""
+    return next((info for info in offered if info.name == kind), None)

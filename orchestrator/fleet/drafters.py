@@ -1,0 +1,293 @@
+"""The drafters by name: which there are, which of them new generations get, what each has done.
+
+Nobody is asked here to draft: `orchestrator.drafting` does, for one generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from flyspec.errors import (
+    AlreadyExistsError,
+    FlyspecError,
+    IncompatibleError,
+    InvalidArgumentError,
+    NotFoundError,
+    StateError,
+    UnavailableError,
+)
+from flyspec.types import DrafterInfo, DrafterState
+from orchestrator.fleet.discovery import Addresses
+from orchestrator.fleet.drafter import Drafter, DrafterStats, of_kind
+from orchestrator.fleet.replicas import Pool, Replica
+from orchestrator.upstreams import DraftUpstream
+
+log = logging.getLogger(__name__)
+
+LOOKUP = "prompt_lookup"
+DRAIN_LOOK_S = 0.02
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Drafters:
+    """The drafters. The active one is the default; there is always one.
+
+    `connect` makes a pool, not started, of what an address stands for. `probe` tries a replica with
+    a drafter of it (its name there), and returns the time that its proposal took, ns.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[str, str], Pool[DraftUpstream]],
+        probe: Callable[[Replica[DraftUpstream], str], Awaitable[int]],
+    ) -> None:
+        self._connect, self._probe = connect, probe
+        self._pools: dict[str, Pool[DraftUpstream]] = {}
+        self.lookup = Drafter(LOOKUP, LOOKUP, None, DrafterState.ACTIVE)
+        """Prompt lookup here, whether requests can name it or not."""
+        self._drafters = {LOOKUP: self.lookup}
+        self._active = self.lookup
+        self._changing = asyncio.Lock()
+
+    # --- who there is -----------------------------------------------------------------------
+
+    @property
+    def all(self) -> list[Drafter]:
+        """All, the active one first."""
+        return [self._active, *(d for d in self._drafters.values() if d is not self._active)]
+
+    @property
+    def active(self) -> Drafter:
+        """The default."""
+        return self._active
+
+    def get(self, name: str) -> Drafter:
+        """The drafter of that name. Raises `NotFoundError`."""
+        try:
+            return self._drafters[name]
+        except KeyError:
+            raise NotFoundError(
+                f"no drafter {name!r}; there are {', '.join(d.name for d in self.all)}"
+            ) from None
+
+    def adopt(self, pool: Pool[DraftUpstream], offered: Sequence[DrafterInfo]) -> None:
+        """Take in what the service of `--draft-address` offers; its first becomes the default.
+
+        Once: what the operator does afterwards stands. Names that exist already stay what they are,
+        but for prompt lookup, which the service then does.
+        """
+        self._pools[""] = pool
+        for info in offered:
+            known = self._drafters.get(info.name)
+            if known is None or known is self.lookup:
+                self._drafters[info.name] = Drafter(info.name, info.name, pool)
+        if self._active is self.lookup:
+            self._make_active(self._drafters[offered[0].name])
+
+    # --- who gets whom ----------------------------------------------------------------------
+
+    def check(self, name: str) -> None:
+        """Refuse a request that asks for a drafter that it cannot get; an empty name can.
+
+        Raises `NotFoundError`, `StateError`.
+        """
+        if not name:
+            return
+        try:
+            drafter = self.get(name)
+        except NotFoundError as error:
+            raise NotFoundError(f"speculation.drafter: {error}") from None
+        if drafter.state is DrafterState.DRAINING:
+            raise StateError(
+                f"speculation.drafter: {name!r} drains; use {self._active.name!r} instead"
+            )
+
+    def assign(self, name: str) -> Drafter:
+        """The drafter of a new generation that asks for `name`, or for none.
+
+        One that has gone since `check` gives way to the active one.
+        """
+        if name:
+            drafter = self._drafters.get(name, self._active)
+        else:
+            drafter = self._active
+            for canary in self._drafters.values():
+                if canary.state is DrafterState.CANARY and canary.takes_its_turn():
+                    drafter = canary if canary.usable else drafter
+                    break
+        drafter.stats.generations_total += 1
+        return drafter
+
+    def current(self, assigned: Drafter, by_name: bool) -> Drafter:
+        """Who should draft now for a generation that was assigned this drafter."""
+        if self._drafters.get(assigned.name) is not assigned:
+            return self._active
+        if assigned.state is DrafterState.DRAINING:
+            return self._active
+        if by_name or assigned.state is DrafterState.CANARY:
+            return assigned
+        return self._active
+
+    def stats_of(self, name: str) -> DrafterStats | None:
+        """The counts of a drafter, if it is still known."""
+        drafter = self._drafters.get(name, self.lookup if name == LOOKUP else None)
+        return drafter.stats if drafter else None
+
+    def ladder(self, first: Drafter) -> Iterator[Drafter]:
+        """Who can draft, in order: `first`, the active one, the others with a model."""
+        yield from (d for d in (first,) if d.usable)
+        others = [d for d in self.all if d is not first]
+        for drafter in others:
+            takes_work = drafter.state is not DrafterState.DRAINING
+            if takes_work and drafter.kind != LOOKUP and drafter.usable:
+                yield drafter
+
+    # --- what the operator does -------------------------------------------------------------
+
+    async def register(self, name: str, address: str, kind: str) -> tuple[Drafter, int]:
+        """Add a drafter, or an address to one, after it was tried; the trial's time, ns."""
+        if not _NAME.fullmatch(name):
+            raise InvalidArgumentError(
+                f"name: {name!r}; give 1 to 64 letters, digits, dots, dashes and underscores"
+            )
+        async with self._changing:
+            known = self._drafters.get(name)
+            if known is not None:
+                return known, await self._add_address(known, address, kind)
+            pool = self._connect(address, name)
+            try:
+                await pool.start()
+                drafter = Drafter(name, kind, pool)
+                probe_ns = await self._try(drafter, pool.replicas, address)
+            except BaseException:
+                await pool.close()
+                raise
+            self._pools[name] = pool
+            self._drafters[name] = drafter
+            log.info("drafter %s registered: %s at %s", name, drafter.kind, address)
+            return drafter, probe_ns
+
+    async def _add_address(self, drafter: Drafter, address: str, kind: str) -> int:
+        """Another address of a drafter that there is."""
+        pool = drafter.pool
+        if pool is None or kind not in ("", drafter.kind):
+            raise AlreadyExistsError(
+                f"name: there is a drafter {drafter.name!r} already, which drafts by "
+                f"{drafter.kind}; remove it first, or choose another name"
+            )
+        addresses = Addresses(address, "address")
+        added = await pool.add(addresses)
+        try:
+            if not added:
+                raise AlreadyExistsError(f"drafter {drafter.name!r} has {address} already")
+            return await self._try(drafter, added, address)
+        except BaseException:
+            await pool.drop(addresses)
+            raise
+
+    async def _try(
+        self, drafter: Drafter, replicas: Sequence[Replica[DraftUpstream]], address: str
+    ) -> int:
+        """Fill in the drafter's kind and let one of the replicas propose something."""
+        replica = next((r for r in replicas if r.info is not None), None)
+        if replica is None:
+            problems = "; ".join(r.problem for r in replicas)
+            raise UnavailableError(f"address: {address}: {problems or 'no such name'}")
+        if replica.problem:
+            raise IncompatibleError(f"address: {replica.problem}")
+        offered = replica.info.drafters
+        if not drafter.kind:
+            drafter.kind = offered[0].name
+        if of_kind(offered, drafter.kind) is None:
+            raise NotFoundError(
+                f"kind: {address} has no drafter {drafter.kind!r}; "
+                f"it has {', '.join(info.name for info in offered)}"
+            )
+        try:
+            return await self._probe(replica, drafter.kind)
+        except FlyspecError as error:
+            raise IncompatibleError(
+                f"{drafter.name!r} cannot draft for this target: {error}"
+            ) from error
+
+    def activate(self, name: str, share: float | None) -> Drafter:
+        """Give a drafter all new generations that name none (None or 1), or a share of them."""
+        drafter = self.get(name)
+        if share is not None and not 0 <= share <= 1:  # NaN too
+            raise InvalidArgumentError(f"share must be between 0 and 1, got {share:g}")
+        if drafter.state is DrafterState.DRAINING:
+            raise StateError(f"drafter {name!r} drains; remove it and register it again")
+        if share is not None and share < 1:
+            if drafter is self._active:
+                raise StateError(
+                    f"drafter {name!r} is the active one: activate another, then give this one "
+                    "a share"
+                )
+            if share > 0 and not drafter.usable:
+                raise StateError(f"drafter {name!r} cannot be used: {drafter.reason}")
+            others = sum(
+                d.share
+                for d in self._drafters.values()
+                if d.state is DrafterState.CANARY and d is not drafter
+            )
+            if others + share > 1:
+                raise InvalidArgumentError(
+                    f"share: canaries have {others:g} already; at most {1 - others:g} is left"
+                )
+            drafter.share = share
+            drafter.state = DrafterState.CANARY if share else DrafterState.REGISTERED
+            log.info("drafter %s gets %g of the new generations", name, share)
+            return drafter
+        if not drafter.usable:
+            raise StateError(f"drafter {name!r} cannot be used: {drafter.reason}")
+        self._make_active(drafter)
+        log.info("drafter %s is active", name)
+        return drafter
+
+    def _make_active(self, drafter: Drafter) -> None:
+        if self._active is not drafter:
+            self._active.state = DrafterState.REGISTERED
+        self._active, drafter.state, drafter.share = drafter, DrafterState.ACTIVE, 0.0
+
+    async def drain(self, name: str, wait_s: float) -> Drafter:
+        """Give a drafter nothing new, and wait so long for its generations to leave."""
+        drafter = self.get(name)
+        if drafter is self._active:
+            raise StateError(f"drafter {name!r} is the active one; activate another first")
+        drafter.state, drafter.share = DrafterState.DRAINING, 0.0
+        log.info("drafter %s drains: %d generations", name, len(drafter.users))
+        deadline = time.monotonic() + wait_s
+        while drafter.users and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_LOOK_S)
+        return drafter
+
+    async def remove(self, name: str, force: bool) -> None:
+        """Forget a drafter; the connection is closed if no other drafter uses it."""
+        drafter = self.get(name)
+        if drafter is self._active:
+            raise StateError(f"drafter {name!r} is the active one; activate another first")
+        if drafter.users and not force:
+            raise StateError(
+                f"{len(drafter.users)} generations draft with {name!r}; drain it first, or force"
+            )
+        del self._drafters[name]
+        log.info("drafter %s removed", name)
+        if not any(d.pool is drafter.pool for d in self._drafters.values()):
+            for key, pool in list(self._pools.items()):
+                if pool is drafter.pool:
+                    del self._pools[key]
+                    for replica in pool.replicas:
+                        replica.cut()
+                    await pool.close()
+        if LOOKUP not in self._drafters:
+            self.lookup.state = DrafterState.REGISTERED
+            self._drafters[LOOKUP] = self.lookup
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for pool in self._pools.values():
+            await pool.close()

@@ -1,0 +1,278 @@
+"""The replicas of one service: watched, and chosen by load and by what their caches may hold.
+
+A replica that stops answering gets no new sessions; those that it has go on, since a service that
+drains refuses new calls and finishes old ones. One that is silent twice in a row hangs: its streams
+are cut, and their generations open them elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Generic, Protocol, TypeVar
+
+from flyspec.errors import FlyspecError
+from orchestrator.attempt import SilentError
+from orchestrator.fleet.breaker import Breaker
+from orchestrator.fleet.discovery import Addresses
+
+log = logging.getLogger(__name__)
+
+DISCOVER_S = 2.0
+STICKY_TOKENS = 128
+"""First tokens of a prompt that decide which replica's cache may hold it."""
+MISSES = 2
+"""Probes without an answer after which a replica counts as hung."""
+
+
+class Stream(Protocol):
+    """A generation's session on a replica."""
+
+    def cut(self) -> None:
+        """End the stream; whoever waits on it gets `UnavailableError`."""
+
+
+class Service(Protocol):
+    """A connection to one replica."""
+
+    address: str
+
+    async def describe(self, timeout_s: float) -> Any:
+        """What the service says of itself."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+S = TypeVar("S", bound=Service)
+
+
+class Replica(Generic[S]):
+    """One address of a service: its connection, what it said last, who uses it."""
+
+    def __init__(self, service: S, breaker: Breaker) -> None:
+        self.service, self.breaker = service, breaker
+        self.info: Any = None
+        self.problem = "it has not answered yet"
+        """Why it cannot be used, whatever the breaker says; empty if it can."""
+        self.listed = True
+        self.outstanding = 0
+        """Tokens that its sessions may still have to read and write."""
+        self.sessions: dict[Stream, int] = {}
+        self.misses = 0
+        self.disturbed = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self.service.address
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether it would take a new session, as far as it was asked."""
+        return self.listed and not self.problem
+
+    @property
+    def usable(self) -> bool:
+        """Whether a new session may be opened on it now."""
+        return self.takes_new and self.breaker.allows(time.monotonic())
+
+    def join(self, session: Stream, weight: int) -> None:
+        """A session begins on it; `weight` as `outstanding`."""
+        self.breaker.begin(time.monotonic())
+        self.sessions[session] = weight
+        self.outstanding += weight
+
+    def leave(self, session: Stream) -> None:
+        """A session on it has ended."""
+        self.outstanding -= self.sessions.pop(session, 0)
+
+    def failed(self) -> None:
+        """It failed one of its sessions: look after it at once."""
+        self.breaker.failed(time.monotonic())
+        self.disturbed.set()
+
+    def cut(self) -> None:
+        """End all streams to it."""
+        for session in list(self.sessions):
+            session.cut()
+
+
+class Pool(Generic[S]):
+    """The replicas of a service.
+
+    `connect` makes a connection to an address. `accept` looks at what a replica said of itself and
+    returns why it cannot be used, empty if it can; it may make it ready first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        addresses: Addresses,
+        connect: Callable[[str], S],
+        accept: Callable[[S, Any], Awaitable[str]],
+        breaker: Callable[[], Breaker] = Breaker,
+        interval_s: float = 1.0,
+        timeout_s: float = 2.0,
+    ) -> None:
+        self.name = name
+        self._sources = [addresses]
+        self._connect, self._accept, self._breaker = connect, accept, breaker
+        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._replicas: dict[str, Replica[S]] = {}
+        self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._discoverer: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def replicas(self) -> list[Replica[S]]:
+        """All of them, in order of appearance."""
+        return list(self._replicas.values())
+
+    @property
+    def usable(self) -> list[Replica[S]]:
+        """Those that a session may be opened on now."""
+        return [replica for replica in self._replicas.values() if replica.usable]
+
+    async def start(self) -> None:
+        """Find the replicas, ask each once, and watch them from now on."""
+        await self._discover()
+        await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
+        for replica in self.replicas:
+            self._watch(replica)
+        self._discoverer = asyncio.create_task(self._keep_discovering())
+
+    async def add(self, addresses: Addresses) -> list[Replica[S]]:
+        """Take in further addresses; those replicas that are new."""
+        before = set(self._replicas)
+        self._sources.append(addresses)
+        await self._discover()
+        added = [r for r in self.replicas if r.address not in before]
+        await asyncio.gather(*(self._probe(r) for r in added))
+        return added
+
+    async def drop(self, addresses: Addresses) -> None:
+        """Undo `add`."""
+        self._sources.remove(addresses)
+        await self._discover()
+
+    def choose(
+        self, prompt: Collection[int], weight: int, avoid: Collection[Replica[S]] = ()
+    ) -> Replica[S] | None:
+        """The replica for a session that weighs so many tokens; None if none can be used.
+
+        Prompts that begin alike go to the same one, whose cache then holds the beginning, unless
+        it has clearly more to do than the least busy.
+        """
+        usable = self.usable
+        usable = [replica for replica in usable if replica not in avoid] or usable
+        if len(usable) < 2:
+            return usable[0] if usable else None
+        key = repr(list(prompt)[:STICKY_TOKENS]).encode()
+        home = max(usable, key=lambda r: hashlib.blake2b(key + r.address.encode()).digest())
+        least = min(usable, key=lambda r: r.outstanding)
+        if home.outstanding <= 1.25 * least.outstanding + 2 * weight:
+            return home
+        return least
+
+    async def changed(self, timeout_s: float) -> None:
+        """Wait until the state of some replica changes, or for `timeout_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    async def refresh(self) -> None:
+        """Ask all replicas now."""
+        await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
+
+    async def close(self) -> None:
+        """Stop watching and close the connections."""
+        tasks = [*self._watchers.values(), *filter(None, [self._discoverer])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for replica in self.replicas:
+            await replica.service.close()
+
+    async def _keep_discovering(self) -> None:
+        while True:
+            await asyncio.sleep(DISCOVER_S)
+            if any(source.changes for source in self._sources):
+                await self._discover()
+
+    async def _discover(self) -> None:
+        """Take in addresses that are new; those gone get no sessions, and go once empty."""
+        found = {a for source in self._sources for a in await source.find()}
+        for address in sorted(found - self._replicas.keys()):
+            replica = Replica(self._connect(address), self._breaker())
+            self._replicas[address] = replica
+            if self._discoverer is not None:
+                log.info("%s: %s joined", self.name, address)
+                self._watch(replica)
+        for address, replica in list(self._replicas.items()):
+            if replica.listed and address not in found:
+                log.info("%s: %s left", self.name, address)
+            replica.listed = address in found
+            if not replica.listed and not replica.sessions:
+                del self._replicas[address]
+                if watcher := self._watchers.pop(address, None):
+                    watcher.cancel()
+                await replica.service.close()
+
+    def _watch(self, replica: Replica[S]) -> None:
+        self._watchers[replica.address] = asyncio.create_task(self._keep_probing(replica))
+
+    async def _keep_probing(self, replica: Replica[S]) -> None:
+        """Ask the replica now and then, and soon after it failed."""
+        while True:
+            rest = 0.0 if replica.misses else self._interval_s
+            if not replica.breaker.allows(time.monotonic()):
+                rest = min(rest, max(0.0, replica.breaker.retry_at - time.monotonic()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest):
+                    await replica.disturbed.wait()
+            if replica.disturbed.is_set():
+                replica.disturbed.clear()
+                continue  # to the end of its rest
+            try:
+                await self._probe(replica)
+            except Exception:  # the watch goes on, whatever a service says
+                log.exception("%s at %s", self.name, replica.address)
+
+    async def _probe(self, replica: Replica[S]) -> None:
+        """Ask the replica what it is, and note what follows."""
+        before = replica.usable
+        try:
+            info = await replica.service.describe(self._timeout_s)
+            problem = await self._accept(replica.service, info)
+        except SilentError as error:
+            replica.misses += 1
+            if replica.misses >= MISSES or replica.info is None:
+                replica.breaker.failed(time.monotonic())
+                self._note(replica, str(error), logging.WARNING)
+                replica.cut()
+        except FlyspecError as error:
+            replica.breaker.failed(time.monotonic())
+            self._note(replica, str(error), logging.WARNING)
+        else:
+            replica.misses = 0
+            replica.info = info
+            self._note(replica, problem, logging.ERROR)
+            replica.breaker.answered(time.monotonic())
+        if replica.usable != before:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def _note(self, replica: Replica[S], problem: str, level: int) -> None:
+        """Keep why a replica cannot be used; say so when that changes."""
+        if problem != replica.problem and (problem or replica.problem):
+            first = replica.info is None
+            if problem:
+                log.log(logging.DEBUG if first else level, "%s: %s", self.name, problem)
+            else:
+                log.info("%s: %s can be used", self.name, replica.address)
+        replica.problem = problem

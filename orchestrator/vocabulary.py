@@ -1,0 +1,38 @@
+"""Proposals in the target's vocabulary: equal tokenizers may be padded to different sizes."""
+
+from __future__ import annotations
+
+from flyspec.types import TokenDistribution
+from orchestrator.upstreams import Proposal
+
+NEVER = b"\xff\xfb"
+"""The least half float, -65504: a probability of 0 whose divergence is yet finite."""
+
+
+def fit_proposal(proposal: Proposal, vocab_size: int) -> Proposal:
+    """The proposal, which ends before a token that the target does not have; changed in place."""
+    if max(proposal.token_ids, default=0) >= vocab_size:
+        end = next(i for i, t in enumerate(proposal.token_ids) if t >= vocab_size)
+        del proposal.token_ids[end:], proposal.origins[end:], proposal.distributions[end:]
+    if proposal.distributions:
+        proposal.distributions = [fit(q, vocab_size) for q in proposal.distributions]
+    return proposal
+
+
+def fit(distribution: TokenDistribution, vocab_size: int) -> TokenDistribution:
+    """A drafter's distribution over a vocabulary of `vocab_size` tokens.
+
+    Tokens beyond it are left out: a draft that is none of them was drawn from the others in
+    proportion. Tokens that the drafter does not have get `NEVER`. The same object if it fits.
+    """
+    log_probs, token_ids = distribution
+    if token_ids:
+        if max(token_ids) < vocab_size:
+            return distribution
+        kept = [i for i, token in enumerate(token_ids) if token < vocab_size]
+        values = b"".join(log_probs[2 * i : 2 * i + 2] for i in kept)
+        return TokenDistribution(values, tuple(token_ids[i] for i in kept))
+    size = len(NEVER) * vocab_size
+    if not log_probs or len(log_probs) == size:
+        return distribution
+    return TokenDistribution(log_probs[:size] + NEVER * ((size - len(log_probs)) // len(NEVER)))

@@ -1,0 +1,49 @@
+"""Pools of services in this process: used without watching, since the fakes are always there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from flyspec.types import DrafterInfo, SessionStatus
+from orchestrator.fleet.breaker import Breaker
+from orchestrator.fleet.discovery import Addresses
+from orchestrator.fleet.drafters import Drafters
+from orchestrator.fleet.replicas import Pool, Replica
+
+INFO = SimpleNamespace(
+    drafters=(DrafterInfo("model", "model"),),
+    sessions=SessionStatus(0, 16),
+    max_speculative_tokens=1000,
+)
+
+
+class Instant(Breaker):
+    """A breaker that lets everything through: failures of the fakes are over at once."""
+
+    def allows(self, now: float) -> bool:
+        return True
+
+
+def pool_of(*services, breaker=Instant, info=INFO) -> Pool:
+    """A pool of these services, all usable."""
+
+    async def accept(service, info):
+        return ""
+
+    pool = Pool("fakes", Addresses("fake:1", "fakes"), lambda address: services[0], accept)
+    for index, service in enumerate(services):
+        replica = Replica(service, breaker())
+        replica.info, replica.problem = info, ""
+        pool._replicas[f"{service.address}-{index}"] = replica
+    return pool
+
+
+def registry_of(*services, breaker=Instant) -> Drafters:
+    """Drafters whose default is `model` at these services."""
+
+    async def probe(replica, kind):
+        return 0
+
+    drafters = Drafters(lambda address, name: pool_of(*services), probe)
+    drafters.adopt(pool_of(*services, breaker=breaker), INFO.drafters)
+    return drafters
