@@ -9,6 +9,7 @@ from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from draft_service.engine import Engine
 from draft_service.service import DraftService
 from draft_service.sessions import Limits, Sessions
+from draft_service.tokenizers import Tokenizers
 from flyspec import rpc
 from flyspec.config import DraftSettings
 from flyspec.engine.scheduler import Budget
@@ -33,9 +34,9 @@ async def build(settings: DraftSettings) -> tuple[Sessions, Engine | None]:
         max_length=settings.max_model_len or MAX_LOOKUP_LENGTH,
     )
     drafters: list[Drafter] = [PromptLookupDrafter(limits.max_length)]
-    engine = None
+    engine, tokenizers = None, Tokenizers()
     if settings.model:
-        engine, with_model = _load(settings)
+        engine, with_model, tokenizers = _load(settings)
         drafters = [*with_model, *drafters]
     default = settings.drafter or drafters[0].info.name
     names = [d.info.name for d in drafters]
@@ -44,11 +45,11 @@ async def build(settings: DraftSettings) -> tuple[Sessions, Engine | None]:
     drafters.insert(0, drafters.pop(names.index(default)))
     if engine is not None:
         await engine.start()
-    return Sessions(drafters, engine, limits), engine
+    return Sessions(drafters, engine, limits, tokenizers), engine
 
 
-def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter]]:
-    """The engine of the draft model, not yet started, and the drafters that use it."""
+def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter], Tokenizers]:
+    """The draft model's engine, not yet started, the drafters that use it, its tokenizer."""
     try:
         import torch
 
@@ -83,7 +84,8 @@ def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter]]:
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
     budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
-    return Engine(runner, prepare, budget), drafters
+    tokenizers = Tokenizers(loaded.tokenizer, loaded.info.vocab_size)
+    return Engine(runner, prepare, budget), drafters, tokenizers
 
 
 async def serve(settings: DraftSettings) -> None:

@@ -15,7 +15,7 @@ from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
-    """Answers `Describe` and `Draft` for a set of sessions."""
+    """Answers `Describe`, `Draft` and `AddTokenizer` for a set of sessions."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
@@ -36,9 +36,20 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         if not isinstance(first, DraftOpen):
             raise InvalidArgumentError("DraftRequest.request: the first message must be open")
         with self._sessions.open(first) as session:
+            await session.prepare()
             last_round_id = -1
             while (request := await self._read(context)) is not None:
                 last_round_id = await self._propose(session, request, last_round_id, context)
+
+    @rpc.handler
+    async def AddTokenizer(self, requests: Any, context: Any) -> draft_pb2.AddTokenizerResponse:
+        """Make a target's tokenizer known, so that sessions can speak it."""
+        tokenizers = self._sessions.tokenizers
+        with tokenizers.upload() as upload:
+            while (message := await rpc.read(context, rpc.OPEN_TIMEOUT_S)) is not None:
+                upload.add(wire.add_tokenizer_from_proto(message))
+            await tokenizers.add(*upload.whole())
+        return draft_pb2.AddTokenizerResponse()
 
     async def _propose(
         self,

@@ -8,15 +8,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draft_service.drafters.base import Drafter
+from draft_service.drafters.translated import TranslatedDrafter
 from draft_service.engine import Engine
 from draft_service.proposal import Proposal, SessionState
+from draft_service.tokenizers import Tokenizers
+from draft_service.translation import Translator
 from flyspec import process
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftServiceInfo, SessionStatus
 from flyspec.validation import MAX_DIVERGENCE_TOP_K, validate_sampling
+
+MAX_TRANSLATED_LENGTH = 1 << 20
+"""Longest sequence of a translated session, in the target's tokens; the drafter has its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +40,25 @@ class Sessions:
     """The drafters of a service and the sessions open with them. The first drafter is the default.
 
     `max_length` is the longest sequence that any of them holds, in tokens. `engine` drives the
-    drafters that need a model; None if there is none.
+    drafters that need a model; None if there is none. `tokenizers` are those of targets that a
+    session can speak instead of the draft model's own.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], engine: Engine | None, limits: Limits) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        engine: Engine | None,
+        limits: Limits,
+        tokenizers: Tokenizers | None = None,
+    ) -> None:
         self._drafters = {d.info.name: d for d in drafters}
         self._default = drafters[0].info.name
         self._engine = engine
         self.limits = limits
-        models = [d.info.model for d in drafters]
-        self.max_length = max(m.context_length if m else limits.max_length for m in models)
+        self.tokenizers = tokenizers or Tokenizers()
+        self.max_length = max(
+            MAX_TRANSLATED_LENGTH if d.info.model else limits.max_length for d in drafters
+        )
         self._active = self._opened_total = 0
 
     def describe(self) -> DraftServiceInfo:
@@ -53,13 +68,15 @@ class Sessions:
             sessions=SessionStatus(self._active, self.limits.max_sessions, self._opened_total),
             max_speculative_tokens=self.limits.max_speculative_tokens,
             process=process.describe(),
+            tokenizer_fingerprints=self.tokenizers.fingerprints,
         )
 
     @contextmanager
     def open(self, open_: DraftOpen) -> Iterator[Session]:
         """A session, closed at the end of the block.
 
-        Raises `NotFoundError`, `InvalidArgumentError`, `ResourceExhaustedError`.
+        Raises `NotFoundError`, `InvalidArgumentError`, `ResourceExhaustedError`,
+        `PrefixMismatchError` for a tokenizer that is not known.
         """
         drafter = self._drafters.get(open_.drafter or self._default)
         if drafter is None:
@@ -67,7 +84,8 @@ class Sessions:
                 f"open.drafter: no drafter {open_.drafter!r}; "
                 f"this service has {', '.join(self._drafters)}"
             )
-        session = Session(drafter, open_, self._engine, self.limits)
+        translator = self._translator(drafter, open_.tokenizer_fingerprint)
+        session = Session(drafter, open_, self._engine, self.limits, translator)
         if self._active >= self.limits.max_sessions:
             raise ResourceExhaustedError(
                 f"all {self.limits.max_sessions} sessions are in use; "
@@ -81,22 +99,43 @@ class Sessions:
             self._active -= 1
             session.close()
 
+    def _translator(self, drafter: Drafter, fingerprint: str) -> Translator | None:
+        """What translates for a session that speaks another tokenizer than the drafter's model."""
+        model = drafter.info.model
+        if model is None or fingerprint in ("", model.tokenizer_fingerprint):
+            return None
+        return self.tokenizers.translator(fingerprint)
+
 
 class Session:
-    """One client's session: `advance`, then `next_chunk` until one is the last.
+    """One client's session: `prepare`, then `advance` and `next_chunk` until one is the last.
 
     Raises `InvalidArgumentError` for a sequence that the drafter cannot hold.
     """
 
     def __init__(
-        self, drafter: Drafter, open_: DraftOpen, engine: Engine | None, limits: Limits
+        self,
+        drafter: Drafter,
+        open_: DraftOpen,
+        engine: Engine | None,
+        limits: Limits,
+        translator: Translator | None = None,
     ) -> None:
         model = drafter.info.model
-        self._vocab_size = model.vocab_size if model else None
+        self._vocab_size, self._speaker = None, "draft model"
+        if translator:
+            self._vocab_size, self._speaker = translator.target.vocab_size, "target"
+        elif model:
+            self._vocab_size = model.vocab_size
+        # The same tokenizer, but perhaps more rows in the target's output layer.
+        self._fits = bool(open_.tokenizer_fingerprint) and translator is None
+        open_ = self._fit_open(open_)
         self._check_ids("open.token_ids", open_.token_ids)
         if not open_.token_ids:
             raise InvalidArgumentError("open.token_ids: empty; a sequence needs at least one token")
         max_length = model.context_length if model else limits.max_length
+        if translator:
+            max_length = MAX_TRANSLATED_LENGTH
         if len(open_.token_ids) > max_length:
             raise InvalidArgumentError(
                 f"open.token_ids: {len(open_.token_ids)} tokens, but the drafter "
@@ -106,9 +145,16 @@ class Session:
         self._limits = limits
         self._name, self._max_length = drafter.info.name, max_length
         self._engine = engine if drafter.needs_model else None
-        self._state = SessionState(drafter, open_)
+        self._open = open_
+        self._translated = TranslatedDrafter(drafter, translator) if translator else None
+        self._state = SessionState(self._translated or drafter, open_)
         self._chunks: asyncio.Queue[DraftChunk | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
+
+    async def prepare(self) -> None:
+        """Translate the sequence, if that is needed, where it holds up nobody else."""
+        if self._translated:
+            await asyncio.to_thread(self._translated.prepare, self._open)
 
     def advance(self, advance: DraftAdvance, arrival_ns: int) -> None:
         """Start a proposal; the one before has ended. Raises `InvalidArgumentError`."""
@@ -118,6 +164,7 @@ class Session:
                 f"advance.max_tokens: {advance.max_tokens}, but this service proposes at most "
                 f"{limit}; ask for fewer or raise --max-speculative-tokens"
             )
+        advance = replace(advance, append_token_ids=self._fit_ids(advance.append_token_ids))
         self._check_ids("advance.append_token_ids", advance.append_token_ids)
         length = advance.keep_length + len(advance.append_token_ids)
         if length > self._max_length:
@@ -157,10 +204,7 @@ class Session:
         validate_sampling(open_.sampling)
         for token, _ in open_.sampling.logit_bias:
             if self._vocab_size is not None and token >= self._vocab_size:
-                raise InvalidArgumentError(
-                    f"open.sampling.logit_bias: {token} is not below the draft model's vocabulary "
-                    f"size {self._vocab_size}; send ids of the draft model's own tokenizer"
-                )
+                raise InvalidArgumentError(f"open.sampling.logit_bias: {token} {self._not_an_id()}")
         if open_.prompt_length > len(open_.token_ids):
             raise InvalidArgumentError(
                 f"open.prompt_length must be between 0 (all) and {len(open_.token_ids)}, the "
@@ -177,7 +221,33 @@ class Session:
         size = self._vocab_size
         if size is not None and token_ids and max(token_ids) >= size:
             index = next(i for i, token in enumerate(token_ids) if token >= size)
-            raise InvalidArgumentError(
-                f"{field}[{index}]: {token_ids[index]} is not below the draft model's vocabulary "
-                f"size {size}; send ids of the draft model's own tokenizer"
-            )
+            raise InvalidArgumentError(f"{field}[{index}]: {token_ids[index]} {self._not_an_id()}")
+
+    def _not_an_id(self) -> str:
+        return (
+            f"is not below the {self._speaker}'s vocabulary size {self._vocab_size}; send ids of "
+            f"the {self._speaker}'s own tokenizer"
+        )
+
+    def _fit_open(self, open_: DraftOpen) -> DraftOpen:
+        """As `_fit_ids`; what is asked of ids that the draft model does not have is left out."""
+        size = self._vocab_size
+        if not self._fits or size is None:
+            return open_
+        biases = tuple(bias for bias in open_.sampling.logit_bias if bias[0] < size)
+        return replace(
+            open_,
+            token_ids=self._fit_ids(open_.token_ids),
+            sampling=replace(open_.sampling, logit_bias=biases),
+        )
+
+    def _fit_ids(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Ids of the same tokenizer, in a session that names it.
+
+        Its table may have been padded to more rows for the target than for the draft model: the
+        draft's last row stands in for those, which stand for no text.
+        """
+        size = self._vocab_size
+        if not self._fits or size is None or max(token_ids, default=0) < size:
+            return token_ids
+        return [min(token, size - 1) for token in token_ids]

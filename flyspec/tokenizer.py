@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -57,11 +57,22 @@ def id_to_bytes(tokenizer: RustTokenizer) -> dict[int, bytes]:
 
 def fingerprint(tokenizer: RustTokenizer, pad_token_id: int | None = None) -> str:
     """Hash of the id-to-bytes map, the padding id left out: equal when ids can be exchanged."""
-    digest = hashlib.sha256()
-    for token_id, data in sorted(id_to_bytes(tokenizer).items()):
-        if token_id != pad_token_id:
-            digest.update(f"{token_id}:{len(data)}:".encode() + data)
-    return digest.hexdigest()[:32]
+    return next(fingerprints(id_to_bytes(tokenizer), [pad_token_id]))
+
+
+def fingerprints(table: Mapping[int, bytes], pad_token_ids: Iterable[int | None]) -> Iterator[str]:
+    """The fingerprint of an id-to-bytes map with each of these as the padding id; None: no id."""
+    parts, spans, end = [], {}, 0
+    for token_id, data in sorted(table.items()):
+        part = f"{token_id}:{len(data)}:".encode() + data
+        parts.append(part)
+        spans[token_id] = (end, end := end + len(part))
+    whole = memoryview(b"".join(parts))
+    for pad_token_id in pad_token_ids:
+        start, end = spans.get(pad_token_id, (0, 0)) if pad_token_id is not None else (0, 0)
+        digest = hashlib.sha256(whole[:start])
+        digest.update(whole[end:])
+        yield digest.hexdigest()[:32]
 
 
 class Tokenizer:

@@ -12,6 +12,8 @@ from flyspec.types import (
     DraftServiceInfo,
     DraftTimings,
     Origin,
+    TokenizerBundle,
+    TokenizerFacts,
 )
 from flyspec.v1 import common_pb2, draft_pb2
 from flyspec.wire.common import (
@@ -26,6 +28,7 @@ from flyspec.wire.common import (
     session_status_from_proto,
     session_status_to_proto,
 )
+from flyspec.wire.verify import TOKENIZER_CHUNK_BYTES
 
 # Looked up once a token: several times faster than calling the enum.
 _ORIGINS = {int(origin): origin for origin in Origin}
@@ -177,3 +180,40 @@ def draft_chunk_from_proto(message: draft_pb2.DraftResponse) -> DraftChunk:
         timings=DraftTimings(message.queue_ns, message.model_ns, message.service_ns),
         distributions=tuple(distribution_from_proto(q) for q in message.distributions),
     )
+
+
+def add_tokenizer_to_protos(
+    bundle: TokenizerBundle, vocab_size: int
+) -> list[draft_pb2.AddTokenizerRequest]:
+    """Write a target's tokenizer as the messages of `AddTokenizer`, facts first.
+
+    `vocab_size` is that of the target's output layer.
+    """
+    facts = draft_pb2.TokenizerFacts(
+        fingerprint=bundle.fingerprint,
+        eos_token_ids=bundle.eos_token_ids,
+        control_token_ids=bundle.control_token_ids,
+        vocab_size=vocab_size,
+    )
+    data = bundle.tokenizer_json
+    chunks = [
+        draft_pb2.AddTokenizerRequest(tokenizer_json_chunk=data[i : i + TOKENIZER_CHUNK_BYTES])
+        for i in range(0, len(data), TOKENIZER_CHUNK_BYTES)
+    ]
+    return [draft_pb2.AddTokenizerRequest(facts=facts), *chunks]
+
+
+def add_tokenizer_from_proto(message: draft_pb2.AddTokenizerRequest) -> TokenizerFacts | bytes:
+    """Read a message of `AddTokenizer`: the facts, or a piece of `tokenizer.json`."""
+    match message.WhichOneof("request"):
+        case "facts":
+            f = message.facts
+            return TokenizerFacts(
+                f.fingerprint, tuple(f.eos_token_ids), tuple(f.control_token_ids), f.vocab_size
+            )
+        case "tokenizer_json_chunk":
+            return message.tokenizer_json_chunk
+        case _:
+            raise InvalidArgumentError(
+                "AddTokenizerRequest.request: set one of facts, tokenizer_json_chunk"
+            )

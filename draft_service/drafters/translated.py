@@ -1,0 +1,112 @@
+"""Drafts with a model whose tokenizer is not the target's: translated here, through text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from draft_service.drafters.base import Drafted, Drafter, Work
+from draft_service.translation import Alignment, Translator
+from flyspec.types import DraftOpen, SamplingParams, TokenDistribution
+
+DRAFTS_PER_TOKEN = 8
+"""Most draft tokens drawn for a target's token; English has 4 to 5 bytes a token."""
+SPARE_DRAFTS = 8
+
+
+class TranslatedDrafter:
+    """Opens one session with `drafter`, in the ids of the translator's target."""
+
+    def __init__(self, drafter: Drafter, translator: Translator) -> None:
+        self.info = drafter.info
+        self.needs_model = drafter.needs_model
+        self._drafter, self._translator = drafter, translator
+        self._alignment: Alignment | None = None
+
+    def prepare(self, open_: DraftOpen) -> None:
+        """Translate the sequence of `open_`: work that a long prompt makes long, for any thread."""
+        model = self.info.model
+        assert model is not None
+        self._alignment = Alignment(self._translator, open_.token_ids, model.context_length)
+
+    def open(self, open_: DraftOpen) -> TranslatedSession:
+        """Open the drafter's own session with the draft's ids."""
+        if self._alignment is None:
+            self.prepare(open_)
+        alignment, self._alignment = self._alignment, None
+        assert alignment is not None
+        return TranslatedSession(self._drafter, alignment, open_)
+
+
+class TranslatedSession:
+    """A target's sequence, and a session of the drafter that holds it in the draft's ids.
+
+    The drafter draws with the request's temperature and truncation. Penalties, biases and a least
+    length are about the target's tokens, so the drafter goes without.
+    """
+
+    def __init__(self, drafter: Drafter, alignment: Alignment, open_: DraftOpen) -> None:
+        model = drafter.info.model
+        assert model is not None
+        self._alignment = alignment
+        self._most = model.context_length // 2
+        self._distributions = open_.distribution is not None
+        sampling = open_.sampling
+        alignment.sync(0)
+        self._session = drafter.open(
+            replace(
+                open_,
+                token_ids=alignment.draft_ids,
+                sampling=SamplingParams(
+                    sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p
+                ),
+                prompt_length=0,
+                distribution=None,
+                tokenizer_fingerprint="",
+            )
+        )
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The target's sequence with the last proposal."""
+        return self._alignment.token_ids
+
+    def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
+        """Truncate, then append; the drafter follows with its next proposal."""
+        self._alignment.move(keep_length, append_token_ids)
+
+    def propose(self, max_tokens: int) -> Work:
+        """Draft until the text is enough for `max_tokens` of the target's tokens, within bounds."""
+        if max_tokens <= 0:
+            return
+        alignment = self._alignment
+        count = min(DRAFTS_PER_TOKEN * max_tokens + SPARE_DRAFTS, self._most)
+        self._session.move(*alignment.sync(count))
+        if not alignment.ready:
+            return
+        work = self._session.propose(count)
+        left = max_tokens
+        try:
+            item = next(work)
+            while True:
+                if not isinstance(item, Drafted):
+                    item = work.send((yield item))
+                    continue
+                alignment.feed(item.token_ids, item.origins)
+                token_ids, origins = alignment.take(left)
+                if token_ids:
+                    # The draft's probabilities are not about these tokens: a point mass.
+                    certain = [TokenDistribution()] * (len(token_ids) * self._distributions)
+                    yield Drafted(token_ids, origins, certain)
+                    left -= len(token_ids)
+                if not left or alignment.stopped:
+                    return
+                item = next(work)
+        except StopIteration:
+            return
+        finally:
+            work.close()
+
+    def close(self) -> None:
+        """Close the drafter's session."""
+        self._session.close()

@@ -1,0 +1,166 @@
+"""The tokenizers of targets that sessions can speak, besides the draft model's own. No torch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from draft_service.translation import Translator, Vocabulary
+from flyspec.errors import (
+    IncompatibleError,
+    InvalidArgumentError,
+    PrefixMismatchError,
+    ResourceExhaustedError,
+)
+from flyspec.tokenizer import fingerprints
+from flyspec.types import TokenizerBundle, TokenizerFacts
+
+MAX_KNOWN = 4
+"""Tokenizers kept; one more takes the place of the one that was used longest ago."""
+MAX_BYTES = 64 << 20
+"""Longest `tokenizer.json`; the largest of today have half of it."""
+MAX_UPLOADS = 4
+"""Tokenizers that can be on their way at once."""
+MAX_VOCAB_SIZE = 1 << 24
+
+
+class Tokenizers:
+    """Targets' tokenizers by fingerprint, ready to translate to and from the draft model's.
+
+    `draft` is the draft model's own, None without a model, `draft_vocab_size` the number of rows of
+    its output layer.
+    """
+
+    def __init__(self, draft: TokenizerBundle | None = None, draft_vocab_size: int = 0) -> None:
+        self._bundle, self._draft_vocab_size = draft, draft_vocab_size
+        self._draft: Vocabulary | None = None
+        self._known: OrderedDict[str, Translator | None] = OrderedDict()
+        self._uploads = 0
+        self._one_at_a_time = asyncio.Lock()
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """Those of the tokenizers that are known, the one used longest ago first."""
+        return tuple(self._known)
+
+    def translator(self, fingerprint: str) -> Translator:
+        """What translates sessions of this tokenizer.
+
+        Raises `PrefixMismatchError` if it is not known: the service may have been started again, or
+        forgotten it for others, and whoever has it can mend that.
+        """
+        found = self._known.get(fingerprint)
+        if found is None:
+            raise PrefixMismatchError(
+                f"open.tokenizer_fingerprint: {fingerprint!r} is not known here; send it "
+                "with AddTokenizer and open the session again"
+            )
+        self._known.move_to_end(fingerprint)
+        return found
+
+    @contextmanager
+    def upload(self) -> Iterator[Upload]:
+        """The pieces of a tokenizer on their way. Raises `ResourceExhaustedError`: too many."""
+        if self._uploads >= MAX_UPLOADS:
+            raise ResourceExhaustedError(
+                f"{MAX_UPLOADS} tokenizers are being sent already; retry when they are through"
+            )
+        self._uploads += 1
+        try:
+            yield Upload()
+        finally:
+            self._uploads -= 1
+
+    async def add(self, facts: TokenizerFacts, tokenizer_json: bytes) -> None:
+        """Make a tokenizer known, in place of the one of that fingerprint if there is one.
+
+        Raises `InvalidArgumentError` if it cannot be read, is another than its fingerprint says, or
+        cannot be translated; `IncompatibleError` if the draft model's own cannot.
+        """
+        async with self._one_at_a_time:
+            translator = await asyncio.to_thread(self._build, facts, tokenizer_json)
+            self._known[facts.fingerprint] = translator
+            self._known.move_to_end(facts.fingerprint)
+            while len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+
+    def _build(self, facts: TokenizerFacts, tokenizer_json: bytes) -> Translator | None:
+        """What translates for a tokenizer; None without a model, which nothing needs."""
+        if not 0 < facts.vocab_size <= MAX_VOCAB_SIZE:
+            raise InvalidArgumentError(
+                f"facts.vocab_size must be between 1 and {MAX_VOCAB_SIZE}, got {facts.vocab_size}"
+            )
+        target = Vocabulary(
+            tokenizer_json, facts.eos_token_ids, facts.control_token_ids, facts.vocab_size
+        )
+        _check_fingerprint(target, facts)
+        if self._bundle is None:
+            return None
+        if self._draft is None:
+            own = self._bundle
+            try:
+                self._draft = Vocabulary(
+                    own.tokenizer_json,
+                    own.eos_token_ids,
+                    own.control_token_ids,
+                    self._draft_vocab_size,
+                )
+            except InvalidArgumentError as error:
+                raise IncompatibleError(f"the draft model's own tokenizer: {error}") from error
+        return Translator(target, self._draft)
+
+
+class Upload:
+    """A tokenizer in the order of its messages: facts, then pieces of `tokenizer.json`."""
+
+    def __init__(self) -> None:
+        self._facts: TokenizerFacts | None = None
+        self._pieces = bytearray()
+
+    def add(self, message: TokenizerFacts | bytes) -> None:
+        """Take the next message.
+
+        Raises `InvalidArgumentError` if it is out of order, `ResourceExhaustedError` if there is
+        too much.
+        """
+        if isinstance(message, TokenizerFacts) == (self._facts is not None):
+            raise InvalidArgumentError(
+                "AddTokenizerRequest.request: facts come first and once, then the chunks"
+            )
+        if isinstance(message, TokenizerFacts):
+            self._facts = message
+            return
+        if len(self._pieces) + len(message) > MAX_BYTES:
+            raise ResourceExhaustedError(
+                f"tokenizer_json_chunk: more than {MAX_BYTES >> 20} MiB; a tokenizer of that size "
+                "cannot be translated, use a draft model with the target's tokenizer"
+            )
+        self._pieces += message
+
+    def whole(self) -> tuple[TokenizerFacts, bytes]:
+        """Facts and `tokenizer.json`. Raises `InvalidArgumentError` if something is missing."""
+        if self._facts is None or not self._pieces:
+            raise InvalidArgumentError(
+                "AddTokenizerRequest: the stream ended before facts and tokenizer.json were sent"
+            )
+        return self._facts, bytes(self._pieces)
+
+
+def _check_fingerprint(vocabulary: Vocabulary, facts: TokenizerFacts) -> None:
+    """Raise `InvalidArgumentError` if a tokenizer is not the one that its facts name.
+
+    The fingerprint leaves out the padding token, which the facts do not tell: one of the control
+    tokens that end nothing, or none.
+    """
+    table = vocabulary.all_bytes
+    others = [i for i in facts.control_token_ids if i not in facts.eos_token_ids]
+    others.sort(key=lambda i: b"pad" not in table.get(i, b"").lower())
+    for found in fingerprints(table, [None, *others]):
+        if found == facts.fingerprint:
+            return
+    raise InvalidArgumentError(
+        f"facts.fingerprint: {facts.fingerprint!r} is not that of the tokenizer.json sent with it; "
+        "send both as the target's GetTokenizer gives them, and run the same release of both"
+    )

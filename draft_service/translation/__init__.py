@@ -1,0 +1,11 @@
+"""Between two tokenizers, through text: no model, no torch.
+
+`vocabulary` is one tokenizer, `translator` two of them, `stream` a sequence of the target's tokens,
+`alignment` the draft's tokens for it, `rendering` what the draft adds as the target's tokens.
+"""
+
+from draft_service.translation.alignment import Alignment
+from draft_service.translation.translator import Translator
+from draft_service.translation.vocabulary import Vocabulary
+
+__all__ = ["Alignment", "Translator", "Vocabulary"]

@@ -1,0 +1,254 @@
+"""A draft's tokens for a target's sequence: kept where they still fit, made anew where not."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from draft_service.translation.rendering import Rendering
+from draft_service.translation.stream import CONTROL, Stream
+from draft_service.translation.translator import Translator
+from draft_service.translation.vocabulary import Encoded, num_whole
+from flyspec.types import Origin
+
+NOWHERE = -1
+"""The unit of what the draft says and the target has no token for: no stream holds it."""
+BACK = 4
+"""Draft tokens before a change that are made anew first; four times as many if none agrees."""
+MAX_BACK = 256
+SAFE_WITHIN = 64
+"""Draft tokens among which a good place is looked for where a long context is cut."""
+BYTES_PER_TOKEN = 8
+"""Of a context too long for the draft, so many bytes a token that it holds are looked at."""
+
+
+class Alignment:
+    """A target's sequence, and the draft's of at most `draft_length` (>= 2) tokens that says it.
+
+    Of a text that is too long for the draft it has the end. In turn: `move`, `sync`, then `feed`
+    and `take` for what the draft adds.
+    """
+
+    def __init__(self, translator: Translator, token_ids: Sequence[int], draft_length: int) -> None:
+        self._translator = translator
+        self._draft = translator.draft
+        self._limit = draft_length
+        self._stream = Stream(translator.target, token_ids)
+        self.draft_ids: list[int] = []
+        """The draft's sequence with all that it added."""
+        self._ends: list[int] = []  # places in the stream
+        self._anchor = 0  # where in the stream the draft's text begins
+        self._shortened = False  # to its end
+        self._agreed = 0  # up to here the draft's tokens are known to fit
+        self._unchanged = 0  # the draft's first tokens that are as the last `sync` left them
+        self._drawn: list[int] = []  # units that the draft added there
+        self._filled = False  # the draft's sequence would be empty and has one token instead
+        eos = translator.target.eos
+        self._eos = next((t for t in reversed(token_ids) if t in eos), next(iter(eos), None))
+        self._rendering = Rendering(translator.target, self._stream)
+        self.ready = False
+        """Whether the draft can go on from where the sequence ends: not from inside a character
+        that it cannot spell."""
+        self._rebuild()
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The target's sequence with the proposal."""
+        return self._stream.token_ids
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing that the draft may add can be taken any more."""
+        return self._rendering.stopped
+
+    def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
+        """Set the target's sequence to its first `keep_length` tokens and those appended."""
+        stream, drawn = self._stream, self._drawn
+        end, agreed = stream.end_of(keep_length), self._agreed
+        stream.truncate(keep_length)
+        stream.extend(append_token_ids)
+        if end < agreed:
+            self._agreed = end
+        else:
+            self._agreed += _same(drawn, stream.units[agreed : agreed + len(drawn)])
+        drawn.clear()
+        self._drop(bisect_right(self._ends, self._agreed))
+
+    def sync(self, reserve: int) -> tuple[int, list[int]]:
+        """Bring the draft's tokens up to date, with room for `reserve` more, at most half of all.
+
+        Returns how many of its tokens stay as they were, and those that follow them.
+        """
+        stream = self._stream
+        if self._filled:
+            self._drop(0)
+            self._filled = False
+        if self._must_rebuild():
+            self._rebuild()
+        elif self._start_of(len(self.draft_ids)) < len(stream):
+            self._extend()
+        if len(self.draft_ids) + reserve > self._limit:
+            self._shorten(self._limit // 2)
+        if not self.draft_ids:
+            self._filled = True
+            self._add([self._translator.filler], [self._anchor])
+        rest = stream.text(self._start_of(len(self.draft_ids)), len(stream))
+        self.ready = num_whole(rest) == len(rest)
+        self._agreed = len(stream)
+        self._rendering.begin()
+        kept, self._unchanged = self._unchanged, len(self.draft_ids)
+        return kept, self.draft_ids[kept:]
+
+    def feed(self, token_ids: Iterable[int], origins: Iterable[Origin]) -> None:
+        """Take note of tokens that the draft added to its sequence."""
+        drawn, rendering = self._drawn, self._rendering
+        for token, origin in zip(token_ids, origins, strict=True):
+            data = self._draft.bytes.get(token)
+            if data is not None:
+                drawn += data
+                rendering.add(data, origin)
+            elif token in self._draft.control:
+                control = self._translator.control_in_target(token, self._eos)
+                drawn.append(NOWHERE if control is None else CONTROL + control)
+                rendering.end(control, origin)
+            else:
+                drawn.append(NOWHERE)
+                rendering.break_off()
+            self._add([token], [self._agreed + len(drawn)])
+        self._unchanged = len(self.draft_ids)
+
+    def take(self, limit: int) -> tuple[list[int], list[Origin]]:
+        """At most `limit` (>= 1) of the target's tokens for what was fed, and their origins.
+
+        They become part of the sequence. What may still become other tokens stays behind.
+        """
+        return self._rendering.take(limit)
+
+    def _drop(self, count: int) -> None:
+        """Keep the draft's first `count` tokens."""
+        del self.draft_ids[count:], self._ends[count:]
+        self._unchanged = min(self._unchanged, count)
+
+    def _add(self, ids: Iterable[int], ends: Iterable[int]) -> None:
+        self.draft_ids += ids
+        self._ends += ends
+
+    def _start_of(self, index: int) -> int:
+        """Where in the stream the draft's token `index` begins, or what follows the last."""
+        return max(self._ends[index - 1] if index else 0, self._anchor)
+
+    def _must_rebuild(self) -> bool:
+        """Whether a rollback took what the draft's tokens begin with, or most of a cut text."""
+        if len(self.draft_ids) < len(self._draft.head) or self._agreed < self._anchor:
+            return True
+        width = len(self._stream) - self._anchor
+        few = len(self.draft_ids) < self._limit // 4
+        return self._shortened and few and width < self._limit * BYTES_PER_TOKEN // 2
+
+    def _extend(self) -> None:
+        """Make the tokens of what the draft does not have yet, and anew those just before.
+
+        How a tokenizer cuts a text depends on what follows, so the last tokens may be other ones
+        now. If the first of those made anew is the same as before, so is all before it.
+        """
+        stream, count, head = self._stream, len(self.draft_ids), len(self._draft.head)
+        start = self._start_of(count)
+        if stream.is_control(start):
+            self._extend_from(start)
+            return
+        floor, end = max(self._anchor, stream.text_start(start)), stream.text_end(start)
+        back = BACK
+        while True:
+            first = max(count - back, head)
+            while first < count and self._start_of(first) < floor:
+                first += 1
+            while first > head and self._start_of(first) > floor and self._is_inside(first):
+                first -= 1
+            at = self._start_of(first)
+            made = self._encode(at, end)
+            ends = [at + e for e in made.ends]
+            same = min(_same(made.ids, self.draft_ids[first:]), _same(ends, self._ends[first:]))
+            if same or at <= floor or back >= MAX_BACK:
+                break
+            back *= 4
+        self._drop(first + same)
+        self._add(made.ids[same:], ends[same:])
+        self._extend_from(end)
+
+    def _extend_from(self, at: int) -> None:
+        """Make the tokens of the stream from a control token, or where a text begins, on."""
+        stream, total = self._stream, len(self._stream)
+        while at < total:
+            if stream.is_control(at):
+                after_text = at > self._anchor and not stream.is_control(at - 1)
+                control = stream.units[at] - CONTROL
+                token = self._translator.control_in_draft(control, after_text)
+                at += 1
+                if token is not None:
+                    self._add([token], [at])
+                elif self._ends:
+                    self._ends[-1] = at
+                else:
+                    self._anchor = at
+            else:
+                end = stream.text_end(at)
+                made = self._encode(at, end)
+                self._add(made.ids, [at + e for e in made.ends])
+                at = end
+
+    def _encode(self, start: int, end: int) -> Encoded:
+        """The draft's tokens for a text; a part of a character at its end only if it can spell."""
+        data = self._stream.text(start, end)
+        made, whole = self._draft.encode(data), num_whole(data)
+        spelt = made.num_exact == len(made.ids) and made.ends[-1:] == [len(data)]
+        return made if spelt or whole == len(data) else self._draft.encode(data[:whole])
+
+    def _rebuild(self) -> None:
+        """Make all of the draft's tokens; of a long stream, those of its end."""
+        stream, head, before = self._stream, self._draft.head, self.draft_ids
+        self._anchor = max(len(stream) - BYTES_PER_TOKEN * self._limit, 0)
+        self._shortened = self._anchor > 0
+        while stream.is_inside(self._anchor):
+            self._anchor += 1
+        at = self._anchor
+        if not at and stream.is_control(0) and head:
+            # The stream may bring what the draft's tokenizer puts before a text.
+            first = self._translator.control_in_draft(stream.units[0] - CONTROL, False)
+            at = int([first] == head)
+        self.draft_ids, self._ends = list(head), [at if at <= 1 else 0] * len(head)
+        self._extend_from(at)
+        if len(self.draft_ids) > self._limit:
+            self._shorten(self._limit // 2)
+        self._unchanged = min(self._unchanged, _same(before, self.draft_ids))
+        self._agreed = len(stream)
+
+    def _shorten(self, length: int) -> None:
+        """Keep what begins every text, and of this one the last `length` tokens or fewer."""
+        count, head = len(self.draft_ids), len(self._draft.head)
+        first = max(count - max(length - head, 1), head)
+        near = range(first, min(first + min(SAFE_WITHIN, length // 4), count))
+        whole = (i for i in islice(range(first, count), 4) if not self._is_inside(i))
+        first = next((i for i in near if self._begins(i)), next(whole, first))
+        self._anchor, self._shortened = self._start_of(first), True
+        self._unchanged = min(self._unchanged, head)
+        del self.draft_ids[head:first], self._ends[head:first]
+
+    def _is_inside(self, index: int) -> bool:
+        """Whether the draft's token `index`, or what follows the last, begins in a character."""
+        return self._stream.is_inside(self._start_of(index))
+
+    def _begins(self, index: int) -> bool:
+        """Whether the draft's token `index` begins a word, or is a control token."""
+        at = self._start_of(index)
+        return self._stream.is_space(at) or self._stream.is_control(at)
+
+
+def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many numbers both begin with."""
+    count = 0
+    for a, b in zip(ours, theirs, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

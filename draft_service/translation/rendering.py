@@ -1,0 +1,111 @@
+"""What a draft adds, as the target's tokens that follow the ones that stand."""
+
+from __future__ import annotations
+
+from draft_service.translation.stream import Stream
+from draft_service.translation.vocabulary import Encoded, Vocabulary, num_whole
+from flyspec.types import Origin
+
+TAIL = 6
+"""Most tokens before a proposal that are encoded with it, back to where a word begins."""
+
+
+class Rendering:
+    """Turns a proposal's text into tokens, a few at a time, and appends them to a stream.
+
+    The ids that stand before stay as they are: where the whole text would be cut otherwise, the
+    added text is encoded by itself.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stream: Stream) -> None:
+        self._vocabulary, self._stream = vocabulary, stream
+        self.begin()
+
+    def begin(self) -> None:
+        """A new proposal at the end of the stream."""
+        self._text = bytearray()  # that is no token yet
+        self._looked_up = bytearray()  # of each byte, whether it was
+        self._try_at = 1  # bytes of it that may give another token
+        self._complete = False  # nothing follows the text
+        self._control: int | None = None  # but this
+        self._control_origin = Origin.EXACT_MODEL
+        self.stopped = False
+        """Whether what is added from now on comes to nothing."""
+
+    def add(self, text: bytes, origin: Origin) -> None:
+        """Add text."""
+        if not self.stopped:
+            self._text += text
+            self._looked_up += bytes([origin is Origin.EXACT_LOOKUP]) * len(text)
+
+    def end(self, control: int | None, origin: Origin) -> None:
+        """End the text with a control token: proposed if it ends sequences, else what follows
+        is none of the proposal's business."""
+        if not self.stopped:
+            self.stopped = self._complete = True
+            if control in self._vocabulary.eos:
+                self._control, self._control_origin = control, origin
+
+    def break_off(self) -> None:
+        """End in the middle of a text that goes on in a way that cannot be said."""
+        self.stopped = True
+
+    def take(self, limit: int) -> tuple[list[int], list[Origin]]:
+        """At most `limit` (>= 1) tokens that the text settles, with their origins."""
+        ids: list[int] = []
+        origins: list[Origin] = []
+        if self._text and (len(self._text) >= self._try_at or self.stopped):
+            made, skipped = self._encode()
+            settled = len(made.ids) if self._complete else made.num_settled
+            if settled > made.num_exact:  # something that the target cannot say
+                settled = made.num_exact
+                self.break_off()
+                self._control = None
+            ids = made.ids[skipped : max(min(settled, skipped + limit), skipped)]
+            held = len(made.ids) - skipped - len(ids)
+            start = begin = made.ends[skipped - 1] if skipped else 0
+            for end in made.ends[skipped : skipped + len(ids)]:
+                looked_up = all(self._looked_up[start - begin : end - begin])
+                origins.append(Origin.EXACT_LOOKUP if looked_up else Origin.EXACT_MODEL)
+                start = end
+            del self._text[: start - begin], self._looked_up[: start - begin]
+            # A token has a byte at least, and every one held back may be settled by the next.
+            self._try_at = len(self._text) + max(limit - len(ids) - held, 1)
+        if self._control is not None and not self._text and len(ids) < limit:
+            ids = [*ids, self._control]
+            origins.append(self._control_origin)
+            self._control = None
+        self._stream.extend(ids)
+        return ids, origins
+
+    def _encode(self) -> tuple[Encoded, int]:
+        """The text up to its last whole character as tokens, behind how many that stand."""
+        tail_ids, tail = self._tail()
+        text = tail + self._text
+        whole = num_whole(text)
+        if whole <= len(tail):
+            return Encoded([], [], 0, 0), 0
+        if tail:
+            made = self._vocabulary.encode(text[:whole])
+            count = len(tail_ids)
+            if made.ids[:count] == tail_ids and made.num_exact >= count:
+                return made, count
+        return self._vocabulary.encode(text[len(tail) : whole]), 0
+
+    def _tail(self) -> tuple[list[int], bytes]:
+        """The last tokens that stand, from the beginning of a word on, and their text."""
+        known = self._vocabulary.bytes
+        parts: list[bytes] = []
+        ids: list[int] = []
+        for token in reversed(self._stream.token_ids[-TAIL:]):
+            data = known.get(token)
+            if not data:
+                break
+            ids.append(token)
+            parts.append(data)
+            if data[:1].isspace():
+                break
+        while parts and 0x80 <= parts[-1][0] < 0xC0:  # in the middle of a character
+            ids.pop()
+            parts.pop()
+        return ids[::-1], b"".join(reversed(parts))
