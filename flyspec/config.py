@@ -118,14 +118,50 @@ class OrchestratorSettings(ServerSettings):
 
     port: int = Field(GENERATION_PORT, ge=0, le=65535, description="generation port; 0 picks one")
     admin_port: int = Field(ADMIN_PORT, ge=0, le=65535, description="admin port; 0 picks one")
-    verify_address: str = Field(f"127.0.0.1:{VERIFY_PORT}", description="verify service, host:port")
+    verify_address: str = Field(
+        f"127.0.0.1:{VERIFY_PORT}",
+        description="verify service: host:port, replicas with commas between; dns:///host:port is "
+        "every address of the name",
+    )
     draft_address: str = Field(
-        f"127.0.0.1:{DRAFT_PORT}", description="draft service, host:port; empty: prompt lookup here"
+        f"127.0.0.1:{DRAFT_PORT}",
+        description="draft service, as --verify-address; empty: prompt lookup here",
+    )
+    drafters: str = Field(
+        "",
+        description="further drafters that requests can name: NAME=ADDRESS, several with spaces "
+        "between; an address is as that of --draft-address",
     )
     max_concurrent: int = Field(
         0, ge=0, description="generations that run at once; 0: as many as both services hold"
     )
-    max_waiting: int = Field(1024, ge=0, description="generations that may wait to be admitted")
+    max_waiting: int | None = Field(
+        None,
+        ge=0,
+        description="generations that may wait to be admitted; not given: a quarter as many as run",
+    )
+    max_queue_wait_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds; who would have to wait longer is refused at once; 0: no bound",
+    )
+    max_outstanding_tokens: int = Field(
+        0,
+        ge=0,
+        description="tokens that running generations may still have to read and write, all "
+        "together; 0: no bound",
+    )
+    max_concurrent_per_client: int = Field(
+        0, ge=0, description="requests of one client at once; 0: no bound"
+    )
+    max_requests_per_minute_per_client: int = Field(
+        0, ge=0, description="requests of one client a minute; 0: no bound"
+    )
+    write_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="seconds after which a generation ends whose client does not read its stream",
+    )
     rule: str = Field("fly", description="acceptance rule of requests that name none")
     rules_file: str = Field(
         "", description="TOML file of named rules and of limits to what requests may ask for"
@@ -133,8 +169,21 @@ class OrchestratorSettings(ServerSettings):
     num_speculative_tokens: int = Field(
         DEFAULT_NUM_SPECULATIVE_TOKENS, ge=0, le=1024, description="K of requests that give none"
     )
-    round_timeout_s: float = Field(
-        60.0, gt=0, description="seconds to wait for a proposal or a verdict"
+    round_timeout_s: float = Field(60.0, gt=0, description="seconds to wait for a verdict")
+    draft_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        description="seconds to wait for a proposal before another drafter is asked; a "
+        "millisecond more for each token that the drafter must read first",
+    )
+    probe_interval_s: float = Field(
+        1.0, gt=0, description="seconds between two looks at each service"
+    )
+    probe_timeout_s: float = Field(
+        1.5,
+        gt=0,
+        description="seconds to wait for its answer; after two without one it counts as hung and "
+        "its generations go elsewhere",
     )
     reopen_timeout_s: float = Field(
         60.0,

@@ -45,10 +45,23 @@ class IncompatibleError(FlyspecError):
     status = "FAILED_PRECONDITION"
 
 
+class StateError(FlyspecError):
+    """What the request names is in a state that does not allow it; the message says which."""
+
+    status = "FAILED_PRECONDITION"
+
+
 class ResourceExhaustedError(FlyspecError):
-    """A limit is reached; the same request may succeed later."""
+    """A limit is reached; the same request may succeed later.
+
+    `retry_after_s`: seconds after which to try again, None if nobody knows.
+    """
 
     status = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class UnavailableError(FlyspecError):
@@ -65,5 +78,11 @@ class ConfigError(FlyspecError):
 
 class IdleTimeoutError(FlyspecError):
     """A session heard nothing from its client for too long and was closed."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+class DeadlineExceededError(FlyspecError):
+    """A request took longer than its client allows, or its client longer than the server does."""
 
     status = "DEADLINE_EXCEEDED"

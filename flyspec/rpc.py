@@ -19,10 +19,19 @@ from typing import Any
 
 import grpc
 import uvloop
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
 
-from flyspec.errors import ConfigError, FlyspecError, IdleTimeoutError, UnavailableError
+from flyspec.errors import (
+    ConfigError,
+    FlyspecError,
+    IdleTimeoutError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from flyspec.malformed import MalformedRequests, check_read
 
 log = logging.getLogger(__name__)
@@ -36,9 +45,15 @@ OPEN_TIMEOUT_S = 30.0
 # A status travels in a header, 12 bytes a character at worst; gRPC refuses one beyond 8 KiB, and
 # the client would see that instead.
 MAX_DETAILS_CHARACTERS = 600
+# With a google.rpc.Status beside it, the message travels twice.
+MAX_RICH_DETAILS_CHARACTERS = 400
+ABORT_TIMEOUT_S = 1.0
+"""A client that reads nothing does not read its status either."""
 # Goes with every status that a flyspec server chose, so that a client can tell its UNAVAILABLE from
 # gRPC's own for a lost connection.
 SAID = (("flyspec-said", "1"),)
+CLIENT_ID_KEY = "flyspec-client-id"
+"""Metadata key with a client's name for itself: a claim, which nothing proves."""
 
 # What grpc.aio says when a write meets a stream that has just ended, whatever ended it: it
 # overwrites the status that the peer sent (grpc/grpc#36066).
@@ -81,8 +96,25 @@ def error_of_status(code: grpc.StatusCode, details: str) -> FlyspecError:
 
 
 def error_of(error: grpc.aio.AioRpcError) -> FlyspecError:
-    """The error that a failed call stands for."""
-    return error_of_status(error.code(), error.details() or error.code().name)
+    """The error that a failed call stands for, with when to retry if its server said so."""
+    found = error_of_status(error.code(), error.details() or error.code().name)
+    if isinstance(found, ResourceExhaustedError):
+        found.retry_after_s = _retry_after_s(error)
+    return found
+
+
+def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
+    """Seconds after which the server said to try again, None if it did not."""
+    try:
+        status = rpc_status.from_call(error)
+    except (ValueError, DecodeError):  # details that contradict the status, or are none
+        return None
+    for detail in status.details if status else ():
+        info = error_details_pb2.RetryInfo()
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info):
+            seconds: float = info.retry_delay.ToTimedelta().total_seconds()
+            return seconds
+    return None
 
 
 def was_said(error: grpc.aio.AioRpcError) -> bool:
@@ -92,16 +124,39 @@ def was_said(error: grpc.aio.AioRpcError) -> bool:
 
 async def _abort(context: Any, method: str, error: Exception) -> None:
     """End the call with the status that `error` stands for; a bug is logged with its trace."""
-    if isinstance(error, FlyspecError):
-        await context.abort(status_of(error), _details(str(error)), trailing_metadata=SAID)
-    log.exception("%s failed", method)
-    details = _details(f"internal error in {method}: {error!r}")
-    await context.abort(grpc.StatusCode.INTERNAL, details)
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
+    if isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None:
+        rich = _with_retry_info(error)
+        code, details, metadata = rich.code, rich.details, (*SAID, *rich.trailing_metadata)
+    elif isinstance(error, FlyspecError):
+        code, details, metadata = status_of(error), _details(str(error)), SAID
+    else:
+        log.exception("%s failed", method)
+        code = grpc.StatusCode.INTERNAL
+        details = _details(f"internal error in {method}: {error!r}")
+    try:
+        async with asyncio.timeout(ABORT_TIMEOUT_S):
+            await context.abort(code, details, trailing_metadata=metadata)
+    except TimeoutError:
+        pass
+    # What was sent is not read; the status follows once it is, and this need not wait for that.
+    raise asyncio.CancelledError
 
 
-def _details(message: str) -> str:
+def _with_retry_info(error: ResourceExhaustedError) -> Any:
+    """The status of an error with google.rpc.RetryInfo beside it."""
+    retry = f"; retry in {error.retry_after_s:.3g} s"
+    message = _details(str(error), MAX_RICH_DETAILS_CHARACTERS - len(retry)) + retry
+    status = status_pb2.Status(code=status_of(error).value[0], message=message)
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromNanoseconds(round(1e9 * (error.retry_after_s or 0)))
+    status.details.add().Pack(info)
+    return rpc_status.to_status(status)
+
+
+def _details(message: str, most: int = MAX_DETAILS_CHARACTERS) -> str:
     """A message short enough for a status: what a client sent may be quoted in its middle."""
-    half = MAX_DETAILS_CHARACTERS // 2
+    half = most // 2
     if len(message) <= 2 * half:
         return message
     return f"{message[:half]} ... {message[-half:]}"

@@ -22,6 +22,7 @@ from flyspec.validation import (
     rule_warnings,
     validate_sampling,
 )
+from orchestrator.prompt_size import check_count, check_size
 from orchestrator.rule_files import RuleBook
 
 MAX_STOP_STRINGS = 16
@@ -197,23 +198,31 @@ def _prompt(
     request: generation_pb2.GenerateRequest, tokenizer: Tokenizer, target: VerifyServiceInfo
 ) -> list[int]:
     """The prompt's token ids, at least one, leaving room for at least one more."""
+    model = target.model
+
+    def num_tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
     match request.WhichOneof("prompt"):
         case "text":
             if not request.text:
                 raise InvalidArgumentError("prompt: text is empty; send at least one character")
+            check_size([request.text], num_tokens, model.context_length)
             token_ids = tokenizer.encode(request.text)
         case "token_ids":
+            check_count("tokens", len(request.token_ids.ids), model.context_length)
             token_ids = list(request.token_ids.ids)
         case "chat":
             if not request.chat.messages:
                 raise InvalidArgumentError("prompt: chat has no messages; send at least one")
+            check_count("messages", len(request.chat.messages), model.context_length)
+            check_size([m.content for m in request.chat.messages], num_tokens, model.context_length)
             token_ids = tokenizer.encode_chat([(m.role, m.content) for m in request.chat.messages])
         case _:
             raise InvalidArgumentError("prompt: set one of text, token_ids, chat")
     if not token_ids:
         raise InvalidArgumentError("prompt: no token ids; send at least one")
     _check_ids("prompt", token_ids, target)
-    model = target.model
     if len(token_ids) >= model.context_length:
         raise InvalidArgumentError(
             f"prompt: {len(token_ids)} tokens leave no room in the model's context of "

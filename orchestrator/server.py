@@ -70,7 +70,7 @@ class Orchestrator:
         return generation.port, admin.port
 
     async def stop(self, grace_s: float) -> None:
-        """Let running generations finish for `grace_s` seconds, then end. None that waits begins."""
+        """Let running generations finish for `grace_s` seconds, then end; refuse what waits."""
         if self._admission is not None:
             self._admission.drain()
         for server in self._servers:

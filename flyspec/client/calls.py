@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from flyspec import wire
+from flyspec import rpc, wire
 from flyspec.client import messages
 from flyspec.client.connection import Connection
 from flyspec.client.transcript import Transcript
@@ -25,7 +25,7 @@ from flyspec.client.values import (
     Started,
 )
 from flyspec.config import GENERATION_PORT
-from flyspec.errors import InvalidArgumentError, UnavailableError
+from flyspec.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 
 DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
@@ -34,8 +34,10 @@ DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
 class Client(Connection):
     """Generates text. `async with Client(address) as client: await client.complete("def f(")`."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS) -> None:
+    def __init__(self, address: str = DEFAULT_ADDRESS, client_id: str = "") -> None:
+        """`client_id` is whom the server's limits by client are for; else it goes by address."""
         super().__init__(address)
+        self._metadata = ((rpc.CLIENT_ID_KEY, client_id),) if client_id else None
 
     async def generate(
         self, prompt: Prompt, options: GenerateOptions | None = None
@@ -45,20 +47,33 @@ class Client(Connection):
         With `eager`, `Retract` may come between chunks; a `Transcript` keeps track of what stands.
 
         Closing the iterator early (`contextlib.aclosing`) cancels the request.
+
+        Raises `ResourceExhaustedError`, with when to retry, if the server has no room for it, and
+        `DeadlineExceededError` after `timeout_s`.
         """
+        options = options or GenerateOptions()
+        timeout = options.timeout_s
+        if timeout is not None and not timeout > 0:
+            raise InvalidArgumentError(f"timeout_s must be more than 0, got {timeout:g}")
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         try:
-            request = messages.request_to_proto(prompt, options or GenerateOptions())
+            request = messages.request_to_proto(prompt, options)
         except (ValueError, TypeError) as error:  # what protobuf says of -1 in an unsigned field
-            reason = messages.misfit(prompt, options or GenerateOptions())
+            reason = messages.misfit(prompt, options)
             raise InvalidArgumentError(
                 reason or f"the request cannot be written: {error}"
             ) from None
-        call: Any = stub.Generate(request)
+        call: Any = stub.Generate(request, timeout=timeout, metadata=self._metadata)
         try:
             async for response in call:
                 yield messages.event_from_proto(response)
         except grpc.aio.AioRpcError as error:
+            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if late and timeout is not None and not rpc.was_said(error):
+                raise DeadlineExceededError(
+                    f"the generation did not end within {timeout:g} s; allow more time or lower "
+                    "max_tokens"
+                ) from None
             raise self._error_of(error) from None
         finally:
             call.cancel()

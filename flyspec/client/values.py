@@ -40,7 +40,8 @@ class GenerateOptions:
 
     `eager` streams tokens before they are final, and `Retract` when they did not stand.
     `logprobs` asks for each token's log-probability and those of so many most likely ones, 0 to 20;
-    None asks for none. `return_rounds` streams a `RoundRecord` for every round.
+    None asks for none. `return_rounds` streams a `RoundRecord` for every round. `timeout_s` is for
+    all of it, the wait for a slot included; None waits without end.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -58,6 +59,7 @@ class GenerateOptions:
     disable_loop_guard: bool = False
     logprobs: int | None = None
     return_rounds: bool = False
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

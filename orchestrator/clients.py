@@ -1,0 +1,134 @@
+"""Who asks, and how much each client may: requests at once, and requests a minute."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from flyspec import rpc
+from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
+
+MAX_CLIENT_ID_CHARACTERS = 128
+MAX_IDLE_CLIENTS = 10_000
+"""Clients remembered although nothing of theirs runs: some 2 MB, whatever names are sent."""
+IPV6_CLIENT_BITS = 64
+"""One customer of a provider has at least so large a network, and may use all of its addresses."""
+
+
+def client_of(context: Any) -> str:
+    """The name of a call's client: what it calls itself, or else its address without the port.
+
+    The first is a claim that nothing proves: it tells clients behind one address apart, and does
+    not stop one that lies, which takes API keys. Raises `InvalidArgumentError` for a long name.
+    """
+    for key, value in context.invocation_metadata() or ():
+        if key == rpc.CLIENT_ID_KEY and value:
+            if len(value) > MAX_CLIENT_ID_CHARACTERS:
+                raise InvalidArgumentError(
+                    f"{rpc.CLIENT_ID_KEY}: at most {MAX_CLIENT_ID_CHARACTERS} characters, "
+                    f"got {len(value)}"
+                )
+            return f"id:{value}"
+    return address_of(context.peer())
+
+
+def address_of(peer: str) -> str:
+    """The address in what gRPC calls a peer, such as `ipv6:%5B::1%5D:50050`: the /64 of an IPv6."""
+    kind, _, rest = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return kind  # such as unix: everybody on this machine
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return rest
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, IPV6_CLIENT_BITS), strict=False))
+    return host
+
+
+@dataclass(slots=True)
+class _Client:
+    """What one client does now, and how many requests it has left at time `at`."""
+
+    active: int
+    allowance: float
+    at: float
+
+
+class ClientLimits:
+    """Requests at once and a minute of each client; 0 is no limit.
+
+    A client may send a minute's requests at once; its allowance then refills evenly. Clients with
+    nothing under way are forgotten, the longest idle first, once there are `MAX_IDLE_CLIENTS`.
+    """
+
+    def __init__(
+        self,
+        max_concurrent: int = 0,
+        max_per_minute: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_concurrent, self._max_per_minute = max_concurrent, max_per_minute
+        self._clock = clock
+        self._busy: dict[str, _Client] = {}
+        self._idle: OrderedDict[str, _Client] = OrderedDict()
+
+    @property
+    def num_known(self) -> int:
+        """Clients remembered now."""
+        return len(self._busy) + len(self._idle)
+
+    def enter(self, name: str, retry_after_s: float) -> None:
+        """Count a request that begins; `leave` must follow.
+
+        `retry_after_s` is told to a client with too many at once. Raises `ResourceExhaustedError`.
+        """
+        if not self._max_concurrent and not self._max_per_minute:
+            return
+        now = self._clock()
+        client = self._busy.get(name) or self._idle.get(name)
+        if client is None:
+            client = _Client(0, self._max_per_minute, now)
+        if self._max_concurrent and client.active >= self._max_concurrent:
+            raise ResourceExhaustedError(
+                f"{client.active} requests of this client are under way, as many as one may have; "
+                "wait for one to end",
+                retry_after_s,
+            )
+        if self._max_per_minute:
+            self._refill(client, now)
+            if client.allowance < 1:
+                missing = (1 - client.allowance) * 60 / self._max_per_minute
+                raise ResourceExhaustedError(
+                    f"this client has sent its {self._max_per_minute} requests a minute", missing
+                )
+            client.allowance -= 1
+        client.active += 1
+        self._idle.pop(name, None)
+        self._busy[name] = client
+
+    def leave(self, name: str) -> None:
+        """A request that `enter` counted has ended."""
+        client = self._busy.get(name)
+        if client is None:
+            return
+        client.active -= 1
+        if client.active:
+            return
+        self._idle[name] = self._busy.pop(name)
+        if len(self._idle) > MAX_IDLE_CLIENTS:
+            self._idle.popitem(last=False)
+
+    def _refill(self, client: _Client, now: float) -> None:
+        """Add what the client was allowed since the last look."""
+        gained = (now - client.at) * self._max_per_minute / 60
+        client.allowance = min(float(self._max_per_minute), client.allowance + gained)
+        client.at = now
