@@ -17,6 +17,7 @@ from flyspec.types import (
     DraftOpen,
     RecoveryKind,
 )
+from orchestrator.attempt import SilentError
 from orchestrator.fleet.drafter import Drafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.replicas import Replica
@@ -28,8 +29,10 @@ from orchestrator.vocabulary import fit_proposal
 log = logging.getLogger(__name__)
 
 FALLBACK = "prompt lookup here"
-MAX_TRIES = 3
-"""Drafters that one round asks, at most."""
+REOPENED = 2
+"""Times that one round opens a lost stream to the same replica again."""
+MAX_TRIES = 6
+"""Times that one round asks, at most: two replicas, each on streams opened again."""
 READ_TOKENS_PER_S = 1000
 """Slowest reading of a prompt that a drafter is waited for."""
 MIN_TRY_S = 0.05
@@ -62,7 +65,8 @@ class Drafting:
         self._replica: Replica[DraftUpstream] | None = None
         self._session: DraftSession | None = None
         self._unfit: set[Drafter] = set()  # said that they cannot draft for this sequence
-        self._failed: list[Replica[DraftUpstream]] = []  # in this round
+        self._failed: list[Replica[DraftUpstream]] = []  # in this round, for good
+        self._lost: list[Replica[DraftUpstream]] = []  # in this round
         self._trouble: tuple[int, object] | None = None  # since when, and what
         self._swapped = ""  # why the operator gave the generation to another drafter
         self._last = ""  # whose proposal came last
@@ -82,6 +86,7 @@ class Drafting:
         began_ns = time.perf_counter_ns()
         self._look_around()
         self._failed.clear()
+        self._lost.clear()
         deadline: float | None = None
         for _ in range(MAX_TRIES):
             if self._session is None and not self._open():
@@ -208,11 +213,13 @@ class Drafting:
         self._close_session()
         if self._trouble is None:
             self._trouble = began_ns, error
-        if isinstance(error, PrefixMismatchError):
-            return  # the service is well: open again
+        drafter.stats.failures_total += isinstance(error, UnavailableError)
+        lost = isinstance(error, PrefixMismatchError | UnavailableError)
+        if lost and not isinstance(error, SilentError) and self._lost.count(replica) < REOPENED:
+            self._lost.append(replica)  # the stream, perhaps not the service
+            return
         self._failed.append(replica)
         if isinstance(error, UnavailableError):
-            drafter.stats.failures_total += 1
             replica.failed()
         elif error.status not in ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
             self._unfit.add(drafter)

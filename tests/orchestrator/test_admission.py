@@ -1,0 +1,360 @@
+"""Who runs, who waits, who is refused: without services, on the event loop alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
+from orchestrator import admission as module
+from orchestrator.admission import Admission
+from orchestrator.clients import ClientLimits
+from orchestrator.hold_times import HoldTimes
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Requests:
+    """Generations that run until they are told to end, by name."""
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.running: list[str] = []
+        self.visits = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ends: dict[str, asyncio.Event] = {}
+
+    async def begin(self, name: str, tokens: int = 1, timeout_s: float | None = None) -> None:
+        self._ends[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._run(name, tokens, timeout_s))
+        await turn()
+
+    async def _run(self, name: str, tokens: int, timeout_s: float | None) -> None:
+        now = asyncio.get_running_loop().time()
+        deadline = None if timeout_s is None else now + timeout_s
+        async with self.admission.visit("somebody", deadline) as visit:
+            self.visits[name] = visit
+            async with visit.slot(tokens):
+                self.running.append(name)
+                try:
+                    await self._ends[name].wait()
+                finally:
+                    self.running.remove(name)
+
+    async def end(self, name: str) -> None:
+        self._ends[name].set()
+        await self._tasks[name]
+        await turn()
+
+    async def cancel(self, name: str) -> None:
+        self._tasks[name].cancel()
+        await asyncio.gather(self._tasks[name], return_exceptions=True)
+        await turn()
+
+    async def error(self, name: str) -> BaseException | None:
+        (error,) = await asyncio.gather(self._tasks[name], return_exceptions=True)
+        return error
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+async def turn() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def empty(admission: Admission) -> bool:
+    return not (admission.active or admission.waiting or admission.outstanding_tokens)
+
+
+async def test_first_come_first_served():
+    requests = Requests(Admission(lambda: 2, max_waiting=10))
+    for name in "abcde":
+        await requests.begin(name)
+    assert requests.running == ["a", "b"]
+    assert requests.admission.waiting == 3
+    await requests.end("b")
+    assert requests.running == ["a", "c"]
+    await requests.cancel("d")
+    await requests.end("a")
+    assert requests.running == ["c", "e"]
+    await requests.end("c")
+    await requests.end("e")
+    assert empty(requests.admission)
+
+
+async def test_as_many_run_as_there_is_capacity_for_now():
+    capacity = 1
+    requests = Requests(Admission(lambda: capacity, max_waiting=10))
+    for name in "abcd":
+        await requests.begin(name)
+    assert requests.running == ["a"]
+    capacity = 3  # replicas came
+    await asyncio.sleep(2 * module.POLL_S)
+    assert requests.running == ["a", "b", "c"]
+    capacity = 1
+    await requests.end("a")
+    await requests.end("b")
+    assert requests.running == ["c"]
+    await requests.end("c")
+    assert requests.running == ["d"]
+    await requests.end("d")
+    assert empty(requests.admission)
+
+
+async def test_waiting_is_bounded_and_refusals_say_when_to_retry():
+    requests = Requests(Admission(lambda: 2, max_waiting=1))
+    for name in "abcd":
+        await requests.begin(name)
+    error = await requests.error("d")
+    assert isinstance(error, ResourceExhaustedError)
+    assert "2 generations run and 1 wait" in str(error)
+    assert error.retry_after_s is not None
+    assert error.retry_after_s >= module.UNKNOWN_RETRY_S  # nothing has ended yet
+    assert requests.admission.refused_total == 1
+    await requests.close()
+    assert empty(requests.admission)
+
+
+@pytest.mark.parametrize(("capacity", "waiting"), [(1, 1), (32, 16), (5, 2)])
+async def test_a_share_of_the_slots_may_wait(capacity, waiting):
+    requests = Requests(Admission(lambda: capacity))
+    for i in range(capacity + waiting + 3):
+        await requests.begin(str(i))
+    assert requests.admission.waiting == waiting
+    assert requests.admission.refused_total == 3
+    await requests.close()
+
+
+async def test_nobody_may_wait():
+    requests = Requests(Admission(lambda: 1, max_waiting=0))
+    await requests.begin("a")
+    await requests.begin("b")
+    assert isinstance(await requests.error("b"), ResourceExhaustedError)
+    await requests.end("a")
+    await requests.begin("c")
+    assert requests.running == ["c"]
+    await requests.close()
+
+
+async def test_requests_that_are_being_read_count_as_waiting():
+    admission = Admission(lambda: 1, max_waiting=1)
+    async with admission.visit("a"), admission.visit("b"):
+        with pytest.raises(ResourceExhaustedError):
+            admission.visit("c")
+    async with admission.visit("c"):
+        pass
+    assert empty(admission)
+
+
+async def test_tokens_are_bounded_and_a_small_request_does_not_overtake():
+    requests = Requests(Admission(lambda: 10, max_waiting=10, max_outstanding_tokens=100))
+    await requests.begin("a", 60)
+    await requests.begin("large", 50)
+    await requests.begin("small", 10)
+    assert requests.running == ["a"]
+    assert requests.admission.outstanding_tokens == 60
+    requests.visits["a"].used(5)
+    await turn()
+    assert requests.running == ["a"]
+    requests.visits["a"].used(10)  # 50 are left of it
+    await turn()
+    assert requests.running == ["a", "large"]
+    await requests.cancel("large")
+    assert requests.running == ["a", "small"]
+    await requests.end("a")
+    await requests.end("small")
+    assert empty(requests.admission)
+
+
+async def test_whoever_waits_behind_one_that_leaves_moves_up():
+    requests = Requests(Admission(lambda: 10, max_waiting=10, max_outstanding_tokens=100))
+    await requests.begin("a", 60)
+    await requests.begin("large", 50)
+    await requests.begin("small", 10)
+    await requests.cancel("large")
+    assert requests.running == ["a", "small"]
+    await requests.close()
+
+
+async def test_a_request_larger_than_the_bound_runs_alone():
+    requests = Requests(Admission(lambda: 10, max_waiting=10, max_outstanding_tokens=100))
+    await requests.begin("huge", 5000)
+    await requests.begin("small", 1)
+    assert requests.running == ["huge"]
+    requests.visits["huge"].used(4000)
+    await turn()
+    assert requests.running == ["huge"]
+    requests.visits["huge"].used(4950)
+    await turn()
+    assert requests.running == ["huge", "small"]
+    await requests.close()
+    assert empty(requests.admission)
+
+
+async def test_who_would_wait_too_long_is_refused_at_once():
+    clock = Clock()
+    requests = Requests(
+        Admission(lambda: 2, max_waiting=100, max_queue_wait_s=7.0, holds=HoldTimes(clock))
+    )
+    await requests.begin("a")
+    clock.now += 10
+    await requests.end("a")  # slots are held for 10 s
+    for name in "bcde":
+        await requests.begin(name)
+    error = await requests.error("e")  # the second in the queue: 10 s for two slots to come free
+    assert isinstance(error, ResourceExhaustedError)
+    assert "about 10 s" in str(error)
+    assert 10 <= error.retry_after_s <= 10 * (1 + module.RETRY_JITTER)
+    assert requests.running == ["b", "c"]
+    assert requests.admission.waiting == 1
+    await requests.close()
+
+
+async def test_slots_that_are_held_on_and_on_count_before_they_are_given_back():
+    clock = Clock()
+    requests = Requests(
+        Admission(lambda: 1, max_waiting=100, max_queue_wait_s=7.0, holds=HoldTimes(clock))
+    )
+    await requests.begin("a")
+    clock.now += 8
+    await requests.begin("b")
+    assert isinstance(await requests.error("b"), ResourceExhaustedError)
+    await requests.close()
+
+
+async def test_who_could_not_begin_before_its_deadline_is_refused_at_once():
+    clock = Clock()
+    requests = Requests(Admission(lambda: 1, max_waiting=100, holds=HoldTimes(clock)))
+    await requests.begin("a")
+    clock.now += 10
+    await requests.end("a")
+    await requests.begin("b")
+    await requests.begin("c", timeout_s=5)
+    error = await requests.error("c")
+    assert isinstance(error, ResourceExhaustedError)
+    assert "deadline" in str(error)
+    await requests.begin("d", timeout_s=50)
+    assert requests.admission.waiting == 1
+    await requests.close()
+
+
+async def test_a_deadline_that_passes_takes_a_request_out_of_the_queue():
+    requests = Requests(Admission(lambda: 1, max_waiting=10))
+    await requests.begin("a")
+    await requests.begin("b", timeout_s=0.05)
+    await requests.begin("c")
+    assert requests.admission.waiting == 2
+    error = await requests.error("b")
+    assert isinstance(error, DeadlineExceededError)
+    assert "before it had a slot" in str(error)
+    await requests.end("a")
+    assert requests.running == ["c"]
+    await requests.close()
+    assert empty(requests.admission)
+
+
+async def test_a_deadline_ends_a_generation():
+    requests = Requests(Admission(lambda: 1))
+    await requests.begin("a", 40, timeout_s=0.05)
+    requests.visits["a"].used(7)
+    error = await requests.error("a")
+    assert isinstance(error, DeadlineExceededError)
+    assert "7 of up to 40 tokens" in str(error)
+    assert empty(requests.admission)
+
+
+async def test_draining_refuses_those_that_wait_and_lets_the_others_go_on():
+    requests = Requests(Admission(lambda: 1, max_waiting=10))
+    await requests.begin("a")
+    await requests.begin("b")
+    admission = requests.admission
+    async with admission.visit("read meanwhile") as visit:
+        admission.drain()
+        await turn()
+        assert isinstance(await requests.error("b"), UnavailableError)
+        with pytest.raises(UnavailableError, match="drains"):
+            async with visit.slot(1):
+                pass
+    with pytest.raises(UnavailableError):
+        admission.visit("late")
+    assert requests.running == ["a"]
+    assert admission.draining
+    admission.resume()
+    await requests.begin("c")
+    await requests.end("a")
+    assert requests.running == ["c"]
+    await requests.close()
+    assert empty(admission)
+
+
+async def test_a_service_that_is_full_is_worth_another_try_later():
+    admission = Admission(lambda: 1)
+    with pytest.raises(ResourceExhaustedError) as caught:
+        async with admission.visit("a") as visit, visit.slot(1):
+            raise ResourceExhaustedError("all sessions are in use")
+    assert caught.value.retry_after_s is not None
+
+
+async def test_limits_by_client_come_with_when_to_retry():
+    admission = Admission(lambda: 10, ClientLimits(1, 0))
+    async with admission.visit("a"):
+        with pytest.raises(ResourceExhaustedError, match="this client") as caught:
+            admission.visit("a")
+        assert caught.value.retry_after_s is not None
+        async with admission.visit("b"):
+            pass
+    async with admission.visit("a"):
+        pass
+    assert admission.refused_total == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_whatever_comes_and_goes_nothing_is_left(seed):
+    rng = random.Random(seed)
+    capacity, most_tokens = rng.randint(1, 5), rng.choice([0, 30])
+    admission = Admission(
+        lambda: capacity, ClientLimits(3, 0), max_waiting=6, max_outstanding_tokens=most_tokens
+    )
+    outcomes = []
+
+    async def one() -> None:
+        await asyncio.sleep(rng.random() * 0.05)
+        deadline = asyncio.get_running_loop().time() + rng.random() * 0.1
+        client = rng.choice("abcd")
+        async with admission.visit(client, rng.choice([None, deadline])) as visit:
+            await asyncio.sleep(rng.choice([0, 0.002]))
+            tokens = rng.randint(1, 40)
+            async with visit.slot(tokens):
+                assert 0 < admission.active <= 5
+                assert not most_tokens or admission.outstanding_tokens <= most_tokens
+                for used in range(0, tokens, 7):
+                    visit.used(used)
+                    await asyncio.sleep(rng.random() * 0.003)
+        outcomes.append(client)
+
+    tasks = [asyncio.create_task(one()) for _ in range(60)]
+    for _ in range(30):
+        await asyncio.sleep(0.003)
+        capacity = rng.randint(1, 5)
+        rng.choice(tasks).cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    unexpected = (ResourceExhaustedError, DeadlineExceededError, asyncio.CancelledError)
+    assert all(r is None or isinstance(r, unexpected) for r in results), results
+    assert outcomes
+    assert empty(admission)
+    assert admission._arriving == admission._queued_tokens == 0
+    for client in "abcd":  # nothing of theirs is under way
+        async with admission.visit(client), admission.visit(client), admission.visit(client):
+            pass

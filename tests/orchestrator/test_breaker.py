@@ -1,0 +1,67 @@
+"""The circuit breaker against what it promises, over random histories."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyspec.types import BreakerState
+from orchestrator.fleet.breaker import Breaker
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["failed", "answered", "succeeded", "begin", "abandoned"]),
+        st.floats(0.0, 3.0),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS, st.booleans(), st.floats(0.0, 1.0))
+def test_after_a_failure_nothing_is_sent_before_an_answer_and_one_trial_at_a_time(
+    steps, trials, jitter
+):
+    breaker = Breaker(0.1, 2.0, trials, trial_s=1.0, jitter=lambda: jitter)
+    now, failures, trial_until = 0.0, 0, 0.0
+    for event, elapsed in steps:
+        now += elapsed
+        if event == "begin":
+            if not breaker.allows(now):
+                continue
+            breaker.begin(now)
+            if breaker.state is BreakerState.HALF_OPEN:
+                trial_until = now + 1.0
+                assert not breaker.allows(now)
+                assert breaker.allows(trial_until)
+        elif event == "failed":
+            breaker.failed(now)
+            rest = breaker.retry_at - now
+            longest = min(2.0, 0.1 * 2**failures)
+            assert longest / 2 - 1e-9 <= rest <= longest + 1e-9
+            failures += 1
+            assert not breaker.allows(now + 100)  # until it answers
+        elif event == "answered":
+            before, early = breaker.state, now < breaker.retry_at
+            breaker.answered(now)
+            if before is BreakerState.OPEN and not early:
+                assert breaker.state is (BreakerState.HALF_OPEN if trials else BreakerState.CLOSED)
+                assert breaker.allows(now)
+                failures = failures if trials else 0
+            else:
+                assert breaker.state is before
+        elif event == "succeeded":
+            breaker.succeeded()
+            failures = 0
+            assert breaker.allows(now)
+        else:
+            breaker.abandoned()
+            assert breaker.allows(now) == (breaker.state is not BreakerState.OPEN)
+
+
+def test_a_trial_that_nothing_is_heard_of_does_not_block_for_ever():
+    breaker = Breaker(trial_s=3.0)
+    breaker.failed(0.0)
+    breaker.answered(10.0)
+    breaker.begin(10.0)
+    assert not breaker.allows(12.9)
+    assert breaker.allows(13.0)

@@ -1,0 +1,190 @@
+"""Replicas: who is chosen, who is watched, who is cut."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flyspec.errors import UnavailableError
+from orchestrator.attempt import SilentError
+from orchestrator.fleet import replicas
+from orchestrator.fleet.breaker import Breaker
+from orchestrator.fleet.discovery import Addresses
+from orchestrator.fleet.replicas import Pool
+
+
+class Session:
+    """A stream that can be cut."""
+
+    def __init__(self):
+        self.cuts = 0
+
+    def cut(self):
+        self.cuts += 1
+
+
+class Service:
+    """Says what it is told to."""
+
+    def __init__(self, address, says):
+        self.address, self._says, self.closed = address, says, False
+
+    async def describe(self, timeout_s):
+        await asyncio.sleep(0)
+        answer = self._says.get(self.address, "fine")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self):
+        self.closed = True
+
+
+def pool_of(spec, says=None, interval_s=0.005):
+    says = {} if says is None else says
+
+    async def accept(service, info):
+        return "" if info == "fine" else f"it is {info}"
+
+    return Pool(
+        "services",
+        Addresses(spec, "--x"),
+        lambda address: Service(address, says),
+        accept,
+        lambda: Breaker(0.001, 0.01),
+        interval_s,
+    )
+
+
+async def until(condition, seconds=5.0):
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+async def test_prompts_that_begin_alike_share_a_replica_until_it_is_busy():
+    pool = pool_of("a:1,b:1,c:1")
+    await pool.start()
+    chosen = {pool.choose([7, n], 1).address for n in range(40)}
+    assert chosen == {"a:1", "b:1", "c:1"}
+    prompt = list(range(300))
+    home = pool.choose(prompt, 10)
+    assert all(pool.choose([*prompt[:128], n], 10) is home for n in range(20))
+    home.join(Session(), 100)
+    other = pool.choose(prompt, 10)
+    assert other is not home
+    assert pool.choose(prompt, 10, [other]) not in (other, home)
+    await pool.close()
+
+
+async def test_work_is_counted_while_a_session_lasts():
+    pool = pool_of("a:1")
+    await pool.start()
+    (replica,) = pool.replicas
+    sessions = [Session() for _ in range(3)]
+    for weight, session in enumerate(sessions, 1):
+        replica.join(session, weight)
+    assert replica.outstanding == 6
+    replica.leave(sessions[1])
+    replica.leave(sessions[1])
+    assert (replica.outstanding, len(replica.sessions)) == (4, 2)
+    await pool.close()
+
+
+async def test_one_that_refuses_calls_gets_nothing_new_and_keeps_what_it_has():
+    says = {}
+    pool = pool_of("a:1,b:1", says)
+    await pool.start()
+    session = Session()
+    (a, b) = pool.replicas
+    a.join(session, 1)
+    says["a:1"] = UnavailableError("shutting down")
+    await until(lambda: not a.usable)
+    assert "shutting down" in a.problem
+    assert pool.choose([1], 1) is b
+    assert session.cuts == 0
+    del says["a:1"]
+    await until(lambda: a.usable)
+    await pool.close()
+
+
+async def test_one_that_hangs_is_cut_after_two_silences(monkeypatch):
+    says = {}
+    pool = pool_of("a:1", says)
+    await pool.start()
+    (a,) = pool.replicas
+    session = Session()
+    a.join(session, 1)
+    says["a:1"] = SilentError("did not answer in time")
+    await until(lambda: a.misses)
+    await until(lambda: session.cuts)
+    assert a.misses >= replicas.MISSES
+    assert not a.usable
+    del says["a:1"]
+    await until(lambda: a.usable)
+    assert a.misses == 0
+    await pool.close()
+
+
+async def test_one_that_does_not_fit_is_not_used_and_says_why():
+    says = {"a:1": "another model"}
+    pool = pool_of("a:1", says)
+    await pool.start()
+    assert pool.choose([1], 1) is None
+    assert pool.replicas[0].problem == "it is another model"
+    says["a:1"] = "fine"
+    await pool.changed(5.0)
+    assert pool.choose([1], 1) is pool.replicas[0]
+    await pool.close()
+
+
+async def test_replicas_join_and_leave(monkeypatch):
+    monkeypatch.setattr(replicas, "DISCOVER_S", 0.005)
+    pool = pool_of("dns:///name:1")
+    found = ["a:1", "b:1"]
+
+    async def find():
+        return list(found)
+
+    pool._sources[0].find = find
+    await pool.start()
+    a, _ = pool.replicas
+    session = Session()
+    a.join(session, 1)
+    found[:] = ["b:1", "c:1"]
+    await until(lambda: [r.address for r in pool.usable] == ["b:1", "c:1"])
+    assert a in pool.replicas, "its session goes on"
+    a.leave(session)
+    await until(lambda: a not in pool.replicas)
+    assert a.service.closed
+    await pool.close()
+
+
+async def test_a_failure_in_a_session_is_looked_after_at_once():
+    pool = pool_of("a:1", interval_s=60.0)
+    await pool.start()
+    await asyncio.sleep(0.01)
+    (a,) = pool.replicas
+    a.failed()
+    assert not a.usable
+    await until(lambda: a.usable, 1.0)
+    await pool.close()
+
+
+@pytest.mark.parametrize("number", [1, 5])
+async def test_the_watch_goes_on_whatever_a_service_says(number):
+    says = {"a:1": RuntimeError("a bug")}
+    with pytest.raises(RuntimeError):
+        await pool_of("a:1", says).start()
+    says.clear()
+    pool = pool_of("a:1", says)
+    await pool.start()
+    for _ in range(number):
+        says["a:1"] = RuntimeError("a bug")
+        await asyncio.sleep(0.02)
+        says["a:1"] = "unwell"
+        await until(lambda: pool.replicas[0].problem == "it is unwell")
+        says["a:1"] = "fine"
+        await until(lambda: pool.replicas[0].usable)
+    await pool.close()

@@ -1,0 +1,117 @@
+"""Clients that do not read: their generations wait, then end, and nothing piles up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from flyspec import rpc
+from flyspec.client import Client, GenerateOptions
+from flyspec.types import Rule
+from flyspec.v1 import generation_pb2, generation_pb2_grpc
+from orchestrator.writer import Writer
+from tests.orchestrator.conftest import start_stack
+
+MESSAGE = generation_pb2.GenerateResponse(
+    chunk=generation_pb2.GenerationChunk(text="x" * 10_000, token_ids=[1])
+)
+SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65_536)]
+
+
+class Endless(generation_pb2_grpc.GenerationServiceServicer):
+    """Writes as fast as the client takes it; counts what was taken and which calls ended."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.written = self.ended = 0
+
+    @rpc.handler
+    async def Generate(self, request, context) -> None:
+        writer = Writer(context, self.timeout_s)
+        try:
+            while True:
+                await writer.write(MESSAGE)
+                self.written += 1
+        finally:
+            self.ended += 1
+
+
+@pytest.fixture
+async def endless():
+    servicer = Endless(0.3)
+    add = generation_pb2_grpc.add_GenerationServiceServicer_to_server
+    server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], ["flyspec.v1.GenerationService"])
+    servicer.port = await server.start()
+    yield servicer
+    await server.stop(0)
+
+
+async def test_a_writer_waits_for_its_reader_and_ends_one_that_does_not_read(endless):
+    async with grpc.aio.insecure_channel(
+        f"127.0.0.1:{endless.port}", options=SMALL_WINDOW
+    ) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        calls = [stub.Generate(generation_pb2.GenerateRequest()) for _ in range(8)]
+        for call in calls:
+            await call.read()
+        for _ in range(100):
+            await asyncio.sleep(0.05)
+            if endless.ended == len(calls):
+                break
+        assert endless.ended == len(calls)
+        # What a client's window, and the kernel, take; not what the server had to say.
+        assert endless.written < len(calls) * 400
+        read = 1
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await calls[0].read() is not grpc.aio.EOF:
+                read += 1
+            await calls[0]  # pragma: no cover - reading raises
+        assert read > 1
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert "read nothing for 0.3 s" in (caught.value.details() or "")
+
+
+async def test_a_reader_that_is_only_slow_gets_everything(endless):
+    async with grpc.aio.insecure_channel(
+        f"127.0.0.1:{endless.port}", options=SMALL_WINDOW
+    ) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        call = stub.Generate(generation_pb2.GenerateRequest())
+        for _ in range(40):
+            assert (await call.read()) == MESSAGE
+            await asyncio.sleep(0.02)
+        call.cancel()
+
+
+async def test_a_client_that_reads_nothing_loses_its_slot(model_dirs):
+    async with start_stack(model_dirs, max_concurrent=1, write_timeout_s=0.5) as stack:
+        port, _ = stack.orchestrator.ports
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=SMALL_WINDOW) as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            request = generation_pb2.GenerateRequest(
+                text="the cat", ignore_eos=True, logprobs=20, return_rounds=True
+            )
+            call = stub.Generate(request)
+            assert (await call.read()).HasField("started")
+            status = await stack.admin.status()
+            assert status.active_generations == 1
+            options = GenerateOptions(max_tokens=4, rule=Rule("exact"))
+            generation = await stack.client.complete("a dog", options, 60.0)
+            assert generation.token_ids
+            assert await stack.idle()
+            call.cancel()
+
+
+async def test_timeouts_travel_with_the_request(model_dirs):
+    async with start_stack(model_dirs, max_concurrent=1) as stack:
+        port, _ = stack.orchestrator.ports
+        long = GenerateOptions(ignore_eos=True, timeout_s=0.3, rule=Rule("exact"))
+        async with Client(f"127.0.0.1:{port}") as other:
+            first = asyncio.create_task(stack.client.complete("the cat", long))
+            second = asyncio.create_task(other.complete("a dog", long))
+            results = await asyncio.gather(first, second, return_exceptions=True)
+        assert {r.status for r in results} == {"DEADLINE_EXCEEDED"}
+        assert all("within 0.3 s" in str(r) for r in results)
+        assert await stack.idle()
