@@ -15,15 +15,14 @@ import argparse
 import asyncio
 import json
 import random
-import signal
 import sys
 import time
-from collections import Counter
 from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 
 from bench import plots
+from bench.restartable import Restartable
 from bench.soak_report import Fault, Memory, Report, growth, plot, show
 from demo.corpus import problems
 from flyspec.cli.service import Service
@@ -45,33 +44,25 @@ class RestartableStack(Stack):
 
     def __init__(self, options: StackOptions) -> None:
         super().__init__(options)
-        self._commands: dict[str, tuple[str, list[str], int]] = {}
-        self.lives: Counter[str] = Counter()
+        self.restartable: dict[str, Restartable] = {}
 
     async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Service:
-        self._commands[name] = module, flags, threads
-        return await super()._spawn(name, module, flags, threads)
+        restartable = Restartable(name, module, flags, threads, self._on_log)
+        self.restartable[name] = restartable
+        self.services[name] = await restartable.spawn()
+        return self.services[name]
+
+    async def _ready(self, service: Service) -> None:
+        await self.restartable[service.name].ready()
+        self._on_event(f"the {service.name} service is ready")
 
     async def restart(self, name: str) -> None:
         """Kill a service and start it again; returns when it is ready."""
-        old = self.services[name]
-        old.send(signal.SIGKILL)
-        await old.ended()
-        module, flags, threads = self._commands[name]
-        # The last one wins: it listens where the old one did.
-        flags = [*flags, "--port", str(old.facts["port"])]
-        self.lives[name] += 1
-        await self._ready(await self._spawn(name, module, flags, threads))
-
-
-def resident_mib(pid: int) -> float | None:
-    """Resident memory of a process that is still there."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    kib = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
-    return int(kib[0]) / 1024 if kib else None
+        restartable = self.restartable[name]
+        try:
+            await restartable.restart()
+        finally:
+            self.services[name] = restartable.service
 
 
 class Soak:
@@ -190,11 +181,9 @@ class Soak:
             await asyncio.sleep(self._args.every)
 
     def _measure(self) -> None:
-        for name, service in self._stack.services.items():
-            mib = None if name in self._down else resident_mib(service.pid)
-            if mib is not None:
-                life = self._stack.lives[name]
-                entry = Memory(self._now(), self.report.sessions, name, life, mib)
+        for name, service in self._stack.restartable.items():
+            if (mib := service.resident_mib) is not None:
+                entry = Memory(self._now(), self.report.sessions, name, service.lives, mib)
                 self.report.memory.append(entry)
 
     async def _end(self) -> None:

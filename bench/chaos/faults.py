@@ -1,0 +1,183 @@
+"""What is done to the services, and when: all of it follows from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from bench.chaos.fleet import Fleet, Member
+
+KINDS = ("kill", "drain", "hold", "delay", "stall", "drop", "cut")
+"""SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through the proxy: a delay,
+silence, silence that ends with a cut, a cut. Connections are refused for a while after a cut."""
+WEIGHTS = (2, 1, 3, 2, 2, 2, 2)
+SECONDS = {
+    "hold": (1.0, 8.0), "delay": (2.0, 6.0), "stall": (1.0, 8.0), "drop": (1.0, 5.0),
+    "cut": (0.0, 2.0),
+}  # fmt: skip
+"""Shortest and longest of each that does not end by itself."""
+DELAY_S = (0.02, 0.5)
+PAUSE_S = {"target": 9.0, "drafter": 7.0}
+"""Mean time between the end of a service's fault and its next one."""
+BOTH_PAUSE_S = 45.0
+"""Mean time between faults of all targets at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One thing to do after `pause_s`: to all of `members` at once, for `seconds`."""
+
+    pause_s: float
+    kind: str
+    members: Sequence[Member]
+    seconds: float = 0.0
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was done, in seconds since the run's start; `service` is who, or `both targets`."""
+
+    kind: str
+    service: str
+    role: str
+    begun_s: float
+    ended_s: float
+
+
+def random_tracks(fleet: Fleet, seed: int) -> list[Iterator[Act]]:
+    """A track without end for every service, and one for all targets at once."""
+    tracks = []
+    for member in fleet.members:
+        rng = random.Random(f"{seed} {member.name}")
+        tracks.append(_track(rng, [member], PAUSE_S[member.role]))
+    if len(fleet.targets) > 1:
+        tracks.append(_track(random.Random(f"{seed} both"), fleet.targets, BOTH_PAUSE_S))
+    return tracks
+
+
+def one_of_each(fleet: Fleet, seed: int) -> list[Iterator[Act]]:
+    """Every kind once, short: on targets and on drafters by turns, in an order of the seed's."""
+    rng = random.Random(seed)
+    kinds = [k for k in KINDS if k not in ("kill", "drain")]
+    rng.shuffle(kinds)
+    drafter, target = fleet.drafters[0], fleet.targets[0]
+    quick = [
+        Act(0.5, kind, [(drafter, target)[i % 2]], min(2.0, _seconds(rng, kind)), 0.1)
+        for i, kind in enumerate(kinds)
+    ]
+    # These take a process's start, so they have tracks of their own.
+    kill, drain = Act(0.2, "kill", [fleet.targets[-1]]), Act(0.2, "drain", [fleet.drafters[-1]])
+    return [iter(quick), iter([kill]), iter([drain])]
+
+
+def _track(rng: random.Random, members: Sequence[Member], mean_pause_s: float) -> Iterator[Act]:
+    for _ in itertools.count():
+        kind = rng.choices(KINDS, WEIGHTS)[0]
+        yield Act(
+            0.2 + rng.expovariate(1 / mean_pause_s),
+            kind,
+            members,
+            _seconds(rng, kind),
+            rng.uniform(*DELAY_S),
+        )
+
+
+def _seconds(rng: random.Random, kind: str) -> float:
+    return rng.uniform(*SECONDS.get(kind, (0.0, 0.0)))
+
+
+class Saboteur:
+    """Plays tracks; `faults` is what it did. Whatever happens, it heals what it hurt."""
+
+    def __init__(self, tracks: Sequence[Iterator[Act]], now: Callable[[], float]) -> None:
+        self._tracks, self._now = tracks, now
+        self._over = asyncio.Event()
+        self.faults: list[Fault] = []
+        self.under_way: dict[str, str] = {}
+        """Services that are hurt now, and how."""
+
+    async def play(self, seconds: float | None = None) -> None:
+        """Play all tracks to their end, or for so long; faults under way then run their course."""
+        async with asyncio.TaskGroup() as tasks:
+            playing = [tasks.create_task(self._play(track)) for track in self._tracks]
+            if seconds is not None:
+                await asyncio.wait(playing, timeout=seconds)
+                self._over.set()
+
+    async def _play(self, track: Iterator[Act]) -> None:
+        for act in track:
+            if await self._wait(act.pause_s):
+                return
+            async with AsyncExitStack() as locks:
+                for member in act.members:
+                    await locks.enter_async_context(member.lock)
+                if self._over.is_set():
+                    return
+                await self._do(act)
+
+    async def _wait(self, seconds: float) -> bool:
+        """Sleep; whether it is all over."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _do(self, act: Act) -> None:
+        service = act.members[0].name if len(act.members) == 1 else "both targets"
+        begun = self._now()
+        self.under_way[service] = act.kind
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for member in act.members:
+                    tasks.create_task(hurt(member, act.kind, act.seconds, act.delay_s))
+        finally:
+            del self.under_way[service]
+        role = act.members[0].role
+        self.faults.append(Fault(act.kind, service, role, begun, self._now()))
+
+
+async def hurt(member: Member, kind: str, seconds: float = 0.0, delay_s: float = 0.0) -> None:
+    """Do that to a service, and return when it works again."""
+    proxy, process = member.proxy, member.process
+    match kind:
+        case "kill":
+            await process.restart(signal.SIGKILL)
+        case "drain":
+            await process.restart(signal.SIGTERM)
+        case "hold":
+            process.service.send(signal.SIGSTOP)
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                process.service.send(signal.SIGCONT)
+        case "delay":
+            proxy.delay_s = delay_s
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                proxy.delay_s = 0.0
+        case "stall" | "drop":
+            proxy.stall()
+            try:
+                await asyncio.sleep(seconds)
+                if kind == "drop":
+                    proxy.cut()
+            finally:
+                proxy.flow()
+        case "cut":
+            proxy.refusing = True
+            proxy.cut()
+            try:
+                await asyncio.sleep(seconds)
+            finally:
+                proxy.refusing = False
+        case _:
+            raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")

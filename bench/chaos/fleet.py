@@ -1,0 +1,184 @@
+"""Replicas of the services as processes of this machine, each behind a proxy, one orchestrator."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from bench.proxy import Proxy
+from bench.restartable import Restartable
+from flyspec.cli.stack import DEMO_MODELS
+from flyspec.errors import ConfigError
+from orchestrator.upstreams import DraftUpstream, VerifyUpstream
+
+TARGET, DRAFT, FOREIGN = (DEMO_MODELS / name for name in ("target", "draft", "draft-bytes"))
+FOREIGN_DRAFTER = "bytes"
+Role = Literal["target", "drafter"]
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """What to start. `foreign` adds a drafter with another tokenizer, by the name `bytes`.
+
+    Services have `max_sessions` each; times are in seconds. `dtype` is that of the targets.
+    """
+
+    targets: int = 2
+    drafters: int = 2
+    foreign: bool = True
+    dtype: str = "auto"
+    max_sessions: int = 64
+    draft_timeout_s: float = 2.0
+    round_timeout_s: float = 10.0
+    reopen_timeout_s: float = 110.0
+    probe_interval_s: float = 1.0
+    probe_timeout_s: float = 1.5
+    drain_grace_s: float = 4.0
+    log_level: str = "error"
+
+
+class Member:
+    """A service that can be hurt: its process, and the proxy between it and the orchestrator.
+
+    `lock` is held by who hurts it.
+    """
+
+    def __init__(self, role: Role, process: Restartable) -> None:
+        self.role, self.process = role, process
+        self.lock = asyncio.Lock()
+        self._proxy: Proxy | None = None
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.process.name
+
+    @property
+    def proxy(self) -> Proxy:
+        """What the orchestrator connects to; there once the service was ready."""
+        assert self._proxy is not None, f"{self.name} was never ready"
+        return self._proxy
+
+    async def start(self) -> None:
+        """Wait until the service, which runs already, serves, and put the proxy before it."""
+        await self.process.ready()
+        self._proxy = Proxy("127.0.0.1", self.process.port)
+        await self._proxy.start()
+
+    async def num_sessions(self) -> int:
+        """Sessions open on it, as it says itself. Raises `UnavailableError`."""
+        address = f"127.0.0.1:{self.process.port}"
+        upstream: VerifyUpstream | DraftUpstream
+        if self.role == "target":
+            upstream = VerifyUpstream(address, 5.0)
+        else:
+            upstream = DraftUpstream(address, 5.0)
+        try:
+            return (await upstream.describe()).sessions.active
+        finally:
+            await upstream.close()
+
+    async def stop(self) -> None:
+        """End it for good."""
+        if self._proxy is not None:
+            await self._proxy.close()
+        await self.process.end()
+
+
+class Fleet:
+    """`async with Fleet(options) as fleet: ...`."""
+
+    def __init__(self, options: FleetOptions) -> None:
+        for model in (TARGET, DRAFT, *((FOREIGN,) if options.foreign else ())):
+            if not (model / "model.safetensors").is_file():
+                raise ConfigError(f"{model} has no weights; run `make models`")
+        self.options = options
+        o = options
+        self.targets = [
+            Member("target", self._process(f"target {i}", "verify_service", str(TARGET), o.dtype))
+            for i in range(1, o.targets + 1)
+        ]
+        self.drafters = [
+            Member("drafter", self._process(f"drafter {i}", "draft_service", str(DRAFT)))
+            for i in range(1, o.drafters + 1)
+        ]
+        self.foreign = [
+            Member("drafter", self._process("drafter of bytes", "draft_service", str(FOREIGN)))
+            for _ in range(o.foreign)
+        ]
+        self._orchestrator: Restartable | None = None
+
+    @property
+    def members(self) -> list[Member]:
+        """All services but the orchestrator."""
+        return [*self.targets, *self.drafters, *self.foreign]
+
+    @property
+    def orchestrator(self) -> Restartable:
+        """The orchestrator, once started."""
+        assert self._orchestrator is not None, "the fleet was never started"
+        return self._orchestrator
+
+    @property
+    def address(self) -> str:
+        """Where clients generate."""
+        return f"127.0.0.1:{self.orchestrator.port}"
+
+    @property
+    def admin_address(self) -> str:
+        """Where the operator asks."""
+        return f"127.0.0.1:{self.orchestrator.service.facts['admin_port']}"
+
+    async def __aenter__(self) -> Self:
+        try:
+            for member in self.members:
+                await member.process.spawn()
+            for member in self.members:
+                await member.start()
+            self._orchestrator = self._make_orchestrator()
+            await self._orchestrator.spawn()
+            await self._orchestrator.ready()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._orchestrator is not None:
+            await self._orchestrator.end(signal.SIGKILL)
+        for member in self.members:
+            await member.stop()
+
+    def _process(self, name: str, module: str, model: str, dtype: str = "auto") -> Restartable:
+        o = self.options
+        flags = ["--model", model, "--dtype", dtype, "--port", "0", "--threads", "1",
+                 "--max-sessions", str(o.max_sessions), *self._common()]  # fmt: skip
+        return Restartable(name, module, flags, 1, _log)
+
+    def _make_orchestrator(self) -> Restartable:
+        o = self.options
+        flags = [
+            "--port", "0", "--admin-port", "0",
+            "--verify-address", ",".join(m.proxy.address for m in self.targets),
+            "--draft-address", ",".join(m.proxy.address for m in self.drafters),
+            "--drafters", " ".join(f"{FOREIGN_DRAFTER}={m.proxy.address}" for m in self.foreign),
+            "--draft-timeout-s", str(o.draft_timeout_s),
+            "--round-timeout-s", str(o.round_timeout_s),
+            "--reopen-timeout-s", str(o.reopen_timeout_s),
+            "--probe-interval-s", str(o.probe_interval_s),
+            "--probe-timeout-s", str(o.probe_timeout_s),
+            *self._common(),
+        ]  # fmt: skip
+        return Restartable("orchestrator", "orchestrator", flags, 1, _log)
+
+    def _common(self) -> list[str]:
+        o = self.options
+        return ["--log-level", o.log_level, "--drain-grace-s", str(o.drain_grace_s)]
+
+
+def _log(line: str) -> None:
+    """What the services say, where it does not disturb a report."""
+    print(f"  {line}", file=sys.stderr)

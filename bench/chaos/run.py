@@ -1,0 +1,174 @@
+"""A run: a fleet, streams that never rest, somebody who hurts it, and what must hold at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bench.chaos.faults import Saboteur, one_of_each, random_tracks
+from bench.chaos.fleet import FOREIGN_DRAFTER, Fleet, FleetOptions
+from bench.chaos.replay import Replay
+from bench.chaos.report import Report, check_memory, count
+from bench.chaos.work import EXACT, Request, Work, fill_in, jobs, now_since
+from flyspec.client import AdminClient, Client, GenerateOptions
+from flyspec.errors import FlyspecError
+
+SETTLE_S = 20.0
+"""So long after the last fault, all has to be as before."""
+PROGRESS_S = 10.0
+
+
+@dataclass(frozen=True)
+class ChaosOptions:
+    """A run of `seconds`; None hurts every kind of thing once instead."""
+
+    seed: int
+    seconds: float | None = 300.0
+    streams: int = 32
+    jobs: int = 96
+    lossy_share: float = 0.3
+    timeout_s: float = 120.0
+    fleet: FleetOptions = field(default_factory=FleetOptions)
+
+
+async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None) -> Report:
+    """All of it. Raises `FlyspecError` when a service does not come back."""
+    report = Report(options.seed, options.streams, options.fleet.dtype)
+    say("starting")
+    async with Fleet(options.fleet) as fleet, Client(fleet.address) as client:
+        requests = await _Run(options, fleet, client, report, say).go()
+    count(report, requests)
+    check_memory(report)
+    await _replay(options, report, requests, say)
+    return report
+
+
+class _Run:
+    """What happens while the fleet is up."""
+
+    def __init__(
+        self,
+        options: ChaosOptions,
+        fleet: Fleet,
+        client: Client,
+        report: Report,
+        say: Callable[[str], None],
+    ) -> None:
+        self._options, self._fleet, self._client = options, fleet, client
+        self._report, self._say = report, say
+
+    async def go(self) -> list[Request]:
+        """The requests that were made."""
+        o, fleet, report = self._options, self._fleet, self._report
+        names = await self._drafters()
+        self._say(f"drafters: {', '.join(names)}; generating {o.jobs} texts without faults")
+        wanted = jobs(o.seed, o.jobs)
+        await fill_in(self._client, wanted)
+        warm = fleet.orchestrator.resident_mib or 0.0
+        now = now_since(time.monotonic())
+        work = Work(self._client, wanted, ["", *names], now, seed=o.seed,
+                    lossy_share=o.lossy_share, timeout_s=o.timeout_s)  # fmt: skip
+        plan = one_of_each if o.seconds is None else random_tracks
+        saboteur = Saboteur(plan(fleet, o.seed), now)
+        self._say("hurting it")
+        working = asyncio.create_task(work.run(o.streams))
+        progress = asyncio.create_task(self._tell(work, saboteur, now))
+        try:
+            await saboteur.play(o.seconds)
+            work.finish()
+            await working
+        finally:
+            for task in (working, progress):
+                task.cancel()
+            await asyncio.gather(working, progress, return_exceptions=True)
+        report.seconds = now()
+        report.faults = sorted(saboteur.faults, key=lambda fault: fault.begun_s)
+        self._say("looking at what is left")
+        await self._settle(names)
+        report.orchestrator_mib = warm, fleet.orchestrator.resident_mib or 0.0
+        return work.requests
+
+    async def _drafters(self) -> list[str]:
+        """Names of the drafters, once all are there."""
+        deadline = time.monotonic() + SETTLE_S
+        while True:
+            names = list((await self._client.list_models()).drafters)
+            if not self._options.fleet.foreign or FOREIGN_DRAFTER in names:
+                return names
+            if time.monotonic() > deadline:
+                raise FlyspecError(f"no drafter {FOREIGN_DRAFTER!r} among {', '.join(names)}")
+            await asyncio.sleep(0.1)
+
+    async def _tell(self, work: Work, saboteur: Saboteur, now: Callable[[], float]) -> None:
+        """Say how it goes from time to time."""
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            done = [r for r in work.requests if r.ended_s]
+            bad = sum(bool(r.problem) for r in done)
+            hurt = ", ".join(f"{what} {name}" for name, what in saboteur.under_way.items())
+            self._say(
+                f"{now():4.0f} s: {len(done)} requests done, {bad} of them badly; "
+                f"{len(saboteur.faults)} faults; now: {hurt or 'none'}"
+            )
+
+    async def _settle(self, names: list[str]) -> None:
+        """Wait until nothing is left and every drafter drafts again; what does not, is noted."""
+        report, deadline = self._report, time.monotonic() + SETTLE_S
+        lacking = set(names)
+        while True:
+            left = await self._left()
+            for name in list(lacking):
+                if await self._drafts(name):
+                    lacking.discard(name)
+            if time.monotonic() > deadline or not (lacking or any(left.values())):
+                break
+            await asyncio.sleep(0.2)
+        report.sessions_left = left
+        report.violations += [f"{n} sessions left at {name}" for name, n in left.items() if n]
+        report.violations += [f"{name} does not draft again" for name in sorted(lacking)]
+
+    async def _left(self) -> dict[str, int]:
+        """Sessions at each service, as itself says, and generations of the orchestrator."""
+        left = {}
+        for member in self._fleet.members:
+            try:
+                left[member.name] = await member.num_sessions()
+            except FlyspecError:
+                left[member.name] = -1
+        async with AdminClient(self._fleet.admin_address) as admin:
+            status = await admin.status()
+        left["the orchestrator"] = status.active_generations + status.waiting_generations
+        return left
+
+    async def _drafts(self, name: str) -> bool:
+        """Whether a generation that asks for a drafter gets it, without any recovery."""
+        options = GenerateOptions(
+            max_tokens=16, ignore_eos=True, drafter=name, rule=EXACT, num_speculative_tokens=4,
+            timeout_s=SETTLE_S,
+        )  # fmt: skip
+        with contextlib.suppress(FlyspecError):
+            completion = (await self._client.complete("import os\n", options)).completion
+            return [d.drafter for d in completion.drafters] in ([name], [])
+        return False
+
+
+async def _replay(
+    options: ChaosOptions, report: Report, requests: list[Request], say: Callable[[str], None]
+) -> None:
+    """Judge again what was judged loosely; differences are violations."""
+    lossy = [r for r in requests if r.lossy and r.generation is not None]
+    rounds = sum(len(r.generation.rounds) for r in lossy if r.generation is not None)
+    say(f"replaying {rounds} rounds of {len(lossy)} requests")
+    with Replay(options.fleet.dtype) as replay:
+        for number, problem in sorted((await replay.check_all(lossy)).items()):
+            report.violations.append(f"request {number}, judged again: {problem}")
+    report.replayed_rounds = rounds
+
+
+def say_on_stderr(line: str) -> None:
+    """For commands."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,235 @@
+"""What is asked of the stack while it is hurt, and what must come out."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from demo.corpus import problems
+from flyspec.client import (
+    Chat,
+    Chunk,
+    Client,
+    Completion,
+    GenerateOptions,
+    Generation,
+    Prompt,
+    RoundRecord,
+    Started,
+    Transcript,
+)
+from flyspec.errors import FlyspecError
+from flyspec.types import Rule, SamplingParams
+
+EXACT = Rule("exact")
+LOSSY = (Rule("fly"), Rule("fly"), Rule("fly", fly_window_size=2), Rule("fly-paper"),
+         Rule("margin", margin_threshold=1.0, fly_window_size=4))  # fmt: skip
+"""`fly` in the main; `margin` because its windows reach across rounds, and so across faults."""
+KS = (0, 4, 15)
+SAMPLINGS = (SamplingParams(), SamplingParams(), SamplingParams(0.8), SamplingParams(1.0, 0.9))
+LENGTHS = (16, 48, 96, 192)
+REFERENCE_CONCURRENCY = 16
+_CODE = (
+    'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n",
+)
+
+
+@dataclass(slots=True)
+class Job:
+    """A text to ask for; `options` are without rule, K and drafter, which do not change it.
+
+    `expected` is what came out without faults.
+    """
+
+    prompt: Prompt
+    options: GenerateOptions
+    expected: Generation | None = None
+
+
+def jobs(seed: int, number: int) -> list[Job]:
+    """Prompts of every kind, short and long, greedy and sampled."""
+    rng = random.Random(f"{seed} jobs")
+    questions = [problem.question for problem in problems(f"chaos {seed}", max(8, number))]
+    found = []
+    for index in range(number):
+        kind = rng.random()
+        prompt: Prompt
+        if kind < 0.55:
+            prompt = Chat.of_user(questions[index])
+        elif kind < 0.85:
+            prompt = rng.choice(_CODE) * rng.choice((1, 1, 3)) + f"    # {rng.random()}\n"
+        else:
+            prompt = Chat.of_user(" ".join(rng.choices(questions, k=8)))
+        options = GenerateOptions(
+            sampling=rng.choice(SAMPLINGS),
+            seed=rng.randrange(1 << 30),
+            max_tokens=rng.choice(LENGTHS),
+            ignore_eos=rng.random() < 0.4,
+        )
+        found.append(Job(prompt, options))
+    return found
+
+
+async def fill_in(client: Client, wanted: Sequence[Job]) -> None:
+    """Generate what is expected, by plain decoding; nothing may be hurt meanwhile."""
+    gate = asyncio.Semaphore(REFERENCE_CONCURRENCY)
+
+    async def one(job: Job) -> None:
+        options = replace(job.options, rule=EXACT, num_speculative_tokens=0, timeout_s=120.0)
+        async with gate:
+            job.expected = await client.complete(job.prompt, options)
+
+    async with asyncio.TaskGroup() as tasks:
+        for job in wanted:
+            tasks.create_task(one(job))
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of the run: what was asked, when, and what became of it."""
+
+    number: int
+    job: Job
+    options: GenerateOptions
+    begun_s: float
+    ended_s: float = 0.0
+    generation: Generation | None = None
+    error: str = ""
+    hung: bool = False
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """When tokens came, and how many."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether its text may differ from plain decoding."""
+        return self.options.rule != EXACT
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its outcome; empty if nothing. Of a lossy one only what shows."""
+        if self.hung:
+            return f"still there {self.ended_s - self.begun_s:.0f} s after it began: it hangs"
+        if self.error:
+            return self.error
+        got, expected = self.generation, self.job.expected
+        assert got is not None
+        if got.completion.completion_tokens != len(got.token_ids):
+            return (
+                f"{len(got.token_ids)} tokens came, the completion says "
+                f"{got.completion.completion_tokens}"
+            )
+        if self.lossy or expected is None:
+            return ""
+        if got.token_ids != expected.token_ids:
+            at = next(
+                (i for i, (a, b) in enumerate(zip(got.token_ids, expected.token_ids, strict=False))
+                 if a != b),
+                min(len(got.token_ids), len(expected.token_ids)),
+            )  # fmt: skip
+            return (
+                f"token {at} differs from the fault-free text: "
+                f"{got.token_ids[at : at + 4]} instead of {expected.token_ids[at : at + 4]} "
+                f"({len(got.token_ids)} tokens instead of {len(expected.token_ids)})"
+            )
+        if got.text != expected.text:
+            return "the text differs from the fault-free one though its tokens are equal"
+        if got.completion.finish_reason is not expected.completion.finish_reason:
+            return f"finish reason {got.completion.finish_reason.name}"
+        return ""
+
+
+class Work:
+    """Streams that ask for one text after the other; `requests` are all that were begun."""
+
+    def __init__(
+        self,
+        client: Client,
+        wanted: Sequence[Job],
+        drafters: Sequence[str],
+        now: Callable[[], float],
+        *,
+        seed: int,
+        lossy_share: float = 0.3,
+        timeout_s: float = 120.0,
+    ) -> None:
+        self._client, self._jobs, self._drafters, self._now = client, wanted, drafters, now
+        self._seed, self._lossy_share, self._timeout_s = seed, lossy_share, timeout_s
+        self._over = False
+        self.requests: list[Request] = []
+
+    def finish(self) -> None:
+        """Begin nothing new."""
+        self._over = True
+
+    async def run(self, streams: int) -> None:
+        """So many streams, until `finish`; those under way then come to their end."""
+        async with asyncio.TaskGroup() as tasks:
+            for stream in range(streams):
+                tasks.create_task(self._stream(random.Random(f"{self._seed} stream {stream}")))
+
+    async def _stream(self, rng: random.Random) -> None:
+        for job, options in self._requests(rng):
+            if self._over:
+                return
+            request = Request(len(self.requests) + 1, job, options, self._now())
+            self.requests.append(request)
+            await self.ask(request)
+
+    def _requests(self, rng: random.Random) -> Iterator[tuple[Job, GenerateOptions]]:
+        while True:
+            job = rng.choice(self._jobs)
+            lossy = rng.random() < self._lossy_share
+            yield (
+                job,
+                replace(
+                    job.options,
+                    rule=rng.choice(LOSSY) if lossy else EXACT,
+                    num_speculative_tokens=rng.choice(KS),
+                    drafter=rng.choice(self._drafters),
+                    return_rounds=lossy,
+                    timeout_s=self._timeout_s,
+                ),
+            )
+
+    async def ask(self, request: Request) -> None:
+        """Make the request and note what became of it."""
+        try:
+            # The client's own deadline is what must end it; this one finds out if it does not.
+            async with asyncio.timeout(self._timeout_s + 10.0):
+                await self._consume(request)
+        except TimeoutError:
+            request.hung = True
+        except FlyspecError as error:
+            request.error = f"{type(error).__name__}: {error}"
+        request.ended_s = self._now()
+
+    async def _consume(self, request: Request) -> None:
+        started: Started | None = None
+        transcript = Transcript()
+        rounds: list[RoundRecord] = []
+        events = self._client.generate(request.job.prompt, request.options)
+        async with aclosing(events):  # type: ignore[type-var]
+            async for event in events:
+                match event:
+                    case Started():
+                        started = event
+                    case Chunk():
+                        transcript.add(event)
+                        request.arrivals.append((self._now(), len(event.token_ids)))
+                    case RoundRecord():
+                        rounds.append(event)
+                    case Completion() if started is not None:
+                        request.generation = Generation(started, transcript.chunks, event, rounds)
+                        return
+        raise FlyspecError("the stream ended without a completion")
+
+
+def now_since(start: float) -> Callable[[], float]:
+    """A clock that began at `start` of `time.monotonic`."""
+    return lambda: time.monotonic() - start

@@ -1,0 +1,119 @@
+"""A TCP proxy that delays, holds back and cuts what goes through it, on command.
+
+It stands between a client and a server that know nothing of it. What is held back is not lost: it
+goes on in order, or its connection is cut. No byte is ever changed, doubled or left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+CHUNK_BYTES = 1 << 16
+MAX_CHUNKS = 64
+"""Chunks under way in one direction of a connection; then its sender has to wait."""
+
+
+class Proxy:
+    """Forwards connections from a port of its own to `host:port`.
+
+    `delay_s` is added to the way of every chunk, in each direction. While `refusing`, new
+    connections are cut at once.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host, self._port = host, port
+        self.delay_s = 0.0
+        self.refusing = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self.address = ""
+        """Where to connect instead, host:port, once started."""
+
+    async def start(self) -> None:
+        """Listen on a free port of the loopback."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"{host}:{port}"
+
+    def stall(self) -> None:
+        """Forward nothing and read nothing; connections stay, new ones too."""
+        self._flowing.clear()
+
+    def flow(self) -> None:
+        """Forward again, what was held back first."""
+        self._flowing.set()
+
+    def cut(self) -> int:
+        """End all connections at once, with what is under way on them; their number."""
+        number = len(self._connections)
+        for connection in self._connections:
+            connection.cancel()
+        return number
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._server is not None:
+            self._server.close()
+        connections = list(self._connections)
+        self.cut()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.ensure_future(self._connection(reader, writer))
+        self._connections.add(connection)
+        connection.add_done_callback(self._connections.discard)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until it ends on either side or is cut."""
+        writers = [writer]
+        with contextlib.suppress(asyncio.CancelledError):
+            try:
+                await self._flowing.wait()
+                if self.refusing:
+                    return
+                there, back = await asyncio.open_connection(self._host, self._port)
+                writers.append(back)
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(self._forward(reader, back))
+                    both.create_task(self._forward(there, writer))
+            except* OSError:
+                pass  # whoever it was will notice: the other side is cut, too
+            finally:
+                for each in writers:
+                    each.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One direction."""
+        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
+        taking = asyncio.ensure_future(self._take(reader, chunks))
+        try:
+            while True:
+                due, chunk = await chunks.get()
+                if (early := due - time.monotonic()) > 0:
+                    await asyncio.sleep(early)
+                await self._flowing.wait()
+                if not chunk:
+                    if writer.can_write_eof():
+                        writer.write_eof()
+                    return
+                writer.write(chunk)
+                await writer.drain()
+        finally:
+            taking.cancel()
+
+    async def _take(
+        self, reader: asyncio.StreamReader, chunks: asyncio.Queue[tuple[float, bytes]]
+    ) -> None:
+        """Read until the end, which is an empty chunk."""
+        chunk = b"-"
+        while chunk:
+            await self._flowing.wait()
+            try:
+                chunk = await reader.read(CHUNK_BYTES)
+            except OSError:
+                chunk = b""
+            await chunks.put((time.monotonic() + self.delay_s, chunk))

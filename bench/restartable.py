@@ -1,0 +1,94 @@
+"""Services that can be killed, held and drained, and come back where they were."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from flyspec.cli.service import Service
+from flyspec.errors import FlyspecError
+
+END_TIMEOUT_S = 60.0
+"""A service drains within its grace period, which is shorter."""
+
+
+class Restartable:
+    """A service as a child process. `lives` counts its restarts; `running` is false meanwhile."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        flags: list[str],
+        threads: int,
+        on_log: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self._module, self._flags, self._threads, self._on_log = module, flags, threads, on_log
+        self._service: Service | None = None
+        self._port: int | None = None
+        self.lives = 0
+        self.running = False
+
+    @property
+    def service(self) -> Service:
+        """The process of its present life."""
+        assert self._service is not None, f"{self.name} was never started"
+        return self._service
+
+    @property
+    def port(self) -> int:
+        """Where it listens, in all its lives; known once it was ready."""
+        assert self._port is not None, f"{self.name} was never ready"
+        return self._port
+
+    @property
+    def resident_mib(self) -> float | None:
+        """Resident memory, while it runs."""
+        return resident_mib(self.service.pid) if self.running else None
+
+    async def spawn(self) -> Service:
+        """Start the process; `ready` waits for it."""
+        # The last flag of a name wins: it listens where it did before.
+        port = [] if self._port is None else ["--port", str(self._port)]
+        self._service = await Service.start(
+            self.name, self._module, [*self._flags, *port], self._threads, self._on_log
+        )
+        return self._service
+
+    async def ready(self) -> None:
+        """Wait until it serves. Raises why it ended instead."""
+        await self.service.ready()
+        self._port = self.service.facts["port"]
+        self.running = True
+
+    async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Signal it and wait for its end. Raises `FlyspecError` if that does not come."""
+        self.running = False
+        self.service.send(how)
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self.service.ended()
+        except TimeoutError:
+            raise FlyspecError(
+                f"the {self.name} service did not end within {END_TIMEOUT_S:g} s of {how.name}"
+            ) from None
+
+    async def restart(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End it and start it again; returns when it serves."""
+        await self.end(how)
+        self.lives += 1
+        await self.spawn()
+        await self.ready()
+
+
+def resident_mib(pid: int) -> float | None:
+    """Resident memory of a process that is still there, MiB."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return None
+    kib = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
+    return int(kib[0]) / 1024 if kib else None
