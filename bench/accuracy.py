@@ -7,6 +7,7 @@ quality of a text is what the target thinks of it: the mean raw log-probability 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -123,7 +124,7 @@ async def generate_all(
         )
         async with gate:
             prompt = to_request(group.prompts[index], chosen.chat)
-            generation = await client.complete(prompt, request)
+            generation = await client.complete(prompt, request, math.inf)
         on_result()
         return generation
 

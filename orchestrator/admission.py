@@ -53,13 +53,14 @@ class Admission:
         max_waiting: int | None = None,
         max_queue_wait_s: float = 0.0,
         max_outstanding_tokens: int = 0,
+        holds: HoldTimes | None = None,
     ) -> None:
         self._capacity = capacity
         self._clients = clients or ClientLimits()
         self._max_waiting = max_waiting
         self._max_queue_wait_s = max_queue_wait_s
         self._max_tokens = max_outstanding_tokens
-        self._holds = HoldTimes()
+        self._holds = holds or HoldTimes()
         self._queue: dict[Visit, asyncio.Future[None]] = {}
         self._queued_tokens = 0
         self._arriving = 0  # visits that neither wait nor run yet

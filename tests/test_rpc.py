@@ -6,7 +6,12 @@ import grpc
 import pytest
 
 from flyspec import rpc
-from flyspec.errors import FlyspecError, InvalidArgumentError, UnavailableError
+from flyspec.errors import (
+    FlyspecError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 
 Code = grpc.StatusCode
 
@@ -27,3 +32,66 @@ def test_statuses_become_errors(code, details, kind, message):
     error = rpc.error_of_status(code, details)
     assert type(error) is kind
     assert message in str(error)
+
+
+class Refusing(grpc.GenericRpcHandler):
+    """Refuses every call with the error that it is given."""
+
+    def __init__(self, error: Exception, metadata=()) -> None:
+        self.error, self.metadata = error, metadata
+
+    def service(self, _):
+        return grpc.unary_unary_rpc_method_handler(self._refuse)
+
+    @rpc.handler
+    async def _refuse(self, request, context):
+        if self.metadata:
+            code = rpc.status_of(self.error)
+            await context.abort(code, str(self.error), trailing_metadata=self.metadata)
+        raise self.error
+
+
+async def told(error: Exception, metadata=()) -> FlyspecError:
+    """What a client makes of the error that a server raised."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Refusing(error, metadata),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with rpc.connect(f"127.0.0.1:{port}") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary("/x/y")(b"")
+    await server.stop(0)
+    assert rpc.was_said(caught.value) is not bool(metadata)
+    return rpc.error_of(caught.value)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.125, 3.0, 86_400.0])
+async def test_when_to_retry_reaches_the_client(seconds):
+    error = await told(ResourceExhaustedError("all slots are taken", seconds))
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after_s == pytest.approx(seconds)
+    assert str(error) == f"all slots are taken; retry in {seconds:.3g} s"
+
+
+async def test_a_refusal_without_a_time_stays_one():
+    error = await told(ResourceExhaustedError("the message is too large"))
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after_s is None
+    assert str(error) == "the message is too large"
+
+
+@pytest.mark.parametrize("character", ["x", "é", "数", "😀"])
+async def test_long_messages_fit_into_a_status_with_details(character):
+    error = await told(ResourceExhaustedError(character * 5000, 1.0))
+    assert isinstance(error, ResourceExhaustedError)
+    assert error.retry_after_s == 1.0
+    assert str(error).startswith(character * 100)
+    assert str(error).endswith("retry in 1 s")
+
+
+@pytest.mark.parametrize("value", [b"", b"nonsense", b"\x08\x05\x12\x03abc"])
+async def test_details_that_say_nothing_are_passed_over(value):
+    error = ResourceExhaustedError("full")
+    found = await told(error, (("grpc-status-details-bin", value),))
+    assert isinstance(found, ResourceExhaustedError)
+    assert found.retry_after_s is None

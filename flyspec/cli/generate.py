@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -61,6 +62,12 @@ def generate(
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=1)] = 256,
     limit: Annotated[int | None, typer.Option(help="Most prompts of a file.", min=1)] = None,
     concurrency: Annotated[int, typer.Option(help="Prompts at once.", min=1)] = 1,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds for each prompt, waiting for its turn included.", show_default="no limit"
+        ),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON document a prompt on standard output.")
     ] = False,
@@ -77,6 +84,7 @@ def generate(
         raise typer.BadParameter("--logprobs: only with --json, which shows them")
     what = _prompts(prompts or [], prompt_file or [], limit)
     options = to_generate_options(max_tokens, sampling, speculation, rule)
+    options = replace(options, timeout_s=timeout)
     output = _Output(json=json, color=_wants_color(color))
 
     async def use(client: Client, _: Stack | None) -> None:
@@ -210,7 +218,8 @@ async def _many(
         async with gate:
             try:
                 source = Chat.of_user(prompt.text) if chat else prompt.text
-                return await client.complete(source, options)
+                # A server with fewer slots than `concurrency` has the others wait here.
+                return await client.complete(source, options, options.timeout_s or math.inf)
             except FlyspecError as error:
                 raise type(error)(f"{prompt.where}: {error}" if prompt.where else error) from None
 

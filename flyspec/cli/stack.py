@@ -41,7 +41,7 @@ class StackOptions:
 
     Ports of 0 are picked. Only the orchestrator listens on `host`, the others on loopback.
     `threads` are those of all ranks of the target together; 0 is half of the cores, on a CPU. A
-    `draft_device` of None is `device`.
+    `draft_device` of None is `device`. `orchestrator_flags` are passed on as they are.
     """
 
     model: str | None = None
@@ -66,6 +66,7 @@ class StackOptions:
     max_sessions: int = 32
     log_level: str = "info"
     drain_grace_s: float = 10.0
+    orchestrator_flags: tuple[str, ...] = ()
     start_timeout_s: float = 1800.0
 
     def resolved(self) -> StackOptions:
@@ -250,6 +251,7 @@ class Stack:
                         "--num-speculative-tokens", str(o.num_speculative_tokens)]  # fmt: skip
         if o.rules_file:
             orchestrator += ["--rules-file", o.rules_file]
+        orchestrator += o.orchestrator_flags
         self._on_event("starting the orchestrator")
         last = await self._spawn("orchestrator", "orchestrator", orchestrator, 1)
         await self.guard(self._ready(last))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -25,7 +27,12 @@ from flyspec.client.values import (
     Started,
 )
 from flyspec.config import GENERATION_PORT
-from flyspec.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
+from flyspec.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 
 DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
@@ -78,7 +85,24 @@ class Client(Connection):
         finally:
             call.cancel()
 
-    async def complete(self, prompt: Prompt, options: GenerateOptions | None = None) -> Generation:
+    async def complete(
+        self, prompt: Prompt, options: GenerateOptions | None = None, patience_s: float = 0.0
+    ) -> Generation:
+        """Generate, and return everything at its end.
+
+        A server that has no room is asked again, when it says so, for up to `patience_s` seconds.
+        """
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                return await self._complete(prompt, options)
+            except ResourceExhaustedError as error:
+                rest = error.retry_after_s
+                if rest is None or time.monotonic() + rest > until:
+                    raise
+            await asyncio.sleep(rest)
+
+    async def _complete(self, prompt: Prompt, options: GenerateOptions | None) -> Generation:
         """Generate, and return everything at its end."""
         started: Started | None = None
         transcript = Transcript()

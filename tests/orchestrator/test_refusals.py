@@ -1,0 +1,163 @@
+"""What clients of a full, limited or draining orchestrator are told, through real services."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from dataclasses import replace
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from flyspec.client import Client, GenerateOptions
+from flyspec.errors import (
+    FlyspecError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from flyspec.types import Rule
+from flyspec.v1 import generation_pb2, generation_pb2_grpc
+from tests.orchestrator.conftest import start_stack
+
+PROMPT = "The cat sat on the mat"
+EXACT = Rule("exact")
+LONG = GenerateOptions(rule=EXACT, ignore_eos=True, max_tokens=150)
+SHORT = GenerateOptions(rule=EXACT, max_tokens=4)
+
+
+async def running(stack, options=LONG):
+    """A generation that has begun."""
+    task = asyncio.create_task(stack.client.complete(PROMPT, options))
+    await until(stack, active_generations=1)
+    return task
+
+
+async def until(stack, **values):
+    for _ in range(500):
+        status = await stack.admin.status()
+        if all(getattr(status, name) == value for name, value in values.items()):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"never {values}: {status}")
+
+
+async def test_a_refusal_carries_retry_info(model_dirs):
+    async with start_stack(model_dirs, max_concurrent=1, max_waiting=0) as stack:
+        task = await running(stack)
+        port, _ = stack.orchestrator.ports
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub = generation_pb2_grpc.GenerationServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Generate(generation_pb2.GenerateRequest(text=PROMPT)).read()
+        status = rpc_status.from_call(caught.value)
+        (detail,) = status.details
+        info = error_details_pb2.RetryInfo()
+        assert detail.Unpack(info)
+        assert info.retry_delay.ToTimedelta().total_seconds() > 0
+        with pytest.raises(ResourceExhaustedError, match=r"1 generations run.*retry in") as told:
+            await stack.client.complete(PROMPT, SHORT)
+        assert told.value.retry_after_s > 0
+        assert (await stack.admin.status()).refused_total == 2
+        # Who is patient gets it.
+        assert (await stack.client.complete(PROMPT, SHORT, patience_s=60.0)).token_ids
+        await task
+        assert await stack.idle()
+
+
+async def test_limits_by_client(model_dirs):
+    async with start_stack(
+        model_dirs, max_concurrent_per_client=1, max_requests_per_minute_per_client=3
+    ) as stack:
+        port, _ = stack.orchestrator.ports
+        async with Client(f"127.0.0.1:{port}", client_id="other") as other:
+            task = await running(stack)
+            with pytest.raises(ResourceExhaustedError, match="under way"):
+                await stack.client.complete(PROMPT, SHORT)
+            assert (await other.complete(PROMPT, SHORT)).token_ids
+            await task
+            for _ in range(2):
+                await other.complete(PROMPT, SHORT)
+            with pytest.raises(ResourceExhaustedError, match="3 requests a minute") as caught:
+                await other.complete(PROMPT, SHORT)
+            assert 10 < caught.value.retry_after_s <= 20
+            assert (await stack.client.complete(PROMPT, SHORT)).token_ids
+        async with Client(f"127.0.0.1:{port}", client_id="x" * 200) as nameless:
+            with pytest.raises(InvalidArgumentError, match="at most 128 characters"):
+                await nameless.complete(PROMPT, SHORT)
+        assert await stack.idle()
+
+
+async def test_outstanding_tokens_are_told_and_bounded(model_dirs):
+    async with start_stack(model_dirs, max_outstanding_tokens=300, max_waiting=5) as stack:
+        events = stack.client.generate(PROMPT, replace(LONG, max_tokens=None))  # the context's 256
+        async with aclosing(events):
+            await anext(events)
+            waiting = asyncio.create_task(
+                stack.client.complete(PROMPT, GenerateOptions(max_tokens=100, rule=EXACT))
+            )
+            await until(stack, active_generations=1, waiting_generations=1)
+            assert 0 < (await stack.admin.status()).outstanding_tokens <= 256
+            async for _ in events:
+                if waiting.done() or (await stack.admin.status()).active_generations == 2:
+                    break  # it was let in before the first had ended
+            else:
+                raise AssertionError("the second waited for the whole of the first")
+        assert (await waiting).token_ids
+        await until(stack, outstanding_tokens=0, active_generations=0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"text": "the cat " * 3_500_000}, "characters, the first"),
+        ({"text": "a" * 20_000_000}, "characters, the first"),
+        ({"token_ids": {"ids": [3] * 8_000_000}}, "8000000 tokens leave no room"),
+        ({"chat": {"messages": [{}] * 1_000_000}}, "1000000 messages leave no room"),
+        (
+            {"chat": {"messages": [{"role": "user", "content": "the cat " * 300_000}] * 10}},
+            "characters, the first",
+        ),
+    ],
+    ids=["words", "letters", "ids", "messages", "chat"],
+)
+async def test_prompts_of_absurd_size_cost_little(stack, request_, message):
+    port, _ = stack.orchestrator.ports
+    request = generation_pb2.GenerateRequest(**request_)
+    limit = [("grpc.max_send_message_length", 64 << 20)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=limit) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        begin = time.process_time()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Generate(request).read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert message in caught.value.details()
+    # Of this process, which is client and server: to tokenize it all takes a minute.
+    assert time.process_time() - begin < 5.0
+    assert (await stack.client.complete(PROMPT, SHORT)).token_ids
+
+
+async def test_a_prompt_that_is_only_too_long_is_counted_exactly(stack):
+    with pytest.raises(InvalidArgumentError, match=r"\d+ tokens leave no room in the model's"):
+        await stack.client.complete("the cat " * 300, SHORT)
+
+
+async def test_a_drain_refuses_what_waits_and_lets_the_rest_finish(model_dirs):
+    async with start_stack(model_dirs, max_concurrent=1, max_waiting=5) as stack:
+        first = await running(stack)
+        waiting = [asyncio.create_task(stack.client.complete(PROMPT, SHORT)) for _ in range(3)]
+        await until(stack, waiting_generations=3)
+        stopping = asyncio.create_task(stack.orchestrator.stop(60.0))
+        refused = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(r) for r in refused} == {UnavailableError}
+        assert all("drains" in str(r) for r in refused)
+        assert not first.done()
+        with pytest.raises(FlyspecError) as late:
+            await stack.client.complete(PROMPT, SHORT)
+        assert late.value.status == "UNAVAILABLE"
+        generation = await first
+        assert generation.completion.completion_tokens == 150
+        await asyncio.wait_for(stopping, 30.0)
