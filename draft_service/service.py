@@ -9,6 +9,7 @@ from typing import Any
 from draft_service.sessions import Session, Sessions
 from flyspec import rpc, wire
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
+from flyspec.malformed import REQUEST_TIMEOUT_S
 from flyspec.types import DraftAdvance, DraftOpen
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
@@ -30,7 +31,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     @rpc.handler
     async def Draft(self, requests: Any, context: Any) -> None:
         """A session: one `open`, then any number of `advance`, one proposal each."""
-        first = await self._read(context, rpc.OPEN_TIMEOUT_S)
+        first = await self._read(context, REQUEST_TIMEOUT_S)
         if first is None:
             return
         if not isinstance(first, DraftOpen):
@@ -46,7 +47,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         """Make a target's tokenizer known, so that sessions can speak it."""
         tokenizers = self._sessions.tokenizers
         with tokenizers.upload() as upload:
-            while (message := await rpc.read(context, rpc.OPEN_TIMEOUT_S)) is not None:
+            while (message := await rpc.read(context, REQUEST_TIMEOUT_S)) is not None:
                 upload.add(wire.add_tokenizer_from_proto(message))
             await tokenizers.add(*upload.whole())
         return draft_pb2.AddTokenizerResponse()

@@ -1,18 +1,25 @@
 """Requests that are no messages of their type: INVALID_ARGUMENT, where grpc.aio would say UNKNOWN.
 
 A deserializer that fails raises out of reach of any servicer. So here none does: what cannot be
-read arrives as `Malformed`, and whoever reads it first raises the error.
+read arrives as `Malformed`, and whoever reads it first raises the error. A call that never sends
+the one request that its method takes would wait for good; here it is told so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
-from flyspec.errors import InvalidArgumentError
+from flyspec.errors import FlyspecError, IdleTimeoutError, InvalidArgumentError
+
+REQUEST_TIMEOUT_S = 30.0
+"""A call without its first message after so long is ended: nothing limits their number."""
+STREAM_TIMEOUT_S = 300.0
+"""So is one without its next message, if its servicer leaves the reading to this module."""
 
 Abort = Callable[[Any, str, Exception], Awaitable[None]]
 
@@ -50,13 +57,13 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _wrap(found: Any, method: str, abort: Abort) -> Any:
-    """The same handler, with a deserializer that does not raise and a look at what it gave."""
-    kind = (
-        f"{'stream' if found.request_streaming else 'unary'}_"
-        f"{'stream' if found.response_streaming else 'unary'}"
-    )
-    behavior, parse = getattr(found, kind), found.request_deserializer
-    look = _look_at_each if found.request_streaming else _look_at_one
+    """The same handler, with a deserializer that does not raise and a look at what it gave.
+
+    For grpc.aio it takes a stream, so that the one request of other methods is read here.
+    """
+    answer = "stream" if found.response_streaming else "unary"
+    takes = "stream" if found.request_streaming else "unary"
+    behavior, parse = getattr(found, f"{takes}_{answer}"), found.request_deserializer
 
     def read_request(data: bytes) -> Any:
         try:
@@ -64,30 +71,45 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
         except Exception as error:
             return Malformed(error)
 
-    async def call(request: Any, context: Any) -> Any:
+    async def request_of(context: Any) -> Any:
+        return _checked(context) if found.request_streaming else await _only_one(context)
+
+    async def call(requests: Any, context: Any) -> Any:
         try:
-            return await behavior(look(request), context)
-        except InvalidArgumentError as error:
+            return await behavior(await request_of(context), context)
+        except FlyspecError as error:
             await abort(context, method, error)
 
-    async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+    async def generate(requests: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async for response in behavior(look(request), context):
+            async for response in behavior(await request_of(context), context):
                 yield response
-        except InvalidArgumentError as error:
+        except FlyspecError as error:
             await abort(context, method, error)
 
     wrapped = generate if inspect.isasyncgenfunction(behavior) else call
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    make = getattr(grpc, f"stream_{answer}_rpc_method_handler")
     return make(wrapped, read_request, found.response_serializer)
 
 
-def _look_at_one(request: Any) -> Any:
-    check_read(request)
+async def _only_one(context: Any) -> Any:
+    """The request of a method that takes one."""
+    request = await _read(context, REQUEST_TIMEOUT_S)
+    if request is grpc.aio.EOF:
+        raise InvalidArgumentError("the call ended without a request; this method takes one")
     return request
 
 
-async def _look_at_each(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for request in requests:
-        check_read(request)
+async def _checked(context: Any) -> AsyncIterator[Any]:
+    while (request := await _read(context, STREAM_TIMEOUT_S)) is not grpc.aio.EOF:
         yield request
+
+
+async def _read(context: Any, timeout_s: float) -> Any:
+    try:
+        async with asyncio.timeout(timeout_s):
+            request = await context.read()
+    except TimeoutError as error:
+        raise IdleTimeoutError(f"no message for {timeout_s:g} s") from error
+    check_read(request)
+    return request

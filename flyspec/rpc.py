@@ -40,8 +40,6 @@ MAX_MESSAGE_BYTES = 32 << 20
 MAX_STREAMS = 2048
 """Calls at once on one connection, if a server does not say otherwise; more wait at the client."""
 SPARE_STREAMS = 64
-OPEN_TIMEOUT_S = 30.0
-"""A stream that has not said what it wants after so long is closed: nothing limits their number."""
 # A status travels in a header, 12 bytes a character at worst; gRPC refuses one beyond 8 KiB, and
 # the client would see that instead.
 MAX_DETAILS_CHARACTERS = 600

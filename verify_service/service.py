@@ -7,6 +7,7 @@ from typing import Any
 from flyspec import process, rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
+from flyspec.malformed import REQUEST_TIMEOUT_S
 from flyspec.types import (
     DraftDistributions,
     TokenDistribution,
@@ -84,7 +85,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 return
 
     async def _first(self, context: Any) -> VerifyOpen:
-        timeout_s = min(rpc.OPEN_TIMEOUT_S, self._settings.idle_timeout_s)
+        timeout_s = min(REQUEST_TIMEOUT_S, self._settings.idle_timeout_s)
         request = await self._read(context, timeout_s)
         if not isinstance(request, VerifyOpen):
             raise InvalidArgumentError("the first message of a stream must be `open`")
