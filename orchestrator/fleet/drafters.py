@@ -81,10 +81,13 @@ class Drafters:
         but for prompt lookup, which the service then does.
         """
         self._pools[""] = pool
+        known, self._drafters = self._drafters, {}
         for info in offered:
-            known = self._drafters.get(info.name)
-            if known is None or known is self.lookup:
-                self._drafters[info.name] = Drafter(info.name, info.name, pool)
+            drafter = known.pop(info.name, self.lookup)
+            if drafter is self.lookup:
+                drafter = Drafter(info.name, info.name, pool)
+            self._drafters[info.name] = drafter
+        self._drafters |= known
         if self._active is self.lookup:
             self._make_active(self._drafters[offered[0].name])
 

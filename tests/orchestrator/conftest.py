@@ -93,6 +93,8 @@ async def start_stack(
         [(draft_pb2_grpc.add_DraftServiceServicer_to_server, DraftService(sessions))],
         ["flyspec.v1.DraftService"],
     )
+    # Tests queue more than a server that means to answer soon would let wait.
+    options = {"max_waiting": 1024, "max_queue_wait_s": 3600.0, **options}
     settings = OrchestratorSettings(
         port=0,
         admin_port=0,

@@ -269,22 +269,24 @@ async def test_too_many_waiting_are_refused(model_dirs):
         assert await stack.idle()
 
 
-async def test_a_drafter_of_another_tokenizer_is_refused(model_dirs, tmp_path):
-    from flyspec.errors import IncompatibleError
+async def test_a_drafter_of_another_tokenizer_is_translated(model_dirs, tmp_path, greedy):
     from tests.tiny import make_model
 
     other = str(make_model(tmp_path / "other", text="completely different words here " * 9))
-    with pytest.raises(IncompatibleError, match="another tokenizer"):
-        async with start_stack((model_dirs[0], other)):
-            pass
-    # It may be there as long as nobody asks for it.
-    async with start_stack((model_dirs[0], other), {"drafter": "prompt_lookup"}) as stack:
-        assert (await stack.client.complete("x", GenerateOptions(max_tokens=2))).token_ids
-        with pytest.raises(FlyspecError, match="another tokenizer") as caught:
-            await stack.client.complete("x", GenerateOptions(drafter="model"))
-        assert caught.value.status == "FAILED_PRECONDITION"
-        usable = {d.name: d.usable for d in await stack.admin.list_drafters()}
-        assert usable == {"prompt_lookup": True, "model": False, "multi_level": False}
+    async with start_stack((model_dirs[0], other)) as stack:
+        options = GenerateOptions(max_tokens=12, ignore_eos=True, rule=EXACT)
+        generation = await stack.client.complete(PROMPT, options)
+        prompt = generation.started.prompt_token_ids
+        assert generation.token_ids == greedy(prompt, 12)
+        (share,) = generation.completion.drafters
+        assert (share.drafter, share.num_draft_tokens > 0) == ("model", True)
+        drafters = {d.name: d for d in await stack.admin.list_drafters()}
+        assert {n: d.translated for n, d in drafters.items()} == {
+            "model": True,
+            "multi_level": True,
+            "prompt_lookup": False,
+        }
+        assert all(d.usable for d in drafters.values())
 
 
 async def test_a_lost_drafter_does_not_stop_a_stream(model_dirs, greedy):
