@@ -138,7 +138,7 @@ class OrchestratorSettings(ServerSettings):
     max_waiting: int | None = Field(
         None,
         ge=0,
-        description="generations that may wait to be admitted; not given: half as many as run",
+        description="generations that may wait to be admitted; not given: a quarter as many as run",
     )
     max_queue_wait_s: float = Field(
         30.0,

@@ -19,14 +19,15 @@ from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, Unavai
 from orchestrator.clients import ClientLimits
 from orchestrator.hold_times import HoldTimes
 
-WAITING_SHARE = 0.5
+WAITING_SHARE = 0.25
 """Generations that may wait, as a share of those that may run, unless `--max-waiting` says.
 
 Under overload every slot is taken and who is let in has waited behind a full queue. With all slots
-busy a generation takes up to 1.6 times as long as at 80 % of the sustainable rate, since more share
+busy a generation takes up to 1.5 times as long as at 80 % of the sustainable rate, since more share
 a step; a queue of a quarter adds a quarter of the mean time that slots are held. Together that
-keeps p99 within twice that at 80 % (`python -m bench.overload` measures it). A longer queue serves
-nobody sooner: it moves the refusal from now to later, and adds its length to every answer.
+keeps p99 within twice that at 80 %, with something to spare for what refusing costs. A longer queue
+serves nobody sooner: it moves the refusal from now to later and adds its length to every answer.
+`python -m bench.overload` measures it.
 """
 UNKNOWN_RETRY_S = 1.0
 """When to come back while no slot was ever given back."""

@@ -127,7 +127,7 @@ async def test_waiting_is_bounded_and_refusals_say_when_to_retry():
     assert empty(requests.admission)
 
 
-@pytest.mark.parametrize(("capacity", "waiting"), [(1, 1), (32, 16), (5, 2)])
+@pytest.mark.parametrize(("capacity", "waiting"), [(1, 1), (32, 8), (9, 2)])
 async def test_a_share_of_the_slots_may_wait(capacity, waiting):
     requests = Requests(Admission(lambda: capacity))
     for i in range(capacity + waiting + 3):

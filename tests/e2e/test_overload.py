@@ -1,0 +1,62 @@
+"""More requests than can be served: a short form of `python -m bench.overload`; a drain by SIGTERM.
+
+Nothing about speed here, which depends on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from bench import overload
+from flyspec.cli.stack import Stack, StackOptions
+from flyspec.client import AdminClient, Client, GenerateOptions
+from flyspec.errors import UnavailableError
+from flyspec.types import Rule
+
+LONG = GenerateOptions(rule=Rule("exact"), max_tokens=120, ignore_eos=True)
+
+
+async def test_ten_times_the_load_is_refused_with_when_to_retry():
+    flags = (
+        "--seconds 6 --baseline 3 --calibrate 3 --warm-up 1 --max-tokens 16 --max-sessions 4 "
+        "--every 0.2 --json"
+    )
+    report = await overload.measure(overload.parser().parse_args(flags.split()))
+    load = report.phase("overload")
+    assert report.errors == {}
+    assert load.completed + load.refused == load.sent
+    assert load.completed > 0
+    assert load.refused > 0
+    assert load.refusals_without_retry == 0
+    assert not any(report.left.values())
+    assert report.memory
+    document = report.to_document()
+    assert document["passed"] == (not document["broken"])
+    assert overload.table(report).row_count == len(report.phases)
+    assert "p99 of accepted" in overload.summary(report)
+
+
+async def test_sigterm_drains():
+    options = StackOptions(
+        log_level="error",
+        drain_grace_s=60.0,
+        orchestrator_flags=("--max-concurrent", "2", "--max-waiting", "5"),
+    )
+    async with (
+        Stack(options) as stack,
+        Client(stack.address) as client,
+        AdminClient(stack.admin_address) as admin,
+    ):
+        tasks = [asyncio.create_task(client.complete("import os\n", LONG)) for _ in range(5)]
+        while (await admin.status()).waiting_generations < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        orchestrator = stack.services["orchestrator"]
+        orchestrator.send(signal.SIGTERM)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        refused = [r for r in results if isinstance(r, UnavailableError)]
+        assert len(refused) == 3
+        assert all("drains" in str(r) for r in refused)
+        texts = {tuple(r.token_ids) for r in results if r not in refused}
+        assert {len(text) for text in texts} == {120}
+        assert await asyncio.wait_for(orchestrator.ended(), 30.0) == 0
