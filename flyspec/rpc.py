@@ -135,9 +135,12 @@ async def _abort(context: Any, method: str, error: Exception) -> None:
     try:
         async with asyncio.timeout(ABORT_TIMEOUT_S):
             await context.abort(code, details, trailing_metadata=metadata)
-    except TimeoutError:
-        pass
-    # What was sent is not read; the status follows once it is, and this need not wait for that.
+    except grpc.aio.AbortError:
+        raise
+    except (TimeoutError, grpc.aio.BaseError) as failure:
+        # What was sent is not read, or the call has ended meanwhile, by its deadline for example.
+        log.debug("%s: its status %s was not taken: %s", method, code.name, failure)
+    # A status follows once what was sent is read; this need not wait for that.
     raise asyncio.CancelledError
 
 
