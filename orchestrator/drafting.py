@@ -10,7 +10,12 @@ from __future__ import annotations
 import logging
 import time
 
-from flyspec.errors import FlyspecError, PrefixMismatchError, UnavailableError
+from flyspec.errors import (
+    FlyspecError,
+    PrefixMismatchError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
     BreakerState,
@@ -70,6 +75,7 @@ class Drafting:
         self._trouble: tuple[int, object] | None = None  # since when, and what
         self._swapped = ""  # why the operator gave the generation to another drafter
         self._last = ""  # whose proposal came last
+        self._began_ns = 0  # when this round's proposal was asked for
         self.shares: dict[str, list[int]] = {}
         """Rounds, drafted and accepted tokens of each drafter, by name, in order of appearance."""
         assigned.users.add(self)
@@ -83,12 +89,14 @@ class Drafting:
         """Up to `max_tokens` tokens to follow `sequence`; never fails for a drafter's sake."""
         if max_tokens <= 0:
             return Proposal()
-        began_ns = time.perf_counter_ns()
+        began_ns = self._began_ns = time.perf_counter_ns()
         self._look_around()
         self._failed.clear()
         self._lost.clear()
         deadline: float | None = None
         for _ in range(MAX_TRIES):
+            if deadline is not None and deadline - time.monotonic() < MIN_TRY_S:
+                break
             if self._session is None and not self._open():
                 break
             assert self._session is not None
@@ -98,8 +106,6 @@ class Drafting:
             now = time.monotonic()
             deadline = deadline or now + allowed
             timeout_s = min(allowed, deadline - now)
-            if timeout_s < MIN_TRY_S:
-                break
             try:
                 proposal = await self._ask(sequence, max_tokens, round_id, timeout_s)
             except FlyspecError as error:
@@ -189,7 +195,7 @@ class Drafting:
         swapped, self._swapped = self._swapped, ""
         if trouble is None and last in ("", drafter.name):
             return
-        since_ns, reason = trouble or (time.perf_counter_ns(), swapped or "it can be used again")
+        since_ns, reason = trouble or (self._began_ns, swapped or "it can be used again")
         if swapped:
             kind = RecoveryKind.DRAFTER_SWAPPED
         elif last in ("", drafter.name):
@@ -215,13 +221,14 @@ class Drafting:
             self._trouble = began_ns, error
         drafter.stats.failures_total += isinstance(error, UnavailableError)
         lost = isinstance(error, PrefixMismatchError | UnavailableError)
-        if lost and not isinstance(error, SilentError) and self._lost.count(replica) < REOPENED:
+        final = isinstance(error, SilentError) or replica.breaker.state is not BreakerState.CLOSED
+        if lost and not final and self._lost.count(replica) < REOPENED:
             self._lost.append(replica)  # the stream, perhaps not the service
             return
         self._failed.append(replica)
         if isinstance(error, UnavailableError):
             replica.failed()
-        elif error.status not in ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"):
+        elif not lost and not isinstance(error, ResourceExhaustedError):
             self._unfit.add(drafter)
 
     def _fall_back(self, sequence: TokenSequence, max_tokens: int) -> Proposal:
@@ -231,7 +238,7 @@ class Drafting:
         self._drafter = self._drafters.lookup
         trouble, self._trouble = self._trouble, None
         if self._last != FALLBACK and self._assigned.pool is not None:
-            since_ns, reason = trouble or (time.perf_counter_ns(), self._assigned.reason)
+            since_ns, reason = trouble or (self._began_ns, self._assigned.reason)
             self._recoveries.note(RecoveryKind.DRAFTER_FALLBACK, since_ns, FALLBACK, reason)
         self._last = FALLBACK
         return fit_proposal(proposal, self._vocab_size)

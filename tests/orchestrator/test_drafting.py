@@ -1,0 +1,247 @@
+"""A generation's drafts when drafters are lost, hang, talk nonsense, come back, or are swapped."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flyspec.prefix import TokenSequence
+from flyspec.types import DrafterInfo, DraftOpen, RecoveryKind, SamplingParams
+from orchestrator.drafting import Drafting
+from orchestrator.fleet.breaker import Breaker
+from orchestrator.recoveries import Recoveries
+from orchestrator.upstreams import Traffic
+from tests.orchestrator.fakes import FakeDraft, Offer
+from tests.orchestrator.pools import pool_of, registry_of
+from tests.orchestrator.world import World
+
+WORLD = World(seed=1, eos_share=0.0)
+PROMPT = [3, 4, 5, 3, 4]
+
+
+class Draft(FakeDraft):
+    """A draft service that fails as it is told to."""
+
+    def __init__(self, address):
+        super().__init__(WORLD, Offer(4))
+        self.address, self.timeout_s = address, 0.2
+        self.fails = ""
+        make = self.stub.Draft
+
+        def call():
+            stream = make()
+            write, answer = stream.write, stream.answer
+
+            async def failing_write(message):
+                if self.fails == "lost":
+                    raise asyncio.InvalidStateError
+                await write(message)
+
+            read = stream.read
+
+            async def failing_read():
+                if self.fails == "hangs":
+                    await asyncio.sleep(30)
+                return await read()
+
+            def failing_answer(message):
+                answers = answer(message)
+                for chunk in answers:
+                    if self.fails == "wrong round":
+                        chunk.round_id += 1
+                    if self.fails == "wrong ids" and chunk.token_ids:
+                        chunk.token_ids[0] = 5_000_000
+                    if self.fails == "too many" and chunk.last:
+                        chunk.token_ids.extend([3] * 70)
+                        chunk.origins.extend([1] * 70)
+                return answers
+
+            stream.write, stream.read, stream.answer = failing_write, failing_read, failing_answer
+            return stream
+
+        self.stub.Draft = call
+
+    async def close(self):
+        pass
+
+
+class Generation:
+    """Drafting round after round; every proposal stands."""
+
+    def __init__(self, registry, by_name=""):
+        self.recoveries = Recoveries()
+        open_ = DraftOpen((), SamplingParams(), 1, prompt_length=len(PROMPT))
+        assigned = registry.assign(by_name)
+        self.drafting = Drafting(
+            registry, assigned, bool(by_name), open_, 1000, Traffic(), self.recoveries
+        )
+        self.sequence = TokenSequence(PROMPT)
+        self.round_id = 0
+
+    async def round(self):
+        """Who drafted; the drafts and a bonus become part of the sequence."""
+        self.round_id += 1
+        proposal = await self.drafting.propose(self.sequence, 4, self.round_id)
+        length = len(self.sequence) + len(proposal.token_ids)
+        self.drafting.record(proposal.drafter, len(proposal.token_ids), 0, 1, 1)
+        self.drafting.accept(length)
+        self.sequence.extend([*proposal.token_ids, 6])
+        return proposal.drafter
+
+    @property
+    def kinds(self):
+        return [r.kind for r in self.recoveries.kept]
+
+
+def registry(*names, breaker=None):
+    """Drafters by these names, each with a service of its own; the first is the default."""
+    make = breaker or (lambda: Breaker(10.0, 10.0, jitter=lambda: 0.0))
+    services = [Draft(name) for name in names]
+    drafters = registry_of(services[0], breaker=make)
+    drafters._drafters = {names[0]: drafters.active}
+    drafters.active.name = names[0]
+    for name, service in zip(names[1:], services[1:], strict=True):
+        other = registry_of(service, breaker=make).active
+        other.name, other.state = name, type(other.state).REGISTERED
+        drafters._drafters[name] = other
+    return drafters, services
+
+
+@pytest.mark.parametrize("fails", ["lost", "hangs", "wrong round", "wrong ids", "too many"])
+async def test_the_next_drafter_takes_over_and_gives_way_when_the_first_is_back(fails):
+    drafters, (one, _) = registry("one", "two")
+    generation = Generation(drafters)
+    assert await generation.round() == "one"
+    one.fails = fails
+    # Who hung used up the round's time: prompt lookup here, then the next drafter.
+    later = [await generation.round() for _ in range(3)]
+    assert later == (["prompt_lookup"] if fails == "hangs" else ["two"]) + ["two"] * 2
+    (replica,) = drafters.get("one").pool.replicas
+    assert not replica.usable
+    one.fails = ""
+    replica.breaker.answered(float("inf"))
+    assert [await generation.round() for _ in range(2)] == ["one", "one"]
+    expected = [RecoveryKind.DRAFTER_REPLACED, RecoveryKind.DRAFTER_RESTORED]
+    if fails == "hangs":
+        expected.insert(0, RecoveryKind.DRAFTER_FALLBACK)
+    assert generation.kinds == expected
+    assert not replica.breaker.retry_at < 0
+    generation.drafting.close()
+    assert not any(d.users for d in drafters.all)
+    assert not any(r.sessions for d in drafters.all if d.pool for r in d.pool.replicas)
+
+
+async def test_a_lost_stream_is_opened_again_at_the_same_drafter():
+    drafters, (one, two) = registry("one", "two")
+    generation = Generation(drafters)
+    await generation.round()
+    for kind in ("write", "read"):
+        one.break_at(kind)
+        assert await generation.round() == "one"
+    assert generation.kinds == [RecoveryKind.DRAFTER_REOPENED] * 2
+    assert (one.opened, two.opened) == (3, 0)
+
+
+async def test_another_replica_of_the_same_drafter_comes_first():
+    services = [Draft("a"), Draft("b")]
+    drafters = registry_of(*services, breaker=lambda: Breaker(10.0, 10.0))
+    generation = Generation(drafters)
+    await generation.round()
+    (busy,) = [s for s in services if s.opened]
+    busy.fails = "lost"
+    assert await generation.round() == "model"
+    assert all(s.opened for s in services)
+    assert generation.kinds == [RecoveryKind.DRAFTER_REOPENED]
+
+
+async def test_without_any_drafter_prompt_lookup_here_goes_on():
+    drafters, (one,) = registry("one")
+    one.fails = "lost"
+    generation = Generation(drafters)
+    assert [await generation.round() for _ in range(3)] == ["prompt_lookup"] * 3
+    assert generation.kinds == [RecoveryKind.DRAFTER_FALLBACK], "told once"
+    assert drafters.get("one").stats.failures_total == 3, "not asked again while its breaker rests"
+
+
+async def test_only_one_generation_tries_a_drafter_that_failed():
+    drafters, (one,) = registry("one")
+    generations = [Generation(drafters) for _ in range(5)]
+    one.fails = "hangs"
+    await asyncio.gather(*(g.round() for g in generations))
+    (replica,) = drafters.get("one").pool.replicas
+    replica.breaker.answered(float("inf"))
+    opened = one.opened
+    one.fails = "lost"
+    names = await asyncio.gather(*(g.round() for g in generations))
+    assert names == ["prompt_lookup"] * 5
+    assert one.opened == opened
+    failed = drafters.get("one").stats.failures_total
+    assert failed == 5 + 1, "one generation, once"
+    assert not replica.usable
+
+
+async def test_the_operator_moves_generations_but_not_those_that_asked_by_name():
+    drafters, _ = registry("one", "two")
+    free, bound = Generation(drafters), Generation(drafters, by_name="one")
+    for generation in (free, bound):
+        assert await generation.round() == "one"
+    drafters.activate("two", None)
+    assert (await free.round(), await bound.round()) == ("two", "one")
+    assert free.kinds == [RecoveryKind.DRAFTER_SWAPPED]
+    await drafters.drain("one", 0.0)
+    assert await bound.round() == "two"
+    assert bound.kinds == [RecoveryKind.DRAFTER_SWAPPED]
+    assert not drafters.get("one").users
+    await drafters.remove("one", force=False)
+    assert (await free.round(), await bound.round()) == ("two", "two")
+    assert list(bound.drafting.shares) == ["one", "two"]
+
+
+async def test_a_drafter_that_refuses_the_sequence_is_not_asked_again():
+    from flyspec.errors import InvalidArgumentError
+    from orchestrator.upstreams import DraftSession
+
+    drafters, (one, two) = registry("one", "two")
+    generation = Generation(drafters)
+    await generation.round()
+    refusal = InvalidArgumentError("the drafter holds 5 tokens")
+    original = DraftSession.propose
+
+    async def refuse(self, *args):
+        if self._upstream is one:
+            raise refusal
+        return await original(self, *args)
+
+    DraftSession.propose = refuse
+    try:
+        assert [await generation.round() for _ in range(2)] == ["two", "two"]
+    finally:
+        DraftSession.propose = original
+    (replica,) = drafters.get("one").pool.replicas
+    assert replica.usable, "others may use it"
+    assert await generation.round() == "two"
+    assert two.opened == 1
+
+
+async def test_a_replica_that_takes_nothing_new_is_left_if_there_is_another():
+    services = [Draft("a"), Draft("b")]
+    drafters = registry_of(*services, breaker=lambda: Breaker(10.0, 10.0))
+    generation = Generation(drafters)
+    await generation.round()
+    replicas = drafters.get("model").pool.replicas
+    (busy,) = [r for r in replicas if r.sessions]
+    busy.problem = "it drains"
+    await generation.round()
+    assert not busy.sessions
+    (other,) = [r for r in replicas if r.sessions]
+    other.problem = "it drains too"
+    await generation.round()
+    assert other.sessions, "none takes anything: it stays while it is served"
+
+
+def test_the_names_are_those_of_the_registry():
+    drafters, _ = registry("one", "two")
+    assert [d.name for d in drafters.all] == ["one", "two"]
+    assert isinstance(drafters.active.pool, type(pool_of(Draft("x"))))
+    assert DrafterInfo("model", "model") in drafters.active.pool.replicas[0].info.drafters
