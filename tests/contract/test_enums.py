@@ -3,14 +3,17 @@
 import pytest
 
 from flyspec.types import (
+    BreakerState,
     Divergence,
+    DrafterState,
     EntropyMeasure,
     FinishReason,
     Origin,
     Outcome,
+    RecoveryKind,
     WindowScope,
 )
-from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
+from flyspec.v1 import admin_pb2, common_pb2, generation_pb2, verify_pb2
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,9 @@ from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
         (Divergence, common_pb2.Divergence, "DIVERGENCE_"),
         (Outcome, verify_pb2.DecisionOutcome, "DECISION_OUTCOME_"),
         (FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+        (RecoveryKind, generation_pb2.RecoveryKind, "RECOVERY_KIND_"),
+        (BreakerState, admin_pb2.BreakerState, "BREAKER_STATE_"),
+        (DrafterState, admin_pb2.DrafterState, "DRAFTER_STATE_"),
     ],
 )
 def test_numbers_agree(ours, theirs, prefix):

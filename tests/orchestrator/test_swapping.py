@@ -1,0 +1,124 @@
+"""Swapping drafters through the admin port while generations run, and what clients are told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flyspec.client import Chunk, Completion, GenerateOptions
+from flyspec.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PrefixMismatchError,
+    UnavailableError,
+)
+from flyspec.types import DrafterState, Outcome, RecoveryKind, Rule
+from tests.orchestrator.conftest import start_stack
+
+EXACT = Rule("exact")
+PROMPT = "The cat sat on the mat, and the dog sat"
+
+
+async def test_running_generations_move_and_their_text_stays(model_dirs, greedy):
+    options = GenerateOptions(rule=EXACT, max_tokens=120, ignore_eos=True)
+    async with start_stack(model_dirs) as stack, start_stack(model_dirs) as other:
+        admin, address = stack.admin, f"127.0.0.1:{other.draft_server.port}"
+        before = (await admin.status()).verify.process
+        tokens, completion, prompt = [], None, []
+        async for event in stack.client.generate(PROMPT, options):
+            if isinstance(event, Chunk):
+                if not tokens:
+                    drafter, probe_ns = await admin.register_drafter("next", address)
+                    assert (drafter.kind, drafter.state) == ("model", DrafterState.REGISTERED)
+                    assert probe_ns > 0
+                    await admin.activate_drafter("next", 0.5)
+                    active = await admin.activate_drafter("next")
+                    assert active.active
+                tokens += event.token_ids
+            elif isinstance(event, Completion):
+                completion = event
+            elif hasattr(event, "prompt_token_ids"):
+                prompt = event.prompt_token_ids
+        assert tokens == greedy(prompt, 120)
+        assert [r.kind for r in completion.recoveries] == [RecoveryKind.DRAFTER_SWAPPED]
+        assert [d.drafter for d in completion.drafters] == ["model", "next"]
+        drained = await admin.drain_drafter("model", 10.0)
+        assert drained.state is DrafterState.DRAINING
+        assert drained.stats.active_generations == 0
+        await admin.remove_drafter("model")
+        with pytest.raises(NotFoundError, match="no drafter 'model'; there are next"):
+            await stack.client.complete("x", GenerateOptions(drafter="model"))
+        drafters = {d.name: d for d in await admin.list_drafters()}
+        assert next(iter(drafters)) == "next"
+        stats = drafters["next"].stats
+        assert stats.num_spec_steps
+        assert 0 < stats.draft_acceptance_rate <= 1
+        assert stats.mean_accepted_tokens > 1
+        after = (await admin.status()).verify.process
+        assert before.instance_id == after.instance_id
+        assert before.num_model_loads == after.num_model_loads
+        assert await stack.idle()
+
+
+async def test_what_the_operator_asks_in_vain(model_dirs):
+    async with start_stack(model_dirs) as stack:
+        admin = stack.admin
+        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+            await admin.register_drafter("x", "127.0.0.1:1")
+        with pytest.raises(InvalidArgumentError, match="address: 'nowhere' is not an address"):
+            await admin.register_drafter("x", "nowhere")
+        with pytest.raises(InvalidArgumentError, match="letters, digits"):
+            await admin.register_drafter("a b", f"127.0.0.1:{stack.draft_server.port}")
+        for call in (
+            admin.activate_drafter("x"),
+            admin.drain_drafter("x"),
+            admin.remove_drafter("x"),
+        ):
+            with pytest.raises(NotFoundError, match="no drafter 'x'"):
+                await call
+        # FAILED_PRECONDITION has one class on the client's side.
+        with pytest.raises(PrefixMismatchError, match="activate another first"):
+            await admin.drain_drafter("model")
+        verify_port = stack.verify_server.port
+        with pytest.raises(Exception, match=r"UNIMPLEMENTED|Method not found"):
+            await admin.register_drafter("x", f"127.0.0.1:{verify_port}")
+
+
+async def test_an_orchestrator_that_drains_takes_nothing_and_takes_it_again(model_dirs):
+    async with start_stack(model_dirs) as stack:
+        options = GenerateOptions(rule=EXACT, max_tokens=60, ignore_eos=True)
+        running = asyncio.create_task(stack.client.complete(PROMPT, options))
+        while not (await stack.admin.status()).active_generations:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await stack.admin.drain() == 1
+        assert await stack.client.check_health() == "NOT_SERVING"
+        with pytest.raises(UnavailableError, match="drain"):
+            await stack.client.complete(PROMPT, options)
+        assert len((await running).token_ids) == 60
+        assert (await stack.admin.status()).draining
+        await stack.admin.drain(resume=True)
+        assert await stack.client.check_health() == "SERVING"
+        assert len((await stack.client.complete(PROMPT, options)).token_ids) == 60
+
+
+@pytest.mark.parametrize("rule", [Rule("exact"), Rule("margin", margin_threshold=1.0)])
+async def test_rounds_are_returned_and_come_to_the_output(stack, rule):
+    options = GenerateOptions(rule=rule, max_tokens=60, ignore_eos=True, return_rounds=True)
+    generation = await stack.client.complete(PROMPT, options)
+    assert len(generation.rounds) >= generation.completion.speculation.num_rounds
+    tokens = list(generation.started.prompt_token_ids)
+    first = len(tokens)
+    for record in generation.rounds:
+        assert record.start_length == len(tokens)
+        assert record.drafter in ("model", "prompt_lookup", "")
+        accepted = [d.outcome.accepted for d in record.decisions]
+        tokens = [*tokens, *record.draft_token_ids][: record.keep_length]
+        tokens.append(record.next_token_id)
+        if all(accepted) and record.decisions and record.keep_length >= record.start_length:
+            assert record.keep_length == record.start_length + len(record.draft_token_ids)
+        assert len(record.decisions) == len(record.draft_token_ids)
+        if rule.name == "exact":
+            assert not {Outcome.LOOSE, Outcome.PROVISIONAL} & {d.outcome for d in record.decisions}
+    assert tokens[first : first + 60] == generation.token_ids
+    assert not (await stack.client.complete(PROMPT, GenerateOptions(max_tokens=3))).rounds
