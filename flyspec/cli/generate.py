@@ -71,6 +71,13 @@ def generate(
     json: Annotated[
         bool, typer.Option("--json", help="One JSON document a prompt on standard output.")
     ] = False,
+    return_rounds: Annotated[
+        bool,
+        typer.Option(
+            "--return-rounds",
+            help="With --json: each round's drafts and decisions, to replay the run with.",
+        ),
+    ] = False,
     color: Annotated[Color, typer.Option(help="Colour tokens by their origin.")] = "auto",
 ) -> None:
     """Stream the continuation of prompts, each token coloured by its origin.
@@ -82,9 +89,11 @@ def generate(
     refuse_model_flags(models, local, address)
     if sampling.logprobs is not None and not json:
         raise typer.BadParameter("--logprobs: only with --json, which shows them")
+    if return_rounds and not json:
+        raise typer.BadParameter("--return-rounds: only with --json, which shows them")
     what = _prompts(prompts or [], prompt_file or [], limit)
     options = to_generate_options(max_tokens, sampling, speculation, rule)
-    options = replace(options, timeout_s=timeout)
+    options = replace(options, timeout_s=timeout, return_rounds=return_rounds)
     output = _Output(json=json, color=_wants_color(color))
 
     async def use(client: Client, _: Stack | None) -> None:

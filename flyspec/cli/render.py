@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from flyspec.client import Chunk, Generation, SpeculationMetrics
+from flyspec.client import Chunk, Generation, RoundRecord, SpeculationMetrics
 from flyspec.types import Origin
 
 STYLES: dict[Origin, Style] = {
@@ -58,7 +59,10 @@ def speculation_document(metrics: SpeculationMetrics) -> dict[str, Any]:
 
 
 def document(generation: Generation) -> dict[str, Any]:
-    """What `generate --json` prints for one prompt; `logprobs` only if they were asked for."""
+    """What `generate --json` prints for one prompt.
+
+    `logprobs` and `rounds` only if they were asked for.
+    """
     completion = generation.completion
     values: dict[str, Any] = {
         "text": generation.text,
@@ -71,10 +75,35 @@ def document(generation: Generation) -> dict[str, Any]:
         "loop_guard_token_index": completion.loop_guard_token_index,
         "warnings": list(generation.started.warnings),
         "metrics": {"speculative_decoding": speculation_document(completion.speculation)},
+        "drafters": [asdict(share) for share in completion.drafters],
+        "num_recoveries": completion.num_recoveries,
+        "recoveries": [
+            asdict(recovery) | {"kind": recovery.kind.name} for recovery in completion.recoveries
+        ],
     }
     if generation.logprobs:
         values["logprobs"] = logprobs_document(generation)
+    if generation.rounds:
+        values["rounds"] = [round_document(record) for record in generation.rounds]
     return values
+
+
+def round_document(record: RoundRecord) -> dict[str, Any]:
+    """A round for `--return-rounds`: drafts, decisions, and what the verdict depended on."""
+    window = record.open_window
+    return {
+        "start_length": record.start_length,
+        "drafter": record.drafter,
+        "draft_token_ids": list(record.draft_token_ids),
+        "decisions": [d._asdict() | {"outcome": d.outcome.name} for d in record.decisions],
+        "keep_length": record.keep_length,
+        "next_token_id": record.next_token_id,
+        "committed_length": record.committed_length,
+        "remaining_loose_tokens": record.budget.loose_tokens,
+        "remaining_loose_cost_nats": record.budget.loose_cost_nats,
+        "exact_until_position": record.exact_until_position,
+        "open_window": window._asdict() if window else None,
+    }
 
 
 def logprobs_document(generation: Generation) -> list[dict[str, Any]]:
@@ -175,6 +204,8 @@ def summary(generation: Generation, seconds: float) -> str:
     parts.append(f"rule {generation.started.rule.name}")
     if generation.started.drafter:
         parts.append(f"drafter {generation.started.drafter}")
+    if count := completion.num_recoveries:
+        parts.append(f"{count} recover{'ies' if count > 1 else 'y'}")
     reason = completion.finish_reason.name.lower()
     parts.append(f"{reason} {completion.stop_reason!r}" if completion.stop_reason else reason)
     return " · ".join(parts)
