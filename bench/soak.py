@@ -28,7 +28,7 @@ from demo.corpus import problems
 from flyspec.cli.service import Service
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Chat, Client, Completion, GenerateOptions, Prompt
-from flyspec.errors import FlyspecError
+from flyspec.errors import FlyspecError, ResourceExhaustedError
 from flyspec.types import Rule, SamplingParams
 
 RULES = ("exact", "fly", "fly-paper", "margin", "fuzzy", "typical", "rejection", "random")
@@ -112,7 +112,7 @@ class Soak:
                 await asyncio.sleep(0.1)
             began = time.monotonic()
             try:
-                await self._request(client, rng)
+                await self._request_with_patience(client, rng)
             except FlyspecError as error:
                 message = f"{type(error).__name__}: {error}"
                 self.report.failed[message] = self.report.failed.get(message, 0) + 1
@@ -120,6 +120,17 @@ class Soak:
                 if not self._down and began > self._calm_since + SETTLE_S:
                     self.report.unexpected.append(message)
             self.report.sessions += 1
+
+    async def _request_with_patience(self, client: Client, rng: random.Random) -> None:
+        """A request, made again when it was refused for want of room, as the refusal says."""
+        while True:
+            try:
+                return await self._request(client, rng)
+            except ResourceExhaustedError as error:
+                if error.retry_after_s is None:
+                    raise
+                self.report.refused += 1
+                await asyncio.sleep(error.retry_after_s)
 
     async def _request(self, client: Client, rng: random.Random) -> None:
         leaves = rng.random() < CANCELLED

@@ -47,11 +47,15 @@ class Growth:
 
 @dataclass(slots=True)
 class Report:
-    """What happened. `failed` is by message, `unexpected` those with all services running."""
+    """What happened. `failed` is by message, `unexpected` those with all services running.
+
+    `refused` for want of room, and asked again later.
+    """
 
     sessions: int = 0
     completed: int = 0
     cancelled: int = 0
+    refused: int = 0
     tokens: int = 0
     seconds: float = 0.0
     failed: dict[str, int] = field(default_factory=dict)
@@ -120,7 +124,8 @@ def show(report: Report) -> None:
     print(
         f"{report.sessions} sessions in {report.seconds:.0f} s: {report.completed} complete, "
         f"{report.cancelled} cancelled, {sum(report.failed.values())} failed "
-        f"({len(report.unexpected)} with all services running); {report.tokens} tokens; "
+        f"({len(report.unexpected)} with all services running), {report.refused} times refused and "
+        f"asked again; {report.tokens} tokens; "
         f"{report.prefix_cache_hit_rate:.0%} of prompt tokens found in the cache"
     )
     for message, count in sorted(report.failed.items(), key=lambda item: -item[1])[:5]:
