@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint types imports protos unit stubs models clean \
-	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench
+	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -96,6 +96,10 @@ bench-engine: $(VENV)/.installed-dev ## steps, prefill and ranks; many requests 
 		--output build/throughput.json --plot docs/images/engine-throughput.svg
 	@$(BIN)/flyspec bench prefill-stall \
 		--output build/prefill-stall.json --plot docs/images/engine-prefill-stall.svg
+
+MESSAGES ?= 200000
+fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; an hour or two on two cores
+	@$(BIN)/python -m bench.fuzz --messages $(MESSAGES) $(ARGS)
 
 clean: ## remove what make made
 	rm -rf $(VENV) node_modules build *.egg-info
