@@ -57,6 +57,10 @@ CLIENT_ID_KEY = "flyspec-client-id"
 # overwrites the status that the peer sent (grpc/grpc#36066).
 WRITE_FAILED = "Internal error from Core"
 
+# What grpc.aio raises, by a class that it keeps to itself, in a call that reads or writes when the
+# grace period of its server is over: a cancellation like any other.
+SERVER_STOPPED = "_ServerStoppedError"
+
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -177,6 +181,8 @@ def handler(method: Callable[..., Awaitable[Any]]) -> Any:
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
+            if type(error).__name__ == SERVER_STOPPED:
+                raise asyncio.CancelledError from error
             await _abort(context, method.__qualname__, error)
             raise
 

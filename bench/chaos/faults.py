@@ -15,6 +15,7 @@ from bench.chaos.fleet import Fleet, Member
 KINDS = ("kill", "drain", "hold", "delay", "stall", "drop", "cut")
 """SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through the proxy: a delay,
 silence, silence that ends with a cut, a cut. Connections are refused for a while after a cut."""
+RESTARTS = ("kill", "drain")
 WEIGHTS = (2, 1, 3, 2, 2, 2, 2)
 SECONDS = {
     "hold": (1.0, 8.0), "delay": (2.0, 6.0), "stall": (1.0, 8.0), "drop": (1.0, 5.0),
@@ -24,6 +25,8 @@ SECONDS = {
 DELAY_S = (0.02, 0.5)
 PAUSE_S = {"target": 9.0, "drafter": 7.0}
 """Mean time between the end of a service's fault and its next one."""
+CALM_S = 2.0
+"""A service works for so long at least before its next fault."""
 BOTH_PAUSE_S = 45.0
 """Mean time between faults of all targets at once."""
 
@@ -64,7 +67,7 @@ def random_tracks(fleet: Fleet, seed: int) -> list[Iterator[Act]]:
 def one_of_each(fleet: Fleet, seed: int) -> list[Iterator[Act]]:
     """Every kind once, short: on targets and on drafters by turns, in an order of the seed's."""
     rng = random.Random(seed)
-    kinds = [k for k in KINDS if k not in ("kill", "drain")]
+    kinds = [k for k in KINDS if k not in RESTARTS]
     rng.shuffle(kinds)
     drafter, target = fleet.drafters[0], fleet.targets[0]
     quick = [
@@ -98,6 +101,7 @@ class Saboteur:
     def __init__(self, tracks: Sequence[Iterator[Act]], now: Callable[[], float]) -> None:
         self._tracks, self._now = tracks, now
         self._over = asyncio.Event()
+        self._restarting = asyncio.Lock()  # one target after the other, or all at once
         self.faults: list[Fault] = []
         self.under_way: dict[str, str] = {}
         """Services that are hurt now, and how."""
@@ -117,7 +121,10 @@ class Saboteur:
             async with AsyncExitStack() as locks:
                 for member in act.members:
                     await locks.enter_async_context(member.lock)
-                if self._over.is_set():
+                calm_s = max(member.healed_s for member in act.members) + CALM_S - self._now()
+                if act.kind in RESTARTS and act.members[0].role == "target":
+                    await locks.enter_async_context(self._restarting)
+                if await self._wait(max(0.0, calm_s)):
                     return
                 await self._do(act)
 
@@ -140,6 +147,8 @@ class Saboteur:
                     tasks.create_task(hurt(member, act.kind, act.seconds, act.delay_s))
         finally:
             del self.under_way[service]
+            for member in act.members:
+                member.healed_s = self._now()
         role = act.members[0].role
         self.faults.append(Fault(act.kind, service, role, begun, self._now()))
 

@@ -43,12 +43,13 @@ class FleetOptions:
 class Member:
     """A service that can be hurt: its process, and the proxy between it and the orchestrator.
 
-    `lock` is held by who hurts it.
+    `lock` is held by who hurts it, `healed_s` is when that was last over, in the run's time.
     """
 
     def __init__(self, role: Role, process: Restartable) -> None:
         self.role, self.process = role, process
         self.lock = asyncio.Lock()
+        self.healed_s = 0.0
         self._proxy: Proxy | None = None
 
     @property

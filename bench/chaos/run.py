@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from bench.chaos.faults import Saboteur, one_of_each, random_tracks
 from bench.chaos.fleet import FOREIGN_DRAFTER, Fleet, FleetOptions
 from bench.chaos.replay import Replay
 from bench.chaos.report import Report, check_memory, count
-from bench.chaos.work import EXACT, Request, Work, fill_in, jobs, now_since
-from flyspec.client import AdminClient, Client, GenerateOptions
+from bench.chaos.work import Request, Work, drafts, fill_in, jobs, now_since
+from flyspec.client import AdminClient, Client
 from flyspec.errors import FlyspecError
 
 SETTLE_S = 20.0
@@ -122,7 +121,7 @@ class _Run:
         while True:
             left = await self._left()
             for name in list(lacking):
-                if await self._drafts(name):
+                if await drafts(self._client, name):
                     lacking.discard(name)
             if time.monotonic() > deadline or not (lacking or any(left.values())):
                 break
@@ -143,17 +142,6 @@ class _Run:
             status = await admin.status()
         left["the orchestrator"] = status.active_generations + status.waiting_generations
         return left
-
-    async def _drafts(self, name: str) -> bool:
-        """Whether a generation that asks for a drafter gets it, without any recovery."""
-        options = GenerateOptions(
-            max_tokens=16, ignore_eos=True, drafter=name, rule=EXACT, num_speculative_tokens=4,
-            timeout_s=SETTLE_S,
-        )  # fmt: skip
-        with contextlib.suppress(FlyspecError):
-            completion = (await self._client.complete("import os\n", options)).completion
-            return [d.drafter for d in completion.drafters] in ([name], [])
-        return False
 
 
 async def _replay(

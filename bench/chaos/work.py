@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ KS = (0, 4, 15)
 SAMPLINGS = (SamplingParams(), SamplingParams(), SamplingParams(0.8), SamplingParams(1.0, 0.9))
 LENGTHS = (16, 48, 96, 192)
 REFERENCE_CONCURRENCY = 16
+HANG_S = 10.0
+"""A request that is there so long after its deadline hangs."""
 _CODE = (
     'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n',
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
@@ -179,7 +182,7 @@ class Work:
                 return
             request = Request(len(self.requests) + 1, job, options, self._now())
             self.requests.append(request)
-            await self.ask(request)
+            await ask(self._client, request, self._now, self._timeout_s)
 
     def _requests(self, rng: random.Random) -> Iterator[tuple[Job, GenerateOptions]]:
         while True:
@@ -197,37 +200,51 @@ class Work:
                 ),
             )
 
-    async def ask(self, request: Request) -> None:
-        """Make the request and note what became of it."""
-        try:
-            # The client's own deadline is what must end it; this one finds out if it does not.
-            async with asyncio.timeout(self._timeout_s + 10.0):
-                await self._consume(request)
-        except TimeoutError:
-            request.hung = True
-        except FlyspecError as error:
-            request.error = f"{type(error).__name__}: {error}"
-        request.ended_s = self._now()
 
-    async def _consume(self, request: Request) -> None:
-        started: Started | None = None
-        transcript = Transcript()
-        rounds: list[RoundRecord] = []
-        events = self._client.generate(request.job.prompt, request.options)
-        async with aclosing(events):  # type: ignore[type-var]
-            async for event in events:
-                match event:
-                    case Started():
-                        started = event
-                    case Chunk():
-                        transcript.add(event)
-                        request.arrivals.append((self._now(), len(event.token_ids)))
-                    case RoundRecord():
-                        rounds.append(event)
-                    case Completion() if started is not None:
-                        request.generation = Generation(started, transcript.chunks, event, rounds)
-                        return
-        raise FlyspecError("the stream ended without a completion")
+async def ask(client: Client, request: Request, now: Callable[[], float], timeout_s: float) -> None:
+    """Make a request and note what became of it; `timeout_s` is its deadline."""
+    try:
+        # The client's own deadline is what must end it; this one finds out if it does not.
+        async with asyncio.timeout(timeout_s + HANG_S):
+            await _consume(client, request, now)
+    except TimeoutError:
+        request.hung = True
+    except FlyspecError as error:
+        request.error = f"{type(error).__name__}: {error}"
+    request.ended_s = now()
+
+
+async def _consume(client: Client, request: Request, now: Callable[[], float]) -> None:
+    started: Started | None = None
+    transcript = Transcript()
+    rounds: list[RoundRecord] = []
+    events = client.generate(request.job.prompt, request.options)
+    async with aclosing(events):  # type: ignore[type-var]
+        async for event in events:
+            match event:
+                case Started():
+                    started = event
+                case Chunk():
+                    transcript.add(event)
+                    request.arrivals.append((now(), len(event.token_ids)))
+                case RoundRecord():
+                    rounds.append(event)
+                case Completion() if started is not None:
+                    request.generation = Generation(started, transcript.chunks, event, rounds)
+                    return
+    raise FlyspecError("the stream ended without a completion")
+
+
+async def drafts(client: Client, name: str, timeout_s: float = 20.0) -> bool:
+    """Whether a generation that asks for a drafter gets it, and without any trouble."""
+    options = GenerateOptions(
+        max_tokens=16, ignore_eos=True, drafter=name, rule=EXACT, num_speculative_tokens=4,
+        timeout_s=timeout_s,
+    )  # fmt: skip
+    with contextlib.suppress(FlyspecError):
+        completion = (await client.complete("import os\n", options)).completion
+        return [d.drafter for d in completion.drafters] in ([name], [])
+    return False
 
 
 def now_since(start: float) -> Callable[[], float]:

@@ -1,0 +1,120 @@
+"""Every stream goes on, whatever happens to the services; and the suite would notice otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.chaos.faults import KINDS
+from bench.chaos.fleet import FleetOptions
+from bench.chaos.replay import Replay
+from bench.chaos.report import show
+from bench.chaos.run import ChaosOptions, run
+from bench.chaos.work import Job, Request
+from demo.corpus import problems
+from flyspec.client import Chat, Client, GenerateOptions
+from flyspec.types import Outcome, Rule
+
+
+async def check(options):
+    report = await run(options)
+    show(report)
+    assert report.passed, report.violations
+    assert report.completed_exact
+    assert report.replayed_rounds
+    assert {fault.kind for fault in report.faults} == set(KINDS)
+    return report
+
+
+@pytest.mark.timeout(900)
+async def test_one_fault_of_each_kind():
+    fleet = FleetOptions(foreign=False, draft_timeout_s=1.0)
+    report = await check(
+        ChaosOptions(seed=5, seconds=None, streams=8, jobs=16, lossy_share=0.4, fleet=fleet)
+    )
+    assert report.recoveries
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+async def test_five_minutes_of_random_faults():
+    report = await check(ChaosOptions(seed=5))
+    assert {"TARGET_REOPENED", "DRAFTER_FALLBACK", "DRAFTER_RESTORED"} <= set(report.recoveries)
+
+
+RULES = (
+    (Rule("fly"), 15),
+    (Rule("margin", margin_threshold=1.0, fly_window_size=4), 4),
+    (Rule("fly"), 0),
+)
+
+
+async def told(stack, rule, k):
+    """A generation with its rounds, as a request of the suite."""
+    (problem,) = problems("replay", 1)
+    options = GenerateOptions(
+        rule=rule, num_speculative_tokens=k, max_tokens=60, seed=1, return_rounds=True
+    )
+    prompt = Chat.of_user(problem.question)
+    async with Client(stack.address) as client:
+        generation = await client.complete(prompt, options)
+    return Request(1, Job(prompt, options), options, 0.0, generation=generation)
+
+
+def changed(request, index, **fields):
+    """The same with a record that says something else."""
+    generation = request.generation
+    rounds = list(generation.rounds)
+    rounds[index] = replace(rounds[index], **fields)
+    return replace(request, generation=replace(generation, rounds=rounds))
+
+
+async def test_a_replay_gives_the_same_and_finds_what_is_not(stack):
+    with Replay("float64") as replay:
+        for rule, k in RULES:
+            request = await told(stack, rule, k)
+            assert await replay.check(request) == ""
+            generation = request.generation
+            last = len(generation.rounds) - 1
+            wrong = changed(request, last, next_token_id=generation.rounds[last].next_token_id ^ 1)
+            assert "took" in await replay.check(wrong)
+            fewer = replace(generation, rounds=generation.rounds[:-1])
+            assert await replay.check(replace(request, generation=fewer))
+            twice = replace(generation, rounds=[*generation.rounds, generation.rounds[-1]])
+            assert await replay.check(replace(request, generation=twice))
+            doubled = replace(generation, chunks=[*generation.chunks, generation.chunks[-1]])
+            assert "tokens" in await replay.check(replace(request, generation=doubled))
+            if k:
+                assert await another_outcome_is_found(replay, request)
+
+
+async def another_outcome_is_found(replay, request):
+    """Whether a draft that is said to have been rejected, and was not, is noticed."""
+    for index, record in enumerate(request.generation.rounds):
+        if record.decisions and record.decisions[0].outcome is Outcome.EXACT:
+            rejected = record.decisions[0]._replace(outcome=Outcome.REJECTED)
+            other = changed(request, index, decisions=[rejected, *record.decisions[1:]])
+            return "draft 0" in await replay.check(other)
+    return False
+
+
+async def test_what_a_request_must_not_do_is_noticed(stack):
+    request = await told(stack, Rule("exact"), 15)
+    generation = request.generation
+    request.job.expected = generation
+    assert request.problem == ""
+    lost = replace(generation, chunks=generation.chunks[:-1])
+    assert "tokens came" in replace(request, generation=lost).problem
+    other = changed_token(generation)
+    assert "differs from the fault-free" in replace(request, generation=other).problem
+    assert "hangs" in replace(request, hung=True, ended_s=200.0).problem
+    assert replace(request, generation=None, error="UnavailableError: no").problem
+
+
+def changed_token(generation):
+    first, *rest = generation.chunks
+    return replace(
+        generation,
+        chunks=[replace(first, token_ids=[first.token_ids[0] ^ 1, *first.token_ids[1:]]), *rest],
+    )
