@@ -132,6 +132,8 @@ class Drafting:
             # It takes nothing new any more; leave it if another one does.
             assert wanted.pool is not None
             if any(other is not self._replica for other in wanted.pool.usable):
+                reason = f"{self._replica.address} takes nothing new"
+                self._trouble = self._began_ns, f"{reason}: {self._replica.problem or 'it left'}"
                 self._close_session()
 
     def _open(self) -> bool:

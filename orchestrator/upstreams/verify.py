@@ -90,6 +90,7 @@ class VerifySession:
         self._replica: Replica[VerifyUpstream] | None = None
         self._avoided: list[Replica[VerifyUpstream]] = []  # full when they were tried last
         self._call: Any = None
+        self._trouble: tuple[int, FlyspecError] | None = None  # before this round: since when, what
         self._synced = 0  # tokens on which the service's sequence and ours agree
 
     def keep(self, length: int) -> None:
@@ -110,8 +111,8 @@ class VerifySession:
         handed out stand; the rest of the round is then the caller's next round.
         """
         self._move_on()
-        trouble: FlyspecError | None = None
-        lost_ns = 0
+        lost_ns, trouble = self._trouble or (0, None)
+        self._trouble = None
         for attempt in count():
             answered = False
             began_ns = time.perf_counter_ns()
@@ -126,9 +127,11 @@ class VerifySession:
                     yield verdict
                     if verdict.last:
                         return
+                    began_ns = time.perf_counter_ns()
             except RETRIED as error:
                 self._lose(error)
                 if answered:
+                    self._trouble = began_ns, error
                     return
                 trouble, lost_ns = error, lost_ns or began_ns
             waited_s = (time.perf_counter_ns() - lost_ns) / 1e9
@@ -146,6 +149,8 @@ class VerifySession:
             return
         if any(other is not replica for other in self._targets.usable):
             self.close()
+            reason = f"{replica.address} takes nothing new: {replica.problem or 'it left'}"
+            self._trouble = time.perf_counter_ns(), UnavailableError(reason)
 
     def _lose(self, error: FlyspecError) -> None:
         """The stream is of no use any more."""
