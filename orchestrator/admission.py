@@ -223,7 +223,7 @@ class Admission:
             limit = max(1, int(WAITING_SHARE * capacity))
         wait = self._wait_s(place, tokens, capacity)
         if place > limit:
-            why = f"{self.active} generations run and {place - 1} wait, as many as may"
+            why = f"all slots are taken, with {self.active} running and {place - 1} waiting"
         elif self._max_queue_wait_s and wait > self._max_queue_wait_s:
             why = f"there would be room in about {wait:.3g} s, which is too long to wait"
         elif deadline is not None and (left := deadline - _now()) < wait:

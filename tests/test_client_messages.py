@@ -57,6 +57,8 @@ def test_every_option_is_written() -> None:
         eager=True,
         disable_loop_guard=True,
         logprobs=0,
+        return_rounds=True,
+        timeout_s=2.0,  # the call's, not the message's
     )
     for field in dataclasses.fields(options):
         assert getattr(options, field.name) != getattr(GenerateOptions(), field.name), field.name
@@ -70,6 +72,7 @@ def test_every_option_is_written() -> None:
         stop=["x"],
         ignore_eos=True,
         logprobs=0,
+        return_rounds=True,
         speculation=generation_pb2.Speculation(
             drafter="model",
             rule=common_pb2.Rule(name="margin", margin_threshold=0.125, guarded_token_ids=[4]),
@@ -157,8 +160,9 @@ def test_events_are_read_whole() -> None:
         speculation=g.SpeculationMetrics(**values), loop_guard_token_index=0,
     )  # fmt: skip
     assert event_from_proto(g.GenerateResponse(completion=completion)) == Completion(
-        FinishReason.STOP, "x", 1, 2, SpeculationMetrics(**values), GenerationTimings(), 0
-    )
+        FinishReason.STOP, "x", 1, 2, SpeculationMetrics(**values), GenerationTimings(), 0, [],
+        drafters=[],
+    )  # fmt: skip
     completion.ClearField("loop_guard_token_index")
     event = event_from_proto(g.GenerateResponse(completion=completion))
     assert isinstance(event, Completion)

@@ -109,7 +109,8 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("table", "kind", "apart"),
     [
-        (FLAGS, GenerateOptions, {"sampling", "rule"}),
+        # timeout_s is a flag of `generate` alone; rounds are for programs.
+        (FLAGS, GenerateOptions, {"sampling", "rule", "timeout_s", "return_rounds"}),
         (SAMPLING, SamplingParams, set()),
         (RULE, Rule, set()),
     ],

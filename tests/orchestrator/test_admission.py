@@ -119,7 +119,7 @@ async def test_waiting_is_bounded_and_refusals_say_when_to_retry():
         await requests.begin(name)
     error = await requests.error("d")
     assert isinstance(error, ResourceExhaustedError)
-    assert "2 generations run and 1 wait" in str(error)
+    assert "with 2 running and 1 waiting" in str(error)
     assert error.retry_after_s is not None
     assert error.retry_after_s >= module.UNKNOWN_RETRY_S  # nothing has ended yet
     assert requests.admission.refused_total == 1
