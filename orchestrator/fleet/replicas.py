@@ -27,6 +27,8 @@ STICKY_TOKENS = 128
 """First tokens of a prompt that decide which replica's cache may hold it."""
 MISSES = 2
 """Probes without an answer after which a replica counts as hung."""
+RECONNECT_MISSES = 4
+"""Further ones after which its connection is made anew once more: it may be that which is lost."""
 
 
 class Stream(Protocol):
@@ -43,6 +45,9 @@ class Service(Protocol):
 
     async def describe(self, timeout_s: float) -> Any:
         """What the service says of itself."""
+
+    async def reconnect(self) -> None:
+        """Make the connection anew."""
 
     async def close(self) -> None:
         """Close the connection."""
@@ -206,8 +211,10 @@ class Pool(Generic[S]):
 
     async def _discover(self) -> None:
         """Take in addresses that are new; those gone get no sessions, and go once empty."""
-        found = {a for source in self._sources for a in await source.find()}
-        for address in sorted(found - self._replicas.keys()):
+        found = [address for source in self._sources for address in await source.find()]
+        for address in found:
+            if address in self._replicas:
+                continue
             replica = Replica(self._connect(address), self._breaker())
             self._replicas[address] = replica
             if self._discoverer is not None:
@@ -255,6 +262,8 @@ class Pool(Generic[S]):
                 replica.breaker.failed(time.monotonic())
                 self._note(replica, str(error), logging.WARNING)
                 replica.cut()
+                if (replica.misses - MISSES) % RECONNECT_MISSES == 0:
+                    await replica.service.reconnect()
         except FlyspecError as error:
             replica.breaker.failed(time.monotonic())
             self._note(replica, str(error), logging.WARNING)

@@ -1,0 +1,178 @@
+"""Several replicas of the target: balance, failover, return, and one that runs another model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from flyspec.client import AdminClient, Chunk, Client, Completion, GenerateOptions, Started
+from flyspec.config import OrchestratorSettings
+from flyspec.errors import UnavailableError
+from flyspec.types import RecoveryKind, Rule, SamplingParams
+from orchestrator.server import Orchestrator
+from tests.orchestrator.conftest import start_stack
+from tests.tiny import make_model
+
+EXACT = Rule("exact")
+PROMPT = "The cat sat on the mat, and the dog sat"
+
+
+@asynccontextmanager
+async def orchestrator_over(*stacks, **options):
+    """Another orchestrator, over the targets of several stacks and the drafter of the first."""
+    addresses = ",".join(f"127.0.0.1:{stack.verify_server.port}" for stack in stacks)
+    orchestrator = Orchestrator(
+        OrchestratorSettings(
+            port=0,
+            admin_port=0,
+            verify_address=addresses,
+            draft_address=f"127.0.0.1:{stacks[0].draft_server.port}",
+            max_waiting=1024,
+            **{"probe_interval_s": 0.1, **options},
+        )
+    )
+    await orchestrator.start()
+    try:
+        port, admin_port = orchestrator.ports
+        async with (
+            Client(f"127.0.0.1:{port}") as client,
+            AdminClient(f"127.0.0.1:{admin_port}") as admin,
+        ):
+            yield client, admin
+    finally:
+        await orchestrator.stop(0)
+
+
+@asynccontextmanager
+async def two_targets(model_dirs):
+    """Two targets, slow enough to be lost in the middle of a text, and an orchestrator."""
+    async with (
+        start_stack(model_dirs) as one,
+        start_stack(model_dirs) as two,
+        orchestrator_over(one, two) as (client, admin),
+    ):
+        for stack in (one, two):
+            runner = stack.verify_engine._runner
+            runner.forward = slowly(runner.forward)
+        yield one, two, client, admin
+
+
+def slowly(forward):
+    def slow(steps):
+        time.sleep(0.01)
+        return forward(steps)
+
+    return slow
+
+
+async def generate(client, prompt, options, after_first):
+    """Tokens, prompt and completion of a stream; `after_first` is awaited at its first chunk."""
+    tokens, completion, ids = [], None, []
+    async for event in client.generate(prompt, options):
+        match event:
+            case Started():
+                ids = event.prompt_token_ids
+            case Chunk():
+                if not tokens:
+                    await after_first()
+                tokens += event.token_ids
+            case Completion():
+                completion = event
+    return tokens, ids, completion
+
+
+@pytest.mark.parametrize("k", [0, 4])
+async def test_a_lost_target_gives_way_to_the_other(model_dirs, greedy, k):
+    async with two_targets(model_dirs) as (one, two, client, admin):
+        options = GenerateOptions(
+            rule=EXACT, max_tokens=100, ignore_eos=True, num_speculative_tokens=k
+        )
+
+        async def kill():
+            for stack in (one, two):
+                if stack.verify_engine.sessions.active:
+                    await stack.verify_server.stop(0)
+                    return
+            raise AssertionError("nobody serves")
+
+        tokens, ids, completion = await generate(client, PROMPT, options, kill)
+        assert tokens == greedy(ids, 100)
+        (recovery,) = completion.recoveries
+        assert recovery.kind is RecoveryKind.TARGET_REOPENED
+        targets = {t.address: t for t in (await admin.status()).targets}
+        assert targets[recovery.successor].ready
+        assert [t.ready for t in targets.values()].count(False) == 1
+
+
+async def test_with_no_target_left_streams_wait_for_one_to_come_back(model_dirs, greedy):
+    async with two_targets(model_dirs) as (one, two, client, _):
+        options = GenerateOptions(
+            rule=EXACT, max_tokens=80, ignore_eos=True, sampling=SamplingParams(0.9), seed=5
+        )
+        expected = (await client.complete(PROMPT, options)).token_ids
+        returns = []
+
+        async def kill_both():
+            await one.verify_server.stop(0)
+            await two.verify_server.stop(0)
+            returns.append(asyncio.create_task(come_back()))
+
+        async def come_back():
+            await asyncio.sleep(0.5)
+            await two.restart_verify()
+
+        tokens, _, completion = await generate(client, PROMPT, options, kill_both)
+        assert tokens == expected
+        assert completion.recoveries[0].delay_ns > 0.3e9
+        await asyncio.gather(*returns)
+
+
+async def test_a_request_while_no_target_answers_says_so(model_dirs):
+    async with (
+        start_stack(model_dirs) as one,
+        orchestrator_over(one, reopen_timeout_s=0.3) as (client, _),
+    ):
+        await one.verify_server.stop(0)
+        with pytest.raises(UnavailableError, match="verify service"):
+            await client.complete(PROMPT, GenerateOptions(max_tokens=4))
+        await one.restart_verify()
+        await asyncio.sleep(0.5)
+        assert (await client.complete(PROMPT, GenerateOptions(max_tokens=4))).token_ids
+
+
+async def test_sessions_are_spread_over_replicas(model_dirs):
+    async with two_targets(model_dirs) as (one, two, client, _):
+        options = GenerateOptions(rule=EXACT, max_tokens=40, ignore_eos=True)
+        texts = [f"{n} {PROMPT}" for n in range(16)]
+        await asyncio.gather(*(client.complete(text, options) for text in texts))
+        shares = [stack.verify_engine.sessions.opened_total for stack in (one, two)]
+        assert sum(shares) == 16
+        assert min(shares) >= 4
+
+
+async def test_another_model_behind_an_address_is_not_used(model_dirs, tmp_path):
+    other = str(make_model(tmp_path / "other", seed=3, hidden_size=56))
+    async with (
+        start_stack(model_dirs) as one,
+        start_stack((other, model_dirs[1])) as two,
+        orchestrator_over(one, two) as (client, admin),
+    ):
+        targets = (await admin.status()).targets
+        assert [t.ready for t in targets] == [True, False]
+        assert "number of parameters" in targets[1].error
+        for n in range(4):
+            await client.complete(f"{n} {PROMPT}", GenerateOptions(max_tokens=4))
+        assert two.verify_engine.sessions.opened_total == 0
+
+
+async def test_two_orchestrators_share_the_services(model_dirs, greedy):
+    async with start_stack(model_dirs) as one, orchestrator_over(one) as (client, _):
+        options = GenerateOptions(rule=EXACT, max_tokens=40, ignore_eos=True)
+        both = [one.client, client] * 4
+        texts = await asyncio.gather(*(c.complete(PROMPT, options) for c in both))
+        assert {tuple(t.token_ids) for t in texts} == {
+            tuple(greedy(texts[0].started.prompt_token_ids, 40))
+        }
