@@ -49,7 +49,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         with tokenizers.upload() as upload:
             while (message := await rpc.read(context, REQUEST_TIMEOUT_S)) is not None:
                 upload.add(wire.add_tokenizer_from_proto(message))
-            await tokenizers.add(*upload.whole())
+        await tokenizers.add(*upload.whole())
         return draft_pb2.AddTokenizerResponse()
 
     async def _propose(

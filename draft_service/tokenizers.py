@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +18,18 @@ from flyspec.errors import (
 from flyspec.tokenizer import fingerprints
 from flyspec.types import TokenizerBundle, TokenizerFacts
 
+log = logging.getLogger(__name__)
+
 MAX_KNOWN = 4
 """Tokenizers kept; one more takes the place of the one that was used longest ago."""
 MAX_BYTES = 64 << 20
 """Longest `tokenizer.json`; the largest of today have half of it."""
 MAX_UPLOADS = 4
-"""Tokenizers that can be on their way at once."""
+"""Tokenizers that can be on their way at once, and as many that are being read."""
 MAX_VOCAB_SIZE = 1 << 24
+MAX_CONTROL_TOKENS = 1 << 16
+MAX_PAD_CANDIDATES = 256
+"""Control tokens tried as the one that a fingerprint leaves out."""
 
 
 class Tokenizers:
@@ -38,6 +44,7 @@ class Tokenizers:
         self._draft: Vocabulary | None = None
         self._known: OrderedDict[str, Translator | None] = OrderedDict()
         self._uploads = 0
+        self._builds: set[asyncio.Task[None]] = set()
         self._one_at_a_time = asyncio.Lock()
 
     @property
@@ -64,9 +71,7 @@ class Tokenizers:
     def upload(self) -> Iterator[Upload]:
         """The pieces of a tokenizer on their way. Raises `ResourceExhaustedError`: too many."""
         if self._uploads >= MAX_UPLOADS:
-            raise ResourceExhaustedError(
-                f"{MAX_UPLOADS} tokenizers are being sent already; retry when they are through"
-            )
+            raise _too_many()
         self._uploads += 1
         try:
             yield Upload()
@@ -77,8 +82,23 @@ class Tokenizers:
         """Make a tokenizer known, in place of the one of that fingerprint if there is one.
 
         Raises `InvalidArgumentError` if it cannot be read, is another than its fingerprint says, or
-        cannot be translated; `IncompatibleError` if the draft model's own cannot.
+        cannot be translated; `IncompatibleError` if the draft model's own cannot;
+        `ResourceExhaustedError` if too many are being read.
         """
+        if len(self._builds) >= MAX_UPLOADS:
+            raise _too_many()
+        # A thread cannot be cancelled: whoever gives up leaves it counted until it ends.
+        build = asyncio.create_task(self._add(facts, tokenizer_json))
+        self._builds.add(build)
+        build.add_done_callback(self._built)
+        await asyncio.shield(build)
+
+    def _built(self, build: asyncio.Task[None]) -> None:
+        self._builds.discard(build)
+        if not build.cancelled() and build.exception():
+            log.info("a tokenizer was refused: %s", build.exception())
+
+    async def _add(self, facts: TokenizerFacts, tokenizer_json: bytes) -> None:
         async with self._one_at_a_time:
             translator = await asyncio.to_thread(self._build, facts, tokenizer_json)
             self._known[facts.fingerprint] = translator
@@ -91,6 +111,11 @@ class Tokenizers:
         if not 0 < facts.vocab_size <= MAX_VOCAB_SIZE:
             raise InvalidArgumentError(
                 f"facts.vocab_size must be between 1 and {MAX_VOCAB_SIZE}, got {facts.vocab_size}"
+            )
+        if len(facts.control_token_ids) + len(facts.eos_token_ids) > MAX_CONTROL_TOKENS:
+            raise InvalidArgumentError(
+                f"facts.control_token_ids: at most {MAX_CONTROL_TOKENS}, with eos_token_ids, got "
+                f"{len(facts.control_token_ids)} and {len(facts.eos_token_ids)}"
             )
         target = Vocabulary(
             tokenizer_json, facts.eos_token_ids, facts.control_token_ids, facts.vocab_size
@@ -148,6 +173,12 @@ class Upload:
         return self._facts, bytes(self._pieces)
 
 
+def _too_many() -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"{MAX_UPLOADS} tokenizers are being sent already; retry when they are through"
+    )
+
+
 def _check_fingerprint(vocabulary: Vocabulary, facts: TokenizerFacts) -> None:
     """Raise `InvalidArgumentError` if a tokenizer is not the one that its facts name.
 
@@ -155,9 +186,9 @@ def _check_fingerprint(vocabulary: Vocabulary, facts: TokenizerFacts) -> None:
     tokens that end nothing, or none.
     """
     table = vocabulary.all_bytes
-    others = [i for i in facts.control_token_ids if i not in facts.eos_token_ids]
-    others.sort(key=lambda i: b"pad" not in table.get(i, b"").lower())
-    for found in fingerprints(table, [None, *others]):
+    others = list({*facts.control_token_ids} - {*facts.eos_token_ids})
+    others.sort(key=lambda i: (b"pad" not in table.get(i, b"").lower(), i))
+    for found in fingerprints(table, [None, *others[:MAX_PAD_CANDIDATES]]):
         if found == facts.fingerprint:
             return
     raise InvalidArgumentError(

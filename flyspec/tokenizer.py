@@ -98,7 +98,16 @@ class Tokenizer:
                 self._no_template = f"the target's chat template cannot be read ({error})"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens as the tokenizer's own post-processor adds them."""
+        """Token ids of a text; special tokens as the tokenizer's own post-processor adds them.
+
+        Raises `InvalidArgumentError` for a text with half of a surrogate pair, which has no UTF-8.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(
+                f"text: character {error.start} is half of a surrogate pair; send whole characters"
+            ) from None
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

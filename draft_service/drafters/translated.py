@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from draft_service.drafters.base import Drafted, Drafter, Work
 from draft_service.translation import Alignment, Translator
 from flyspec.types import DraftOpen, SamplingParams, TokenDistribution
+
+if TYPE_CHECKING:
+    from flyspec.engine.runner import Drawn
 
 DRAFTS_PER_TOKEN = 8
 """Most draft tokens drawn for a target's token; English has 4 to 5 bytes a token."""
@@ -41,8 +45,10 @@ class TranslatedDrafter:
 class TranslatedSession:
     """A target's sequence, and a session of the drafter that holds it in the draft's ids.
 
-    The drafter draws with the request's temperature and truncation. Penalties, biases and a least
-    length are about the target's tokens, so the drafter goes without.
+    The drafter says what it takes for most likely, whatever the request's sampling: noise keyed by
+    token does not reach across tokenizers, and without it a drawn token agrees with the target's
+    less often than the likeliest. Penalties, biases and a least length are about the target's
+    tokens, so the drafter goes without.
     """
 
     def __init__(self, drafter: Drafter, alignment: Alignment, open_: DraftOpen) -> None:
@@ -51,15 +57,12 @@ class TranslatedSession:
         self._alignment = alignment
         self._most = model.context_length // 2
         self._distributions = open_.distribution is not None
-        sampling = open_.sampling
         alignment.sync(0)
         self._session = drafter.open(
             replace(
                 open_,
                 token_ids=alignment.draft_ids,
-                sampling=SamplingParams(
-                    sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p
-                ),
+                sampling=SamplingParams(),
                 prompt_length=0,
                 distribution=None,
                 tokenizer_fingerprint="",
@@ -86,24 +89,25 @@ class TranslatedSession:
             return
         work = self._session.propose(count)
         left = max_tokens
+        drawn: Drawn | None = None
         try:
-            item = next(work)
-            while True:
-                if not isinstance(item, Drafted):
-                    item = work.send((yield item))
-                    continue
-                alignment.feed(item.token_ids, item.origins)
+            while left and not alignment.stopped:
+                try:
+                    item = next(work) if drawn is None else work.send(drawn)
+                except StopIteration:
+                    alignment.stop()
+                else:
+                    drawn = None
+                    if not isinstance(item, Drafted):
+                        drawn = yield item
+                        continue
+                    alignment.feed(item.token_ids, item.origins)
                 token_ids, origins = alignment.take(left)
                 if token_ids:
                     # The draft's probabilities are not about these tokens: a point mass.
                     certain = [TokenDistribution()] * (len(token_ids) * self._distributions)
                     yield Drafted(token_ids, origins, certain)
                     left -= len(token_ids)
-                if not left or alignment.stopped:
-                    return
-                item = next(work)
-        except StopIteration:
-            return
         finally:
             work.close()
 

@@ -81,6 +81,8 @@ class Alignment:
         Returns how many of its tokens stay as they were, and those that follow them.
         """
         stream = self._stream
+        if self._drawn:
+            self.move(len(stream.token_ids), [])
         if self._filled:
             self._drop(0)
             self._filled = False
@@ -118,10 +120,15 @@ class Alignment:
             self._add([token], [self._agreed + len(drawn)])
         self._unchanged = len(self.draft_ids)
 
+    def stop(self) -> None:
+        """Nothing more will be fed: what is settled can be taken."""
+        self._rendering.break_off()
+
     def take(self, limit: int) -> tuple[list[int], list[Origin]]:
         """At most `limit` (>= 1) of the target's tokens for what was fed, and their origins.
 
-        They become part of the sequence. What may still become other tokens stays behind.
+        They become part of the sequence. What may still become other tokens stays behind, and
+        perhaps all while the text cannot be `limit` tokens yet.
         """
         return self._rendering.take(limit)
 
@@ -140,7 +147,7 @@ class Alignment:
 
     def _must_rebuild(self) -> bool:
         """Whether a rollback took what the draft's tokens begin with, or most of a cut text."""
-        if len(self.draft_ids) < len(self._draft.head) or self._agreed < self._anchor:
+        if not self._agreed or self._agreed < self._anchor:
             return True
         width = len(self._stream) - self._anchor
         few = len(self.draft_ids) < self._limit // 4
@@ -209,7 +216,7 @@ class Alignment:
         stream, head, before = self._stream, self._draft.head, self.draft_ids
         self._anchor = max(len(stream) - BYTES_PER_TOKEN * self._limit, 0)
         self._shortened = self._anchor > 0
-        while stream.is_inside(self._anchor):
+        while self._shortened and stream.is_inside(self._anchor):
             self._anchor += 1
         at = self._anchor
         if not at and stream.is_control(0) and head:

@@ -25,7 +25,9 @@ class Rendering:
         """A new proposal at the end of the stream."""
         self._text = bytearray()  # that is no token yet
         self._looked_up = bytearray()  # of each byte, whether it was
-        self._try_at = 1  # bytes of it that may give another token
+        self._tried = 0  # bytes of it when it was encoded last
+        self._held = 0  # tokens that it had and that were not settled
+        self._more = False  # whether it had more than were taken
         self._complete = False  # nothing follows the text
         self._control: int | None = None  # but this
         self._control_origin = Origin.EXACT_MODEL
@@ -54,7 +56,9 @@ class Rendering:
         """At most `limit` (>= 1) tokens that the text settles, with their origins."""
         ids: list[int] = []
         origins: list[Origin] = []
-        if self._text and (len(self._text) >= self._try_at or self.stopped):
+        # A token has a byte at least, and every one held back may be settled by the next.
+        enough = len(self._text) >= self._tried + max(limit - self._held, 1)
+        if self._text and (enough or self._more or self.stopped):
             made, skipped = self._encode()
             settled = len(made.ids) if self._complete else made.num_settled
             if settled > made.num_exact:  # something that the target cannot say
@@ -62,15 +66,15 @@ class Rendering:
                 self.break_off()
                 self._control = None
             ids = made.ids[skipped : max(min(settled, skipped + limit), skipped)]
-            held = len(made.ids) - skipped - len(ids)
+            self._more = settled > skipped + len(ids)
+            self._held = len(made.ids) - settled
             start = begin = made.ends[skipped - 1] if skipped else 0
             for end in made.ends[skipped : skipped + len(ids)]:
                 looked_up = all(self._looked_up[start - begin : end - begin])
                 origins.append(Origin.EXACT_LOOKUP if looked_up else Origin.EXACT_MODEL)
                 start = end
             del self._text[: start - begin], self._looked_up[: start - begin]
-            # A token has a byte at least, and every one held back may be settled by the next.
-            self._try_at = len(self._text) + max(limit - len(ids) - held, 1)
+            self._tried = len(self._text)
         if self._control is not None and not self._text and len(ids) < limit:
             ids = [*ids, self._control]
             origins.append(self._control_origin)

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from flyspec.errors import InvalidArgumentError
 from flyspec.tokenizer import id_to_bytes
 
-HELD_BACK = 3
+HELD_BACK = 5
 """Most tokens at a growing text's end that count as unsettled; merges rarely reach further."""
 SAMPLE = (
     ' The "quick" (brown) fox\'s 12,345 jumps:\n\n    over = [the, lazy];  # dogs & cats\tend.\n'
@@ -144,7 +144,7 @@ class Vocabulary:
         if (found := self._plain(text, data)) is not None:
             parts.add(found.ids, found.ends)
         elif len(text) > 1:
-            middle = len(text) // 2
+            middle = _middle(text)
             self._piecewise(text[:middle], parts)
             self._piecewise(text[middle:], parts)
         else:
@@ -203,6 +203,14 @@ def num_whole(data: bytes) -> int:
                 return len(data) - back
             break
     return len(data)
+
+
+def _middle(text: str) -> int:
+    """Where a text is halved: before a space, if there is one to either side."""
+    middle = len(text) // 2
+    before = text.rfind(" ", 1, middle + 1)
+    found = before if before > 0 else text.find(" ", middle)
+    return found if found > 0 else middle
 
 
 def _decode(data: bytes | memoryview) -> tuple[str, int]:

@@ -111,8 +111,11 @@ class Client:
         drafter: str = "",
         prompt_length: int = 0,
         distribution: DistributionSpec | None = None,
+        fingerprint: str = "",
     ) -> Client:
-        open_ = DraftOpen(token_ids, sampling, seed, drafter, prompt_length, distribution)
+        open_ = DraftOpen(
+            token_ids, sampling, seed, drafter, prompt_length, distribution, fingerprint
+        )
         await self.call.write(wire.draft_open_to_proto(open_))
         return self
 

@@ -1,0 +1,356 @@
+"""Sessions in the target's ids with the bundled byte-level draft, over gRPC; tokenizers sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from draft_harness import Client, Service, start_service, tokens_of, until
+from tokenizer_zoo import ASSISTANT, BOS, END, MODELS, USER
+from transformers import AutoTokenizer, GenerationConfig
+
+from demo.corpus import chat_prompt, problems
+from draft_service import tokenizers
+from flyspec import wire
+from flyspec.config import DraftSettings
+from flyspec.engine.loading import tokenizer_bundle
+from flyspec.tokenizer import Tokenizer
+from flyspec.types import DistributionSpec, Origin, SamplingParams, TokenDistribution
+from flyspec.v1 import draft_pb2
+
+Code = grpc.StatusCode
+TARGET_VOCAB_SIZE = 4096
+BUNDLE = tokenizer_bundle(
+    AutoTokenizer.from_pretrained(MODELS / "target"),
+    GenerationConfig.from_pretrained(MODELS / "target"),
+)
+TARGET = Tokenizer(BUNDLE)
+PROMPT = TARGET.encode(chat_prompt(problems(7, 1)[0].question), add_special_tokens=False)
+
+
+def bytes_service(**settings: Any) -> AbstractAsyncContextManager[Service]:
+    values: dict[str, Any] = {
+        "model": str(MODELS / "draft-bytes"), "dtype": "float64", "device": "cpu", "threads": 1,
+        "port": 0,
+    }  # fmt: skip
+    return start_service(DraftSettings(**{**values, **settings}))
+
+
+@pytest.fixture(scope="module")
+async def service() -> AsyncIterator[Service]:
+    """A service that knows the target's tokenizer, shared by tests that leave no session."""
+    async with bytes_service() as running:
+        await send(running, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        yield running
+
+
+OPENED: list[Client] = []
+
+
+@pytest.fixture(autouse=True)
+async def _close(service: Service) -> AsyncIterator[None]:
+    yield
+    for client in OPENED:
+        client.call.cancel()
+    OPENED.clear()
+    await until(lambda: service.active == 0)
+
+
+async def send(service: Service, messages: Iterable[draft_pb2.AddTokenizerRequest]) -> None:
+    await service.stub.AddTokenizer(iter(list(messages)))
+
+
+async def refusal(service: Service, messages: Iterable[Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await send(service, messages)
+    return caught.value.code(), caught.value.details() or ""
+
+
+async def open_(
+    service: Service, token_ids: Sequence[int] = PROMPT, drafter: str = "", **fields: Any
+) -> Client:
+    fields = {"fingerprint": BUNDLE.fingerprint, **fields}
+    client = await service.client().open(token_ids, drafter=drafter, **fields)
+    OPENED.append(client)
+    return client
+
+
+async def proposed(client: Client, keep: int, append: Sequence[int] = (), count: int = 15) -> Any:
+    return tokens_of(await client.advance(keep, append, count))
+
+
+async def test_a_tokenizer_is_made_known(service: Service) -> None:
+    async with bytes_service() as fresh:
+        described = await fresh.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+        info = wire.draft_info_from_proto(described)
+        assert info.tokenizer_fingerprints == ()
+        assert info.drafters[0].model is not None
+        assert info.drafters[0].model.tokenizer_fingerprint != BUNDLE.fingerprint
+        status, details = await (await open_(fresh)).status()
+        assert status is Code.FAILED_PRECONDITION
+        assert "open.tokenizer_fingerprint" in details
+        assert "AddTokenizer" in details
+        messages = wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE)
+        assert [m.WhichOneof("request") for m in messages] == ["facts", "tokenizer_json_chunk"]
+        await send(fresh, messages)
+        described = await fresh.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+        assert tuple(described.tokenizer_fingerprints) == (BUNDLE.fingerprint,)
+        client = await open_(fresh)
+        ours = await proposed(client, len(PROMPT))
+        assert len(ours) == 15
+        client.call.cancel()
+        # Sent again, with a session open: nothing is lost.
+        await send(fresh, messages)
+        assert await proposed(await open_(fresh), len(PROMPT)) == ours
+
+
+async def test_proposals_are_text_in_the_targets_ids(service: Service) -> None:
+    client = await open_(service)
+    chunks = await client.advance(len(PROMPT), [], 40)
+    ids = tokens_of(chunks)
+    assert len(ids) == 40 or ids[-1] in BUNDLE.eos_token_ids
+    assert max(ids) < TARGET_VOCAB_SIZE
+    text = TARGET.decode(ids)
+    assert text.isascii()
+    assert " " in text
+    assert TARGET.encode(text, add_special_tokens=False) == [i for i in ids if i != END]
+    assert {o for c in chunks for o in c.origins} == {Origin.EXACT_MODEL}
+    assert not any(c.distributions for c in chunks)
+    position = len(PROMPT)
+    for chunk in chunks:
+        assert (chunk.start_position, chunk.keep_length) == (position, len(PROMPT) - 1)
+        assert chunk.next_token_id == PROMPT[-1] == ASSISTANT
+        position += len(chunk.token_ids)
+    assert 0 < chunks[-1].timings.model_ns < chunks[-1].timings.service_ns
+
+
+@pytest.mark.parametrize("drafter", ["model", "multi_level"])
+async def test_rounds_equal_fresh_sessions(service: Service, drafter: str) -> None:
+    """Whatever was kept, a proposal is the one of a session opened with the whole sequence."""
+    client = await open_(service, drafter=drafter)
+    tokens, sentence = list(PROMPT), TARGET.encode(" 12 Äpfel 😀 are left.", False)
+    held = len(tokens)
+    moves = [(0, []), (4, sentence[:7]), (0, sentence[7:9]), (15, sentence[9:]), (-20, [END, USER])]
+    for accepted, append in moves:
+        keep = min(len(tokens), held + accepted)
+        ids = await proposed(client, keep, append)
+        tokens = tokens[:keep] + list(append)
+        held = len(tokens)
+        fresh = await open_(service, tokens, drafter)
+        assert ids == await proposed(fresh, held)
+        tokens += ids
+
+
+async def test_multi_level_proposes_what_the_model_proposes(service: Service) -> None:
+    context = [*PROMPT, *TARGET.encode("Tom has 12 apples. Ann has 12 apples. Tom has 12", False)]
+    chunks = {}
+    for drafter in ("model", "multi_level"):
+        client = await open_(service, context, drafter)
+        chunks[drafter] = await client.advance(len(context), [], 30)
+    assert tokens_of(chunks["model"]) == tokens_of(chunks["multi_level"])
+    assert Origin.EXACT_LOOKUP in {o for c in chunks["multi_level"] for o in c.origins}
+
+
+async def test_sampling_reaches_no_further_than_it_can(service: Service) -> None:
+    """What is about the target's tokens, and noise, is left out."""
+    plain = await proposed(await open_(service), len(PROMPT))
+    sampling = SamplingParams(
+        1.2, top_p=0.9, repetition_penalty=1.3, presence_penalty=1.0, min_tokens=40,
+        logit_bias=((END, 100.0), (4095, -3.0)),
+    )  # fmt: skip
+    assert await proposed(await open_(service, sampling=sampling), len(PROMPT)) == plain
+
+
+async def test_distributions_are_point_masses(service: Service) -> None:
+    client = await open_(service, distribution=DistributionSpec(8, draw_from_it=True))
+    chunks = await client.advance(len(PROMPT), [], 15)
+    distributions = [q for c in chunks for q in c.distributions]
+    assert distributions == [TokenDistribution()] * len(tokens_of(chunks))
+
+
+async def test_sessions_at_once_are_those_alone(service: Service) -> None:
+    prompts = [
+        TARGET.encode(chat_prompt(p.question), add_special_tokens=False) for p in problems(3, 6)
+    ]
+
+    async def one(prompt: list[int]) -> list[int]:
+        client = await open_(service, prompt)
+        ids: list[int] = await proposed(client, len(prompt))
+        return ids
+
+    together = await asyncio.gather(*(one(p) for p in prompts))
+    assert together == [await one(p) for p in prompts]
+
+
+async def test_a_target_with_a_longer_context_than_the_drafts() -> None:
+    """The draft has the end of the text; a session's length is the target's business."""
+    async with bytes_service(max_model_len=256) as service:
+        await send(service, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        tokens = PROMPT * 8
+        client = await open_(service, tokens)
+        for _ in range(6):
+            ids = await proposed(client, len(tokens))
+            assert ids
+            tokens = [*tokens, *ids]
+        far = await proposed(client, len(PROMPT))
+        fresh = await proposed(await open_(service, PROMPT), len(PROMPT))
+        assert far == fresh
+        # Without translation the limit is the draft's own.
+        status, _ = await (await service.client().open([7] * 300)).status()
+        assert status is Code.INVALID_ARGUMENT
+
+
+async def test_the_drafts_own_ids_need_no_translation(service: Service) -> None:
+    model = service.sessions.describe().drafters[0].model
+    assert model is not None
+    own = [BOS, USER, 80, 90, 100]
+    ids = await proposed(await open_(service, own, fingerprint=""), len(own))
+    same = await open_(service, own, fingerprint=model.tokenizer_fingerprint)
+    assert await proposed(same, len(own)) == ids
+    assert max(ids) < model.vocab_size
+
+
+async def test_a_table_padded_further_than_the_drafts(service: Service) -> None:
+    """The same tokenizer: ids that only the target's output layer has end no session."""
+    model = service.sessions.describe().drafters[0].model
+    assert model is not None
+    sampling = SamplingParams(logit_bias=((300, 1.0),))
+    client = await open_(
+        service, [BOS, 80, 290, 90], fingerprint=model.tokenizer_fingerprint, sampling=sampling
+    )
+    assert len(await proposed(client, 4)) == 15
+    assert len(await proposed(client, 4, [80, 262])) == 15
+    refused = await open_(service, [BOS, 80, 290, 90], fingerprint="")
+    assert (await refused.status())[0] is Code.INVALID_ARGUMENT
+
+
+async def test_lookup_speaks_any_tokenizer(service: Service) -> None:
+    client = await open_(service, [4000, 70_000, 9, 4000], "prompt_lookup", fingerprint="unheard")
+    assert await proposed(client, 4, [70_000], 2) == [9, 4000]
+    async with bytes_service(model="") as alone:
+        await send(alone, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        assert alone.sessions.describe().tokenizer_fingerprints == (BUNDLE.fingerprint,)
+
+
+async def test_bad_ids_end_that_session_only(service: Service) -> None:
+    other = await open_(service)
+    status, details = await (await open_(service, [*PROMPT, TARGET_VOCAB_SIZE])).status()
+    assert status is Code.INVALID_ARGUMENT
+    assert "is not below the target's vocabulary size 4096" in details
+    client = await open_(service)
+    await client.send(len(PROMPT), [TARGET_VOCAB_SIZE])
+    assert (await client.status())[0] is Code.INVALID_ARGUMENT
+    client = await open_(service)
+    await client.send(len(PROMPT) + 1)
+    assert (await client.status())[0] is Code.FAILED_PRECONDITION
+    assert await proposed(other, len(PROMPT))
+
+
+def altered(**facts: Any) -> list[draft_pb2.AddTokenizerRequest]:
+    """The messages with other facts."""
+    first, *rest = wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE)
+    message = draft_pb2.AddTokenizerRequest()
+    message.CopyFrom(first)
+    for name, value in facts.items():
+        if isinstance(value, range):
+            getattr(message.facts, name).extend(value)
+        else:
+            setattr(message.facts, name, value)
+    return [message, *rest]
+
+
+FACTS, CHUNK = wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE)
+BAD: dict[str, tuple[list[draft_pb2.AddTokenizerRequest], Code, str]] = {
+    "nothing": ([], Code.INVALID_ARGUMENT, "ended before facts"),
+    "no chunks": ([FACTS], Code.INVALID_ARGUMENT, "ended before facts"),
+    "no facts": ([CHUNK], Code.INVALID_ARGUMENT, "facts come first and once"),
+    "facts twice": ([FACTS, FACTS, CHUNK], Code.INVALID_ARGUMENT, "facts come first and once"),
+    "unset": (
+        [FACTS, draft_pb2.AddTokenizerRequest()],
+        Code.INVALID_ARGUMENT,
+        "set one of facts, tokenizer_json_chunk",
+    ),
+    "half": (
+        [FACTS, draft_pb2.AddTokenizerRequest(tokenizer_json_chunk=BUNDLE.tokenizer_json[:1000])],
+        Code.INVALID_ARGUMENT,
+        "cannot be read",
+    ),
+    "another": (altered(fingerprint="0" * 32), Code.INVALID_ARGUMENT, "is not that of the"),
+    "controls": (
+        altered(control_token_ids=range(1 << 17)),
+        Code.INVALID_ARGUMENT,
+        "facts.control_token_ids: at most 65536",
+    ),
+    "no vocabulary": (altered(vocab_size=0), Code.INVALID_ARGUMENT, "facts.vocab_size"),
+}
+
+
+@pytest.mark.parametrize("case", list(BAD))
+async def test_tokenizers_refused(service: Service, case: str) -> None:
+    messages, code, message = BAD[case]
+    status, details = await refusal(service, messages)
+    assert status is code
+    assert message in details
+    assert service.sessions.tokenizers.fingerprints == (BUNDLE.fingerprint,)
+
+
+async def test_sizes_and_numbers_are_bounded(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = [CHUNK] * 3
+    monkeypatch.setattr(tokenizers, "MAX_BYTES", 2 * len(BUNDLE.tokenizer_json))
+    status, details = await refusal(service, [FACTS, *many])
+    assert status is Code.RESOURCE_EXHAUSTED
+    assert "tokenizer_json_chunk" in details
+    calls = [service.stub.AddTokenizer() for _ in range(tokenizers.MAX_UPLOADS)]
+    for call in calls:
+        await call.write(FACTS)
+    await until(lambda: service.sessions.tokenizers._uploads == len(calls))
+    status, details = await refusal(service, [FACTS, CHUNK])
+    assert status is Code.RESOURCE_EXHAUSTED
+    assert "retry" in details
+    for call in calls:
+        call.cancel()
+    await until(lambda: service.sessions.tokenizers._uploads == 0)
+
+
+async def test_the_one_used_longest_ago_goes() -> None:
+    """Sessions that speak it go on; another must send it again."""
+    spec = json.loads(BUNDLE.tokenizer_json)
+    async with bytes_service() as service:
+        known = service.sessions.tokenizers
+        await send(service, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        client = await open_(service)
+        for number in range(tokenizers.MAX_KNOWN + 1):
+            token = {**spec["added_tokens"][-1], "id": 4096, "content": f"<|extra {number}|>"}
+            data = json.dumps({**spec, "added_tokens": [*spec["added_tokens"], token]}).encode()
+            other = replace(
+                BUNDLE,
+                tokenizer_json=data,
+                fingerprint=fingerprint_of(data),
+                control_token_ids=(*BUNDLE.control_token_ids, 4096),
+            )
+            await send(service, wire.add_tokenizer_to_protos(other, 4097))
+            if number == 0:
+                await (await open_(service)).advance(len(PROMPT), [], 1)  # used again
+            assert (BUNDLE.fingerprint in known.fingerprints) == (number < tokenizers.MAX_KNOWN)
+        assert len(known.fingerprints) == tokenizers.MAX_KNOWN
+        assert len(await proposed(client, len(PROMPT))) == 15
+        assert (await (await open_(service)).status())[0] is Code.FAILED_PRECONDITION
+        await send(service, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        assert len(await proposed(await open_(service), len(PROMPT))) == 15
+
+
+def fingerprint_of(data: bytes) -> str:
+    """As a target's service has it: the padding token, 2, left out."""
+    from tokenizers import Tokenizer as RustTokenizer
+
+    from flyspec.tokenizer import fingerprint
+
+    return fingerprint(RustTokenizer.from_buffer(data), 2)
