@@ -79,8 +79,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     # A client that vanished without a word is noticed, and its sessions are free again.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
 ]
 
 
@@ -182,6 +182,10 @@ def handler(method: Callable[..., Awaitable[Any]]) -> Any:
             return await method(self, request, context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
+        except grpc.aio.InternalError as error:
+            # Something could not be read or written: the call has ended meanwhile.
+            log.debug("%s: %s", method.__qualname__, error)
+            raise asyncio.CancelledError from error
         except Exception as error:
             if type(error).__name__ == SERVER_STOPPED:
                 raise asyncio.CancelledError from error

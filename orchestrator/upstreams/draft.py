@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flyspec import rpc, wire
+from flyspec import wire
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
@@ -20,6 +20,7 @@ from flyspec.types import (
 )
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from orchestrator.attempt import DESCRIBE_TIMEOUT_S, Attempt, read, write
+from orchestrator.upstreams.connection import Upstream
 from orchestrator.upstreams.traffic import Traffic
 
 
@@ -37,14 +38,11 @@ class Proposal:
     drafter: str = ""
 
 
-class DraftUpstream:
+class DraftUpstream(Upstream):
     """The draft service at an address; `timeout_s` is for one proposal."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
-        self.address = address
-        self.timeout_s = timeout_s
-        self._channel = rpc.connect(address)
-        self.stub: Any = draft_pb2_grpc.DraftServiceStub(self._channel)
+        super().__init__(address, timeout_s, draft_pb2_grpc.DraftServiceStub)
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> DraftServiceInfo:
         """What it drafts with. Raises `UnavailableError` when it does not answer."""
@@ -57,10 +55,6 @@ class DraftUpstream:
         """Make the target's tokenizer known to it. Raises `FlyspecError`."""
         async with Attempt("draft service", self.address, self.timeout_s):
             await self.stub.AddTokenizer(iter(wire.add_tokenizer_to_protos(bundle, vocab_size)))
-
-    async def close(self) -> None:
-        """Close the channel."""
-        await self._channel.close()
 
 
 class DraftSession:

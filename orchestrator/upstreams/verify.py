@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from flyspec import rpc, wire
+from flyspec import wire
 from flyspec.errors import FlyspecError, ResourceExhaustedError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
@@ -29,6 +29,7 @@ from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from orchestrator.attempt import DESCRIBE_TIMEOUT_S, RETRIED, Attempt, level_of, read, write
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.recoveries import Recoveries
+from orchestrator.upstreams.connection import Upstream
 from orchestrator.upstreams.traffic import Traffic
 
 log = logging.getLogger(__name__)
@@ -39,14 +40,11 @@ DISTRIBUTIONS_PIECE_BYTES = 1 << 20
 """Log-probabilities that go into one message; a longer distribution has one of its own."""
 
 
-class VerifyUpstream:
+class VerifyUpstream(Upstream):
     """The verify service at an address; `timeout_s` is for one answer."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
-        self.address = address
-        self.timeout_s = timeout_s
-        self._channel = rpc.connect(address)
-        self.stub: Any = verify_pb2_grpc.VerifyServiceStub(self._channel)
+        super().__init__(address, timeout_s, verify_pb2_grpc.VerifyServiceStub)
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> VerifyServiceInfo:
         """What it verifies with. Raises `UnavailableError` when it does not answer."""
@@ -60,10 +58,6 @@ class VerifyUpstream:
         async with Attempt("verify service", self.address, self.timeout_s):
             call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
             return wire.tokenizer_from_protos([message async for message in call])
-
-    async def close(self) -> None:
-        """Close the channel."""
-        await self._channel.close()
 
 
 class VerifySession:

@@ -37,6 +37,9 @@ class Service:
             drafters=OFFERED, sessions=SessionStatus(0, 8), max_speculative_tokens=64
         )
 
+    async def reconnect(self):
+        pass
+
     async def close(self):
         pass
 

@@ -29,6 +29,7 @@ class Service:
 
     def __init__(self, address, says):
         self.address, self._says, self.closed = address, says, False
+        self.reconnects = 0
 
     async def describe(self, timeout_s):
         await asyncio.sleep(0)
@@ -36,6 +37,9 @@ class Service:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def reconnect(self):
+        self.reconnects += 1
 
     async def close(self):
         self.closed = True
@@ -121,6 +125,9 @@ async def test_one_that_hangs_is_cut_after_two_silences(monkeypatch):
     await until(lambda: session.cuts)
     assert a.misses >= replicas.MISSES
     assert not a.usable
+    await until(lambda: a.service.reconnects >= 3)  # it may be the connection that is lost
+    times = 1 + (a.misses - replicas.MISSES) / replicas.RECONNECT_MISSES
+    assert times - 1 <= a.service.reconnects <= times + 1
     del says["a:1"]
     await until(lambda: a.usable)
     assert a.misses == 0
