@@ -28,7 +28,7 @@ class Proxy:
         self.refusing = False
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.Event] = {}
         self._server: asyncio.Server | None = None
         self.address = ""
         """Where to connect instead, host:port, once started."""
@@ -47,6 +47,18 @@ class Proxy:
         """Forward again, what was held back first."""
         self._flowing.set()
 
+    def forget(self) -> None:
+        """Never forward anything on the connections there are, and do not end them; new ones work.
+
+        What a router does to connections that it no longer knows.
+        """
+        flows = self._flowing.is_set()
+        for flowing in self._connections.values():
+            flowing.clear()
+        self._flowing = asyncio.Event()
+        if flows:
+            self._flowing.set()
+
     def cut(self) -> int:
         """End all connections at once, with what is under way on them; their number."""
         number = len(self._connections)
@@ -63,39 +75,43 @@ class Proxy:
         await asyncio.gather(*connections, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = asyncio.ensure_future(self._connection(reader, writer))
-        self._connections.add(connection)
-        connection.add_done_callback(self._connections.discard)
+        connection = asyncio.ensure_future(self._connection(reader, writer, self._flowing))
+        self._connections[connection] = self._flowing
+        connection.add_done_callback(lambda task: self._connections.pop(task, None))
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _connection(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
+    ) -> None:
         """One connection, until it ends on either side or is cut."""
         writers = [writer]
         with contextlib.suppress(asyncio.CancelledError):
             try:
-                await self._flowing.wait()
+                await flowing.wait()
                 if self.refusing:
                     return
                 there, back = await asyncio.open_connection(self._host, self._port)
                 writers.append(back)
                 async with asyncio.TaskGroup() as both:
-                    both.create_task(self._forward(reader, back))
-                    both.create_task(self._forward(there, writer))
+                    both.create_task(self._forward(reader, back, flowing))
+                    both.create_task(self._forward(there, writer, flowing))
             except* OSError:
                 pass  # whoever it was will notice: the other side is cut, too
             finally:
                 for each in writers:
                     each.transport.abort()
 
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
+    ) -> None:
         """One direction."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
-        taking = asyncio.ensure_future(self._take(reader, chunks))
+        taking = asyncio.ensure_future(self._take(reader, chunks, flowing))
         try:
             while True:
                 due, chunk = await chunks.get()
                 if (early := due - time.monotonic()) > 0:
                     await asyncio.sleep(early)
-                await self._flowing.wait()
+                await flowing.wait()
                 if not chunk:
                     if writer.can_write_eof():
                         writer.write_eof()
@@ -106,12 +122,15 @@ class Proxy:
             taking.cancel()
 
     async def _take(
-        self, reader: asyncio.StreamReader, chunks: asyncio.Queue[tuple[float, bytes]]
+        self,
+        reader: asyncio.StreamReader,
+        chunks: asyncio.Queue[tuple[float, bytes]],
+        flowing: asyncio.Event,
     ) -> None:
         """Read until the end, which is an empty chunk."""
         chunk = b"-"
         while chunk:
-            await self._flowing.wait()
+            await flowing.wait()
             try:
                 chunk = await reader.read(CHUNK_BYTES)
             except OSError:

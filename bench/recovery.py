@@ -116,7 +116,8 @@ class Recovery:
                 raise FlyspecError(f"{case.name}: the streams ended before the fault")
             await asyncio.sleep(0.01)
         members = self._fleet.targets if case.role == "target" else self._fleet.drafters
-        process = members[0].process
+        used = [await member.num_sessions() for member in members]
+        process = members[used.index(max(used))].process
         hurt_s = self._now()
         try:
             if case.kind == "restart":

@@ -107,6 +107,26 @@ async def test_a_cut_ends_connections_and_the_next_one_works():
         again[1].close()
 
 
+async def test_forgotten_connections_stay_silent_and_new_ones_work():
+    async with echo() as proxy:
+        connection = await connect(proxy)
+        assert await exchange(connection, b"before") == b"before"
+        proxy.forget()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await exchange(connection, b"lost")
+        again = await connect(proxy)
+        assert await exchange(again, b"after") == b"after"
+        proxy.stall()
+        proxy.forget()
+        other = await connect(proxy)
+        held_back = asyncio.create_task(exchange(other, b"still held back"))
+        await asyncio.sleep(0.1)
+        assert not held_back.done()
+        proxy.flow()
+        assert await held_back == b"still held back"
+
+
 async def test_a_server_that_is_gone_cuts():
     proxy = Proxy("127.0.0.1", 1)
     await proxy.start()

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from bench.chaos.fleet import Fleet, Member
 
-KINDS = ("kill", "drain", "hold", "delay", "stall", "drop", "cut")
+KINDS = ("kill", "drain", "hold", "delay", "stall", "drop", "cut", "forget")
 """SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through the proxy: a delay,
-silence, silence that ends with a cut, a cut. Connections are refused for a while after a cut."""
+silence, silence that ends with a cut, a cut and refusal for a while, silence for good on the
+connections there are."""
 RESTARTS = ("kill", "drain")
-WEIGHTS = (2, 1, 3, 2, 2, 2, 2)
+WEIGHTS = (4, 2, 6, 4, 4, 4, 4, 2)
 SECONDS = {
     "hold": (1.0, 8.0), "delay": (2.0, 6.0), "stall": (1.0, 8.0), "drop": (1.0, 5.0),
     "cut": (0.0, 2.0),
@@ -188,5 +189,7 @@ async def hurt(member: Member, kind: str, seconds: float = 0.0, delay_s: float =
                 await asyncio.sleep(seconds)
             finally:
                 proxy.refusing = False
+        case "forget":
+            proxy.forget()
         case _:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")

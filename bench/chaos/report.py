@@ -171,7 +171,7 @@ def plot(report: Report, path: Path) -> None:
         top.set(ylabel="tokens in a second", ylim=(0, None),
                 title=f"{report.streams} streams, {len(report.faults)} faults")  # fmt: skip
         colours = dict(zip(KINDS, ("#08306b", "#4a98c9", "#d95f02", "#9ecae1", "#fdae6b",
-                                   "#777777", "#252525"), strict=True))  # fmt: skip
+                                   "#777777", "#252525", "#e7298a"), strict=True))  # fmt: skip
         services = sorted({f.service for f in report.faults}, reverse=True)
         drawn: set[str] = set()
         for f in report.faults:
