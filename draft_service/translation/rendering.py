@@ -41,8 +41,7 @@ class Rendering:
             self._looked_up += bytes([origin is Origin.EXACT_LOOKUP]) * len(text)
 
     def end(self, control: int | None, origin: Origin) -> None:
-        """End the text with a control token: proposed if it ends sequences, else what follows
-        is none of the proposal's business."""
+        """End the text with a control token, which is proposed only if it ends sequences."""
         if not self.stopped:
             self.stopped = self._complete = True
             if control in self._vocabulary.eos:

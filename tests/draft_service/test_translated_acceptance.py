@@ -56,7 +56,7 @@ def plain(runner: ModelRunner, prompt: list[int], eos: tuple[int, ...]) -> list[
     return tokens
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.full)])
+@pytest.mark.parametrize("number", [2, pytest.param(20, marks=pytest.mark.full)])
 async def test_word_problems(number: int) -> None:
     """Greedy and exact: the target's own text, several tokens a round."""
     loaded = load_model(str(MODELS / "target"), "cpu", "float64")

@@ -21,7 +21,13 @@ from flyspec import wire
 from flyspec.config import DraftSettings
 from flyspec.engine.loading import tokenizer_bundle
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import DistributionSpec, Origin, SamplingParams, TokenDistribution
+from flyspec.types import (
+    DistributionSpec,
+    Origin,
+    SamplingParams,
+    TokenDistribution,
+    TokenizerFacts,
+)
 from flyspec.v1 import draft_pb2
 
 Code = grpc.StatusCode
@@ -51,6 +57,18 @@ async def service() -> AsyncIterator[Service]:
 
 
 OPENED: list[Client] = []
+
+
+def test_what_is_sent_is_what_arrives() -> None:
+    long = replace(BUNDLE, tokenizer_json=BUNDLE.tokenizer_json * 30)
+    first, *rest = wire.add_tokenizer_to_protos(long, TARGET_VOCAB_SIZE)
+    facts = TokenizerFacts(
+        BUNDLE.fingerprint, BUNDLE.eos_token_ids, BUNDLE.control_token_ids, TARGET_VOCAB_SIZE
+    )
+    assert wire.add_tokenizer_from_proto(first) == facts
+    assert len(rest) > 1
+    pieces = [wire.add_tokenizer_from_proto(message) for message in rest]
+    assert b"".join(p for p in pieces if isinstance(p, bytes)) == long.tokenizer_json
 
 
 @pytest.fixture(autouse=True)
