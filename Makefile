@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint types imports protos unit stubs models clean \
-	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz
+	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -83,6 +83,9 @@ check-rules-table: $(VENV)/.installed ## what every rule wins and loses, on 500 
 
 check-cancel: $(VENV)/.installed-dev ## cancelled requests leave nothing behind
 	@$(BIN)/python -m pytest tests/e2e/test_cancellation.py $(PYTEST_ARGS)
+
+chaos: $(VENV)/.installed ## five minutes of killed, held and cut services under 32 streams
+	@$(BIN)/python -m bench.chaos --seconds 300 $(ARGS)
 
 bench: $(VENV)/.installed ## plain, transformers, exact and fly on word problems
 	@$(BIN)/flyspec bench --problems 20 --reference $(ARGS)
