@@ -106,6 +106,6 @@ async def read(call: Any) -> Any:
 async def _stream_error(call: Any) -> FlyspecError:
     """Why a stream ended."""
     code, details = await call.code(), await call.details()
-    if code is grpc.StatusCode.OK:
+    if code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):  # the latter if cut from here
         return UnavailableError("the stream ended")
     return rpc.error_of_status(code, details or code.name)

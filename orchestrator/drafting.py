@@ -87,10 +87,10 @@ class Drafting:
 
     async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         """Up to `max_tokens` tokens to follow `sequence`; never fails for a drafter's sake."""
-        if max_tokens <= 0:
-            return Proposal()
         began_ns = self._began_ns = time.perf_counter_ns()
         self._look_around()
+        if max_tokens <= 0:
+            return Proposal()
         self._failed.clear()
         self._lost.clear()
         deadline: float | None = None

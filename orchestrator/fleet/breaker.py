@@ -67,7 +67,9 @@ class Breaker:
                 self.succeeded()
 
     def failed(self, now: float) -> None:
-        """The service failed, or said nothing."""
+        """The service failed, or said nothing; many sessions that it fails at once count as one."""
+        if self.state is BreakerState.OPEN and now < self.retry_at:
+            return
         rest = min(self._longest_s, self._first_s * 2.0**self._failures)
         self.retry_at = now + rest * (1.0 - 0.5 * self._jitter())
         self._failures = min(self._failures + 1, 32)

@@ -270,25 +270,28 @@ class Drafters:
 
     async def remove(self, name: str, force: bool) -> None:
         """Forget a drafter; the connection is closed if no other drafter uses it."""
-        drafter = self.get(name)
-        if drafter is self._active:
-            raise StateError(f"drafter {name!r} is the active one; activate another first")
-        if drafter.users and not force:
-            raise StateError(
-                f"{len(drafter.users)} generations draft with {name!r}; drain it first, or force"
-            )
-        del self._drafters[name]
-        log.info("drafter %s removed", name)
-        if not any(d.pool is drafter.pool for d in self._drafters.values()):
+        async with self._changing:
+            drafter = self.get(name)
+            if drafter is self._active:
+                raise StateError(f"drafter {name!r} is the active one; activate another first")
+            if drafter.users and not force:
+                raise StateError(
+                    f"{len(drafter.users)} generations draft with {name!r}; drain it first, or "
+                    "force"
+                )
+            del self._drafters[name]
+            if LOOKUP not in self._drafters:
+                self.lookup.state = DrafterState.REGISTERED
+                self._drafters[LOOKUP] = self.lookup
+            log.info("drafter %s removed", name)
+            if any(d.pool is drafter.pool for d in self._drafters.values()):
+                return
             for key, pool in list(self._pools.items()):
                 if pool is drafter.pool:
                     del self._pools[key]
                     for replica in pool.replicas:
                         replica.cut()
                     await pool.close()
-        if LOOKUP not in self._drafters:
-            self.lookup.state = DrafterState.REGISTERED
-            self._drafters[LOOKUP] = self.lookup
 
     async def close(self) -> None:
         """Close all connections."""

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Generic, Protocol, TypeVar
 
 from flyspec.errors import FlyspecError
+from flyspec.types import BreakerState
 from orchestrator.attempt import SilentError
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
@@ -70,6 +71,8 @@ class Replica(Generic[S]):
         self.sessions: dict[Stream, int] = {}
         self.misses = 0
         self.disturbed = asyncio.Event()
+        self.asking = asyncio.Lock()
+        self._trial: Stream | None = None
 
     @property
     def address(self) -> str:
@@ -88,6 +91,8 @@ class Replica(Generic[S]):
 
     def join(self, session: Stream, weight: int) -> None:
         """A session begins on it; `weight` as `outstanding`."""
+        if self.breaker.state is BreakerState.HALF_OPEN:
+            self._trial = session
         self.breaker.begin(time.monotonic())
         self.sessions[session] = weight
         self.outstanding += weight
@@ -95,6 +100,9 @@ class Replica(Generic[S]):
     def leave(self, session: Stream) -> None:
         """A session on it has ended."""
         self.outstanding -= self.sessions.pop(session, 0)
+        if session is self._trial:
+            self._trial = None
+            self.breaker.abandoned()
 
     def failed(self) -> None:
         """It failed one of its sessions: look after it at once."""
@@ -206,7 +214,8 @@ class Pool(Generic[S]):
     async def _keep_discovering(self) -> None:
         while True:
             await asyncio.sleep(DISCOVER_S)
-            if any(source.changes for source in self._sources):
+            gone = any(not replica.listed for replica in self.replicas)
+            if gone or any(source.changes for source in self._sources):
                 await self._discover()
 
     async def _discover(self) -> None:
@@ -237,7 +246,7 @@ class Pool(Generic[S]):
         """Ask the replica now and then, and soon after it failed."""
         while True:
             rest = 0.0 if replica.misses else self._interval_s
-            if not replica.breaker.allows(time.monotonic()):
+            if replica.breaker.state is BreakerState.OPEN:
                 rest = min(rest, max(0.0, replica.breaker.retry_at - time.monotonic()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rest):
@@ -251,6 +260,11 @@ class Pool(Generic[S]):
                 log.exception("%s at %s", self.name, replica.address)
 
     async def _probe(self, replica: Replica[S]) -> None:
+        """Ask the replica what it is, one at a time, so that two silences follow each other."""
+        async with replica.asking:
+            await self._ask(replica)
+
+    async def _ask(self, replica: Replica[S]) -> None:
         """Ask the replica what it is, and note what follows."""
         before = replica.usable
         try:
@@ -265,6 +279,7 @@ class Pool(Generic[S]):
                 if (replica.misses - MISSES) % RECONNECT_MISSES == 0:
                     await replica.service.reconnect()
         except FlyspecError as error:
+            replica.misses = 0  # it is not silent
             replica.breaker.failed(time.monotonic())
             self._note(replica, str(error), logging.WARNING)
         else:

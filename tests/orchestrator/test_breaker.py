@@ -33,6 +33,10 @@ def test_after_a_failure_nothing_is_sent_before_an_answer_and_one_trial_at_a_tim
                 trial_until = now + 1.0
                 assert not breaker.allows(now)
                 assert breaker.allows(trial_until)
+        elif event == "failed" and breaker.state is BreakerState.OPEN and now < breaker.retry_at:
+            before = breaker.retry_at
+            breaker.failed(now)
+            assert breaker.retry_at == before, "the same incident"
         elif event == "failed":
             breaker.failed(now)
             rest = breaker.retry_at - now

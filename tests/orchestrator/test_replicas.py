@@ -195,3 +195,46 @@ async def test_the_watch_goes_on_whatever_a_service_says(number):
         says["a:1"] = "fine"
         await until(lambda: pool.replicas[0].usable)
     await pool.close()
+
+
+async def test_one_that_hung_and_then_died_is_not_asked_without_rest():
+    says = {"a:1": SilentError("did not answer in time")}
+    pool = pool_of("a:1", says)
+    await pool.start()
+    (a,) = pool.replicas
+    a.info = "fine"
+    await until(lambda: a.misses)
+    says["a:1"] = UnavailableError("connection refused")
+    await until(lambda: "refused" in a.problem)
+    assert a.misses == 0
+    asked = 0
+    describe = a.service.describe
+
+    async def count(timeout_s):
+        nonlocal asked
+        asked += 1
+        return await describe(timeout_s)
+
+    a.service.describe = count
+    await asyncio.sleep(0.2)
+    assert asked < 60
+    await pool.close()
+
+
+async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
+    pool = pool_of("a:1", interval_s=60.0)
+    await pool.start()
+    (a,) = pool.replicas
+    a.failed()
+    await until(lambda: a.usable)
+    first, second = Session(), Session()
+    a.join(first, 1)
+    assert not a.usable, "one trial at a time"
+    a.leave(first)
+    assert a.usable
+    a.join(second, 1)
+    assert not a.usable
+    a.breaker.succeeded()
+    a.leave(second)
+    assert a.usable
+    await pool.close()
