@@ -72,6 +72,13 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
             return Malformed(error)
 
     async def request_of(context: Any) -> Any:
+        if found.response_streaming:
+            # Apart from the first message: as long as that waits for its reader, no status could
+            # be sent either, and a call that is ended then would stay open for good.
+            try:
+                await context.send_initial_metadata(())
+            except grpc.aio.InternalError as error:
+                raise asyncio.CancelledError from error  # the client has gone already
         return _checked(context) if found.request_streaming else await _only_one(context)
 
     async def call(requests: Any, context: Any) -> Any:

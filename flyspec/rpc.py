@@ -37,9 +37,8 @@ from flyspec.malformed import MalformedRequests, check_read
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
-MAX_STREAMS = 2048
+MAX_STREAMS = 1024
 """Calls at once on one connection, if a server does not say otherwise; more wait at the client."""
-SPARE_STREAMS = 64
 # A status travels in a header, 12 bytes a character at worst; gRPC refuses one beyond 8 KiB, and
 # the client would see that instead.
 MAX_DETAILS_CHARACTERS = 600
@@ -222,9 +221,11 @@ async def write(context: Any, message: Any, idle_timeout_s: float) -> None:
 def max_streams(max_sessions: int) -> int:
     """Calls at once on one connection to a service of so many sessions.
 
-    More than it has sessions: who finds none free is told so, instead of waiting unanswered.
+    More than it has sessions: who finds none free is told so, instead of waiting unanswered. And
+    many more: grpc.aio keeps a stream for as long as the connection if a write met its end while
+    answers were still unread.
     """
-    return 2 * max_sessions + SPARE_STREAMS
+    return max(MAX_STREAMS, 2 * max_sessions)
 
 
 def connect(address: str) -> grpc.aio.Channel:

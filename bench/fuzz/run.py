@@ -10,7 +10,7 @@ from random import Random
 import grpc
 
 from bench.fuzz.report import Complaint, Report
-from bench.fuzz.script import LEFT, Outcome, Script, Step, finish, play
+from bench.fuzz.script import LEFT, Do, Outcome, Script, Step, finish, play
 from bench.fuzz.services import IDLE_TIMEOUT_S, Target, WrongAnswerError
 from bench.fuzz.system import attack_port
 from bench.restartable import resident_mib
@@ -38,10 +38,8 @@ class Run:
         self._next = 0
         self._left: list[Outcome] = []
         self._processes: list[str] | None = None
-        self._channels = [
-            grpc.aio.insecure_channel(target.address, options=[("grpc.channel", i)])
-            for i in range(CHANNELS)
-        ]
+        self._channels: list[grpc.aio.Channel] = []
+        self._patient = grpc.aio.insecure_channel(target.address)
         self._rng = Random(f"connections {seed}")
 
     def script(self, index: int) -> Script:
@@ -72,7 +70,7 @@ class Run:
 
     async def only(self, index: int) -> Outcome:
         """One script alone."""
-        outcome = await play(self._channels[0], self.script(index))
+        outcome = await play(self._patient, self.script(index))
         if outcome.status == LEFT:
             outcome.call.cancel()
             await finish(outcome)
@@ -83,13 +81,15 @@ class Run:
         failed: list[tuple[int, Outcome]] = []
         played: list[int] = []
 
-        async def work(channel: grpc.aio.Channel) -> None:
+        async def work(number: int) -> None:
+            passing = self._channels[number % CHANNELS]
             while self.report.messages < goal:
                 index, self._next = self._next, self._next + 1
                 script = self.script(index)
                 if script.num_messages == 0 and self._rng.random() < 0.5:
                     continue
-                outcome = await play(channel, script)
+                leaves = script.steps and script.steps[-1].do is Do.LEAVE
+                outcome = await play(self._patient if leaves else passing, script)
                 played.append(index)
                 if outcome.status == LEFT:
                     await self._keep(outcome)
@@ -97,10 +97,16 @@ class Run:
                 if outcome.complaint:
                     failed.append((index, outcome))
 
+        # New connections: on an old one remain the streams whose end a write met (`WRITE_RACE`).
+        await self._close_channels()
+        self._channels = [
+            grpc.aio.insecure_channel(self._target.address, options=[("flyspec.fuzz", i)])
+            for i in range(CHANNELS)
+        ]
         said = len(self._log)
         port = int(self._target.address.rpartition(":")[2])
         await asyncio.gather(
-            *(work(self._channels[i % CHANNELS]) for i in range(CONCURRENT)),
+            *(work(number) for number in range(CONCURRENT)),
             *(attack_port(port, self._rng) for _ in range(CONNECTIONS)),
         )
         self.report.connections += CONNECTIONS
@@ -137,7 +143,7 @@ class Run:
         """The fewest steps that still end with the same status; None if none do when alone."""
 
         async def fails(steps: list[Step]) -> bool:
-            again = await play(self._channels[0], outcome.script.only(steps))
+            again = await play(self._patient, outcome.script.only(steps))
             if again.status == LEFT:
                 again.call.cancel()
             return again.status == outcome.status
@@ -236,5 +242,9 @@ class Run:
         await self._target.leave()
         await self._look(canary=0)
         self.report.left, _ = await self._target.state()
+        await self._close_channels()
+        await self._patient.close()
+
+    async def _close_channels(self) -> None:
         for channel in self._channels:
             await channel.close()

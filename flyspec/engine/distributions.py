@@ -167,7 +167,7 @@ def check_received(distributions: Sequence[TokenDistribution], vocab_size: int) 
         if not bits.size or flipped.max() <= _INFINITY:
             continue
         above = flipped[flipped > _INFINITY]
-        if ((above < _SIGN) | (above > _SIGN + _INFINITY)).any():
+        if ((above < _SIGN) | (above >= _SIGN + _INFINITY)).any():
             raise _not_finite(index)
         if (above > _SIGN + _ROUNDING).any():
             largest = above.max() ^ np.uint16(_SIGN)

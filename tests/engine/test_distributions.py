@@ -14,7 +14,13 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from flyspec import wire
-from flyspec.engine.distributions import Distributions, decode, encode, round_off
+from flyspec.engine.distributions import (
+    Distributions,
+    check_received,
+    decode,
+    encode,
+    round_off,
+)
 from flyspec.engine.logits import process_logits
 from flyspec.engine.sampling import DRAFT_STREAM, sample_among
 from flyspec.errors import InvalidArgumentError
@@ -225,6 +231,29 @@ def test_what_makes_no_sense_is_refused(case: Any, renormalise: bool) -> None:
     assert message in str(error.value)
     with pytest.raises(InvalidArgumentError, match="distributions: 1 for 2 drafted tokens"):
         decode([good], [1, 2], V, renormalise=renormalise)
+
+
+@given(st.lists(st.integers(0, 0xFFFF), min_size=V, max_size=V))
+@settings(max_examples=300, deadline=None)
+def test_every_pattern_of_bits_is_judged_by_its_number(bits: list[int]) -> None:
+    """Of all half floats just those up to 0, rounding apart, are log-probabilities."""
+    log_probs = struct.pack(f"<{V}H", *bits)
+    values = struct.unpack(f"<{V}e", log_probs)
+    good = all(value <= 1e-3 for value in values)  # NaN is not
+    if good:
+        check_received([TokenDistribution(log_probs)], V)
+    else:
+        with pytest.raises(InvalidArgumentError, match=r"NaN|above 0"):
+            check_received([TokenDistribution(log_probs)], V)
+
+
+def test_what_is_sent_is_taken() -> None:
+    for spec in (DistributionSpec(0), DistributionSpec(5), DistributionSpec(0, True)):
+        for seed in range(20):
+            check_received(encode(rows_of(seed, 4), spec), V)
+    check_received(
+        [TokenDistribution(), TokenDistribution(halves(0.0, -0.0, -math.inf), (1, 2, 3))], V
+    )
 
 
 def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:

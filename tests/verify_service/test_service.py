@@ -35,8 +35,8 @@ async def status_of(call):
     return await call.code(), await call.details()
 
 
-async def drained(engine):
-    for _ in range(200):
+async def drained(engine, seconds=2):
+    for _ in range(100 * seconds):
         if engine.sessions.active == 0:
             return True
         await asyncio.sleep(0.01)

@@ -1,0 +1,96 @@
+"""Hostile messages to the draft service: refused by the right status, and nothing else changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+from draft_harness import Client, Service, StartService, until
+
+from bench.fuzz.services import DraftTarget
+from flyspec import malformed, wire
+from flyspec.types import DistributionSpec, DraftAdvance
+from flyspec.v1 import draft_pb2, draft_pb2_grpc
+from tests.hostile import fuzz
+
+METHOD = "/flyspec.v1.DraftService/"
+
+
+async def test_thousands_of_hostile_messages_change_nothing(
+    service_with: StartService, model_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 2.0)
+    async with service_with(max_sessions=40, idle_timeout_s=3.0) as service:
+        target = DraftTarget()
+        tokenizer = (Path(model_dir) / "tokenizer.json").read_bytes()
+        await target.attach(f"127.0.0.1:{service.port}", tokenizer)
+        report = await fuzz("draft", target, 2500, seed=1)
+        assert report.statuses["OK"] > 50
+        assert report.statuses["INVALID_ARGUMENT"] > 100
+        assert service.active == 0
+
+
+@pytest.mark.parametrize("method", ["Describe", "Draft", "AddTokenizer"])
+async def test_what_is_no_message_is_the_clients_fault(service: Service, method: str) -> None:
+    call = service.channel.stream_stream(METHOD + method)()
+    await call.write(b"\xff\xff\xff")
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cannot be read" in await call.details()
+
+
+@pytest.mark.parametrize("ids", [(5, 5), (5, 4), (2**64 - 1, 0)])
+async def test_rounds_come_once_and_in_order(service: Service, ids: tuple[int, int]) -> None:
+    client = await service.client().open([1, 2, 3])
+    await client.advance(3, round_id=ids[0])
+    await client.send(3, round_id=ids[1])
+    code, details = await client.status()
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "once and in order" in details
+    await until(lambda: service.active == 0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        draft_pb2.DraftRequest(advance={"append_token_ids": [5] * 2_000_000, "keep_length": 1}),
+        draft_pb2.DraftRequest(open={"token_ids": [5] * 2_000_000}),
+        draft_pb2.DraftRequest(
+            open={"token_ids": [5], "sampling": {"logit_bias": dict.fromkeys(range(5000), 1.0)}}
+        ),
+    ],
+    ids=["append", "open", "bias"],
+)
+async def test_absurd_lists_are_refused_unread(
+    service: Service, message: draft_pb2.DraftRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(message: draft_pb2.DraftRequest) -> None:
+        if message.ByteSize() > 10_000:
+            raise AssertionError("read")
+
+    original = wire.draft_request_from_proto
+    monkeypatch.setattr(wire, "draft_request_from_proto", lambda m: read(m) or original(m))
+    client = service.client()
+    if message.HasField("advance"):
+        await client.open([1, 2, 3])
+    await client.call.write(message)
+    code, _ = await client.status()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    await until(lambda: service.active == 0)
+
+
+async def test_a_client_that_does_not_read_loses_its_session(service_with: StartService) -> None:
+    async with service_with(idle_timeout_s=0.3) as service:
+        options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+        address = f"127.0.0.1:{service.port}"
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            client = await Client(draft_pb2_grpc.DraftServiceStub(channel)).open(
+                [1, 2, 3], distribution=DistributionSpec(0)
+            )
+            for round_id in range(1, 100):
+                advance = DraftAdvance(round_id, 3, [], 64)
+                await client.call.write(wire.draft_advance_to_proto(advance))
+            await until(lambda: service.active == 0)
+            code, details = await client.status()
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "nothing was read" in details

@@ -1,0 +1,39 @@
+"""The short form of `bench.fuzz`: against servers in this process, with tiny models."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+
+from bench.fuzz.run import Run
+
+
+@contextmanager
+def logged(level=logging.WARNING):
+    """The lines that are logged meanwhile."""
+    lines: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            lines.extend(self.format(record).splitlines())
+
+    handler = Keep(level)
+    handler.setFormatter(logging.Formatter("%(name)s %(levelname)s %(message)s"))
+    logging.getLogger().addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+async def fuzz(server, target, messages, seed):
+    """Fuzz a target that is attached; nothing may be wrong."""
+    with logged() as lines:
+        run = Run(server, target, seed, lines)
+        try:
+            await run.run(messages)
+        finally:
+            await target.stop()
+    assert run.report.passed, str(run.report)
+    assert run.report.messages >= messages
+    return run.report

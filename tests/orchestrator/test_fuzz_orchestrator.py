@@ -1,0 +1,44 @@
+"""Hostile messages to clients' and operators' ports: refused by the right status, others fine."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from bench.fuzz.stack import StackTarget
+from flyspec import malformed
+from flyspec.v1 import generation_pb2
+from tests.hostile import fuzz, logged
+from tests.orchestrator.conftest import start_stack
+
+GENERATE = "/flyspec.v1.GenerationService/Generate"
+
+
+@pytest.mark.parametrize(("server", "messages"), [("generation", 400), ("admin", 1000)])
+async def test_hostile_messages_change_nothing(model_dirs, monkeypatch, server, messages):
+    monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 2.0)
+    options = {"max_sessions": 40, "idle_timeout_s": 5.0}
+    async with start_stack(model_dirs, draft=options, verify=options) as stack:
+        port, admin_port = stack.orchestrator.ports
+        target = StackTarget(admin=server == "admin")
+        await target.attach(
+            *(f"127.0.0.1:{p}" for p in (port, admin_port, stack.draft_server.port))
+        )
+        report = await fuzz(server, target, messages, seed=1)
+        assert report.statuses["OK"] > 30
+        assert await stack.idle()
+
+
+async def test_a_deadline_that_passes_leaves_no_trace(stack):
+    """Its status cannot be sent any more; that is no error of the server."""
+    address = f"127.0.0.1:{stack.orchestrator.ports[0]}"
+    request = generation_pb2.GenerateRequest(text="The cat", max_tokens=200, ignore_eos=True)
+    async with grpc.aio.insecure_channel(address) as channel:
+        with logged() as lines:
+            for deadline_s in (0.01, 0.02, 0.05, 0.1) * 5:
+                call = channel.unary_stream(GENERATE)(
+                    request.SerializeToString(), timeout=deadline_s
+                )
+                await call.code()
+            assert await stack.idle()
+    assert not [line for line in lines if "Error" in line or "Traceback" in line]

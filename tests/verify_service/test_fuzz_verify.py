@@ -1,0 +1,217 @@
+"""Hostile messages to the verify service: refused by the right status, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from test_service import PROMPT, drained, open_message, round_message, status_of
+
+from bench.fuzz.services import VerifyTarget
+from flyspec import malformed, rpc, wire
+from flyspec.config import VerifySettings
+from flyspec.engine.loading import load_model
+from flyspec.engine.runner import ModelRunner
+from flyspec.types import DraftDistributions, TokenDistribution, VerifyRound
+from flyspec.v1 import verify_pb2, verify_pb2_grpc
+from tests.hostile import fuzz, logged
+from verify_service.engine import VerifyEngine
+from verify_service.server import SERVICE_NAME
+from verify_service.service import VerifyServicer
+
+SERVICE = f"/{SERVICE_NAME}/"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+NO_MESSAGE = b"\xff\xff\xff"
+
+
+@asynccontextmanager
+async def address_of(engine, loaded, max_streams=rpc.MAX_STREAMS, **options):
+    """A server's address, for clients that are none of ours."""
+    servicer = VerifyServicer(engine, loaded.tokenizer, VerifySettings(model="x", **options))
+    add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
+    server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME], max_streams)
+    try:
+        yield f"127.0.0.1:{await server.start()}"
+    finally:
+        await server.stop(0)
+
+
+async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, monkeypatch):
+    monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 2.0)
+    runner = ModelRunner(load_model(target_dir, "cpu", "float64"), num_slots=40)
+    engine = VerifyEngine(runner, loaded.tokenizer, 256, lambda: torch.set_num_threads(1))
+    engine.start()
+    try:
+        async with address_of(engine, loaded, idle_timeout_s=3.0) as address:
+            target = VerifyTarget()
+            await target.attach(address)
+            report = await fuzz("verify", target, 2500, seed=1)
+        assert report.statuses["OK"] > 50
+        assert report.statuses["INVALID_ARGUMENT"] > 100
+        for _ in range(200):  # the engine's thread hears of the last ones a moment later
+            if runner.cache.num_free == runner.cache.num_slots:
+                break
+            await asyncio.sleep(0.01)
+        assert runner.cache.num_free == runner.cache.num_slots
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize(
+    "method", [SERVICE + "Describe", SERVICE + "GetTokenizer", SERVICE + "Verify", REFLECTION,
+               "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"],
+)  # fmt: skip
+async def test_what_is_no_message_is_the_clients_fault(engine, loaded, method):
+    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+        with logged() as lines:
+            call = channel.stream_stream(method)()
+            await call.write(NO_MESSAGE)
+            await call.done_writing()
+            code, details = await status_of(call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "cannot be read" in details
+        assert not lines
+
+
+@pytest.mark.parametrize("method", ["Describe", "GetTokenizer"])
+async def test_a_call_without_its_request_is_told_so(engine, loaded, method, monkeypatch):
+    monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 0.1)
+    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+        closed = channel.stream_stream(SERVICE + method)()
+        await closed.done_writing()
+        code, details = await status_of(closed)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "without a request" in details
+        silent = channel.stream_stream(SERVICE + method)()
+        assert (await status_of(silent))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
+    """Nor does it help to open more of them than one connection may have."""
+    async with (
+        address_of(engine, loaded, max_streams=300, idle_timeout_s=0.5) as address,
+        grpc.aio.insecure_channel(address) as silent,
+        rpc.connect(address) as channel,
+    ):
+        calls = [silent.stream_stream(SERVICE + "Verify")() for _ in range(400)]
+        await asyncio.sleep(0.1)
+        call = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+        await call.write(open_message())
+        await call.write(round_message([7, 8]))
+        assert wire.round_verdict_from_proto(await call.read()).last
+        assert engine.sessions.active == 1
+        codes = Counter([(await status_of(c))[0].name for c in calls])
+        # Those too many wait at the client, or are refused if it had not heard of the limit yet.
+        assert set(codes) <= {"DEADLINE_EXCEEDED", "UNAVAILABLE"}
+        assert codes["DEADLINE_EXCEEDED"] >= 300
+
+
+def numbered(round_id, **fields):
+    return wire.verify_round_to_proto(VerifyRound(round_id, len(PROMPT), [], [7], **fields))
+
+
+@pytest.mark.parametrize("ids", [(5, 5), (5, 4), (5, 0), (2**64 - 1, 1)])
+async def test_rounds_come_once_and_in_order(service, engine, ids):
+    async with service() as stub:
+        call = stub.Verify()
+        await call.write(open_message())
+        await call.write(numbered(ids[0]))
+        await call.read()
+        await call.write(numbered(ids[1]))
+        code, details = await status_of(call)
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "once and in order" in details
+        assert await drained(engine)
+
+
+def halves(*values):
+    return np.array(values, "<f2").tobytes()
+
+
+def sent(log_probs, token_ids=()):
+    piece = DraftDistributions(1, len(PROMPT), [TokenDistribution(log_probs, token_ids)])
+    return wire.distributions_to_proto(piece)
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (sent(halves(-1, math.nan, -1), (1, 2, 3)), "NaN"),
+        (sent(halves(-1, math.inf), (1, 2)), "+inf"),
+        (sent(halves(-1, 0.5), (1, 2)), "0.5 is above 0"),
+        (sent(halves(*[-6.0] * 399, math.nan)), "NaN"),
+        (sent(halves(*[-6.0] * 399, 65504.0)), "65504 is above 0"),
+        (sent(b"\x80"), "1 bytes for 400"),
+        (sent(halves(-1, -1), (5, 5)), "twice"),
+        (sent(halves(-1), (400,)), "between 0 and 399"),
+        (sent(b"", tuple([5] * 500)), "at most 400"),
+    ],
+)
+@pytest.mark.parametrize("rule", ["fuzzy", "exact"])
+async def test_distributions_are_looked_at_as_they_come(service, engine, rule, message, text):
+    """Before their round, whatever the rule."""
+    async with service() as stub:
+        call = stub.Verify()
+        await call.write(open_message(rule=rule))
+        await call.write(message)
+        code, details = await status_of(call)
+        assert (code.name, text in details) == ("INVALID_ARGUMENT", True), (code, details)
+        assert await drained(engine)
+
+
+def with_round(**fields):
+    return verify_pb2.VerifyRequest(
+        round=verify_pb2.VerifyRound(round_id=1, keep_length=len(PROMPT), **fields)
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (with_round(draft_token_ids=[7], remaining_loose_cost_nats=math.nan), "at least 0, got"),
+        (with_round(draft_token_ids=[7], remaining_loose_cost_nats=-0.5), "at least 0"),
+        (with_round(append_token_ids=[5] * 1_000_000), "exceed the model's context"),
+        (with_round(draft_token_ids=[5] * 1_000_000), "at most 64"),
+        (
+            with_round(
+                draft_token_ids=[7],
+                open_window=verify_pb2.OpenWindow(
+                    position=4, target_token_id=5, remaining_matches=1,
+                    target_logprobs={"top_token_ids": [5] * 21},
+                ),
+            ),
+            "at most 20",
+        ),
+    ],
+)  # fmt: skip
+async def test_absurd_rounds_are_refused(service, engine, message, text):
+    async with service() as stub:
+        call = stub.Verify()
+        await call.write(open_message())
+        await call.write(message)
+        code, details = await status_of(call)
+        assert (code.name, text in details) == ("INVALID_ARGUMENT", True), (code, details)
+        assert await drained(engine)
+
+
+async def test_a_client_that_does_not_read_loses_its_session(engine, loaded):
+    async with address_of(engine, loaded, idle_timeout_s=0.3) as address:
+        options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
+        async with grpc.aio.insecure_channel(address, options=options) as channel:
+            call = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
+            opening = open_message()
+            opening.open.logprobs = 20
+            await call.write(opening)
+            for round_id in range(1, 200):
+                round_ = VerifyRound(round_id, len(PROMPT), [], [], max_plain_tokens=64)
+                await call.write(wire.verify_round_to_proto(round_))
+            assert await drained(engine, 10)
+            code, details = await status_of(call)
+            assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "nothing was read" in details
