@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 from flyspec.errors import (
     FlyspecError,
@@ -147,26 +148,13 @@ class Drafting:
             if replica is None or replica in self._failed:
                 continue
             self._drafter, self._replica = drafter, replica
-            self._session = DraftSession(replica.service, self._open_for(drafter), self._traffic)
+            self._session = DraftSession(
+                replica.service, replace(self._template, drafter=drafter.kind), self._traffic
+            )
             replica.join(self._session, self._weight)
             drafter.users.add(self)
             return True
         return False
-
-    def _open_for(self, drafter: Drafter) -> DraftOpen:
-        """How a session with that drafter is opened."""
-        t, model = self._template, drafter.model
-        ours = t.tokenizer_fingerprint
-        foreign = model is not None and model.tokenizer_fingerprint != ours
-        return DraftOpen(
-            token_ids=(),
-            sampling=t.sampling,
-            seed=t.seed,
-            drafter=drafter.kind,
-            prompt_length=t.prompt_length,
-            distribution=t.distribution,
-            tokenizer_fingerprint=ours if foreign else "",
-        )
 
     async def _ask(
         self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float

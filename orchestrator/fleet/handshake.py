@@ -15,7 +15,6 @@ from flyspec.types import (
     TokenizerBundle,
     VerifyServiceInfo,
 )
-from orchestrator.fleet.drafter import of_kind
 from orchestrator.fleet.replicas import Replica
 from orchestrator.upstreams import DraftSession, DraftUpstream, Traffic
 
@@ -81,14 +80,8 @@ async def try_drafter(
 
     Raises `FlyspecError`.
     """
-    info = of_kind(replica.info.drafters, kind)
-    foreign = is_foreign(info.model if info else None, target)
     open_ = DraftOpen(
-        (),
-        SamplingParams(),
-        0,
-        kind,
-        tokenizer_fingerprint=target.tokenizer_fingerprint if foreign else "",
+        (), SamplingParams(), 0, kind, tokenizer_fingerprint=target.tokenizer_fingerprint
     )
     session = DraftSession(replica.service, open_, Traffic())
     began = time.perf_counter_ns()
