@@ -20,7 +20,7 @@ from flyspec.v1 import draft_pb2, draft_pb2_grpc
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
-MAX_LOOKUP_LENGTH = 1 << 20
+MAX_LOOKUP_LENGTH = 1 << 17
 """Longest sequence of a drafter without a model, in tokens, if the settings say nothing."""
 
 
@@ -99,6 +99,7 @@ async def serve(settings: DraftSettings) -> None:
             [(draft_pb2_grpc.add_DraftServiceServicer_to_server, DraftService(sessions))],
             [SERVICE_NAME],
             rpc.max_streams(settings.max_sessions),
+            rpc.max_request_bytes(sessions.max_length),
         )
         port = await server.start()
         rpc.settle_memory()

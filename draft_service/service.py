@@ -71,7 +71,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
                 f"advance.round_id is {request.round_id} after {last_round_id}: rounds come once "
                 "and in order; open a new session with the whole sequence"
             )
-        session.advance(request, arrival_ns)
+        await session.move(request, arrival_ns)
         last = False
         while not last:
             chunk = await session.next_chunk()

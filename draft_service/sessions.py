@@ -25,6 +25,10 @@ MAX_TRANSLATED_LENGTH = 1 << 20
 """Longest sequence of a translated session, in the target's tokens; the drafter has its end."""
 
 
+LONG_SEQUENCE = 4096
+"""Tokens of a sequence without a model that take milliseconds to index."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one service allows; `max_length` bounds sequences of drafters without a model."""
@@ -152,9 +156,20 @@ class Session:
         self._loop = asyncio.get_running_loop()
 
     async def prepare(self) -> None:
-        """Translate the sequence, if that is needed, where it holds up nobody else."""
+        """Read the sequence, where that takes long, in a thread: it holds up nobody else there."""
         if self._translated:
             await asyncio.to_thread(self._translated.prepare, self._open)
+        elif self._engine is None and len(self._open.token_ids) > LONG_SEQUENCE:
+            await asyncio.to_thread(self._state.session)
+
+    async def move(self, advance: DraftAdvance, arrival_ns: int) -> None:
+        """As `advance`, and in a thread if it goes far back or adds much."""
+        if self._engine is None:
+            held = len(self._state.session().token_ids)
+            if max(held - advance.keep_length, len(advance.append_token_ids)) > LONG_SEQUENCE:
+                await asyncio.to_thread(self.advance, advance, arrival_ns)
+                return
+        self.advance(advance, arrival_ns)
 
     def advance(self, advance: DraftAdvance, arrival_ns: int) -> None:
         """Start a proposal; the one before has ended. Raises `InvalidArgumentError`."""
@@ -173,13 +188,11 @@ class Session:
                 f"{self._max_length}; use another drafter for the rest"
             )
         chunk_tokens = self._limits.chunk_tokens
+        proposal = Proposal(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
         if self._engine is None:
-            put = self._chunks.put_nowait
-            Proposal(self._state, advance, chunk_tokens, arrival_ns, put).start()
+            proposal.start()
         else:
-            self._engine.submit(
-                Proposal(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
-            )
+            self._engine.submit(proposal)
 
     async def next_chunk(self) -> DraftChunk:
         """The next chunk of the proposal; raises what ended it instead."""
@@ -196,7 +209,7 @@ class Session:
             self._engine.close(self._state)
 
     def _deliver(self, item: DraftChunk | Exception) -> None:
-        """Called in the engine's thread."""
+        """Called in the engine's thread, or in any other."""
         self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
 
     def _check_rest(self, open_: DraftOpen) -> None:

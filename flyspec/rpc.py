@@ -37,6 +37,9 @@ from flyspec.malformed import MalformedRequests, check_read
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
+# A piece of distributions or of a tokenizer has about a megabyte.
+BASE_REQUEST_BYTES = 3 << 20
+MAX_ID_BYTES = 5
 MAX_STREAMS = 1024
 """Calls at once on one connection, if a server does not say otherwise; more wait at the client."""
 # A status travels in a header, 12 bytes a character at worst; gRPC refuses one beyond 8 KiB, and
@@ -72,7 +75,6 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 SERVER_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Without this two servers can share a port, each getting some of the connections.
     ("grpc.so_reuseport", 0),
@@ -228,6 +230,14 @@ def max_streams(max_sessions: int) -> int:
     return max(MAX_STREAMS, 2 * max_sessions)
 
 
+def max_request_bytes(max_length: int) -> int:
+    """The largest request to a service whose sequences have at most so many tokens.
+
+    To read a message of many small parts takes a second for some megabytes, and holds up everybody.
+    """
+    return min(MAX_MESSAGE_BYTES, BASE_REQUEST_BYTES + MAX_ID_BYTES * max_length)
+
+
 def connect(address: str) -> grpc.aio.Channel:
     """Open a channel to `host:port`; it connects on first use and reconnects by itself."""
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -237,7 +247,8 @@ class GrpcServer:
     """One listening port with health and reflection; not ready until `set_ready`.
 
     `services` pairs each generated `add_*Servicer_to_server` with a servicer; `names` are the full
-    names of those services. `max_streams` bounds the calls at once on one connection.
+    names of those services. `max_streams` bounds the calls at once on one connection,
+    `max_request_bytes` a request.
     """
 
     def __init__(
@@ -247,13 +258,18 @@ class GrpcServer:
         services: list[tuple[Callable[[Any, grpc.aio.Server], None], Any]],
         names: list[str],
         max_streams: int = MAX_STREAMS,
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._names = names
         self._port = port
         self._server = grpc.aio.server(
             interceptors=[MalformedRequests(_abort)],
-            options=[*SERVER_OPTIONS, ("grpc.max_concurrent_streams", max_streams)],
+            options=[
+                *SERVER_OPTIONS,
+                ("grpc.max_receive_message_length", max_request_bytes),
+                ("grpc.max_concurrent_streams", max_streams),
+            ],
         )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

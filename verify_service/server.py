@@ -85,6 +85,7 @@ async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
         [(verify_pb2_grpc.add_VerifyServiceServicer_to_server, servicer)],
         [SERVICE_NAME],
         rpc.max_streams(settings.max_sessions),
+        rpc.max_request_bytes(engine.info.context_length),
     )
     port = await server.start()
     rpc.settle_memory()

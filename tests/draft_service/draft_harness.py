@@ -188,7 +188,13 @@ async def start_service(settings: DraftSettings) -> AsyncIterator[Service]:
     """A draft service with these settings on a free port, and a channel to it."""
     sessions, engine = await build(settings)
     add = draft_pb2_grpc.add_DraftServiceServicer_to_server
-    server = rpc.GrpcServer("127.0.0.1", 0, [(add, DraftService(sessions))], [SERVICE_NAME])
+    server = rpc.GrpcServer(
+        "127.0.0.1",
+        0,
+        [(add, DraftService(sessions))],
+        [SERVICE_NAME],
+        max_request_bytes=rpc.max_request_bytes(sessions.max_length),
+    )
     port = await server.start()
     await server.set_ready(True)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -77,6 +78,36 @@ async def test_absurd_lists_are_refused_unread(
     code, _ = await client.status()
     assert code is grpc.StatusCode.INVALID_ARGUMENT
     await until(lambda: service.active == 0)
+
+
+async def test_long_sequences_without_a_model_hold_up_nobody(service: Service) -> None:
+    """They are indexed in a thread: meanwhile others are answered, again and again."""
+    period = list(range(1000, 1013))
+    text = (period * 8000)[:100_000]
+    long = await service.client().open(text, drafter="prompt_lookup")
+    short = await service.client().open([1, 2, 3], drafter="prompt_lookup")
+    await long.send(len(text), max_tokens=8)
+    answers = 0
+    reading = asyncio.ensure_future(long.read())
+    while not reading.done():
+        await short.advance(3)
+        answers += 1
+    assert answers > 3
+    start = len(text) % len(period)
+    assert reading.result().token_ids == (period * 2)[start : start + 8]
+    # Back to the beginning, and as far forward again.
+    chunks = await long.advance(5, text[5:], 8)
+    assert chunks[0].token_ids == (period * 2)[start : start + 8]
+    await long.send(100_500)
+    assert (await long.status())[0] is grpc.StatusCode.FAILED_PRECONDITION
+    await short.call.done_writing()
+    await until(lambda: service.active == 0)
+
+
+async def test_a_request_beyond_all_sizes_is_refused_by_grpc(service: Service) -> None:
+    client = service.client()
+    await client.call.write(draft_pb2.DraftRequest(open={"token_ids": [1 << 31] * 3_000_000}))
+    assert (await client.status())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_a_client_that_does_not_read_loses_its_session(service_with: StartService) -> None:
