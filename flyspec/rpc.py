@@ -63,6 +63,9 @@ WRITE_FAILED = "Internal error from Core"
 # grace period of its server is over: a cancellation like any other.
 SERVER_STOPPED = "_ServerStoppedError"
 
+BUG = "internal error in"
+"""Begins the details of the INTERNAL that a flyspec server says."""
+
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -138,7 +141,7 @@ async def _abort(context: Any, method: str, error: Exception) -> None:
     else:
         log.exception("%s failed", method)
         code = grpc.StatusCode.INTERNAL
-        details = _details(f"internal error in {method}: {error!r}")
+        details = _details(f"{BUG} {method}: {error!r}")
     try:
         async with asyncio.timeout(ABORT_TIMEOUT_S):
             await context.abort(code, details, trailing_metadata=metadata)

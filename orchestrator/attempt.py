@@ -68,7 +68,9 @@ class Attempt:
             return SilentError(f"{service} did not answer in time")
         if isinstance(error, grpc.aio.UsageError):
             return UnavailableError(f"{service}: the stream ended: {error}")
-        said = rpc.error_of(error) if isinstance(error, grpc.aio.AioRpcError) else error
+        said = error
+        if isinstance(error, grpc.aio.AioRpcError):
+            said = _error_of(error.code(), error.details() or "")
         if isinstance(said, IdleTimeoutError):  # the session is gone, the service well
             return PrefixMismatchError(f"{service}: {said}")
         if isinstance(said, UnavailableError):
@@ -105,7 +107,14 @@ async def read(call: Any) -> Any:
 
 async def _stream_error(call: Any) -> FlyspecError:
     """Why a stream ended."""
-    code, details = await call.code(), await call.details()
-    if code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):  # the latter if cut from here
-        return UnavailableError("the stream ended")
+    return _error_of(await call.code(), await call.details() or "")
+
+
+def _error_of(code: grpc.StatusCode, details: str) -> FlyspecError:
+    """What the end of a call stands for; what no flyspec server says, the connection's end does."""
+    lost = code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+    if code is grpc.StatusCode.INTERNAL and not details.startswith(rpc.BUG):
+        lost = True
+    if lost:
+        return UnavailableError(f"the stream ended: {code.name} {details}".rstrip())
     return rpc.error_of_status(code, details or code.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ from flyspec.types import (
     VerifyRound,
 )
 from flyspec.v1 import verify_pb2_grpc
+from orchestrator import attempt
 from orchestrator.local_lookup import LocalLookup
 from orchestrator.recoveries import Recoveries
 from orchestrator.upstreams import (
@@ -253,3 +255,21 @@ def test_proposals_with_distributions_of_another_size_are_fitted():
     proposal = fit_proposal(padded, 6)
     assert proposal.token_ids == [3]
     assert proposal.distributions == [TokenDistribution(_halves(*[-2] * 6))]
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "lost"),
+    [
+        ("OK", "", True),
+        ("CANCELLED", "CANCELLED", True),
+        ("UNKNOWN", "Stream removed", True),
+        ("INTERNAL", "Received RST_STREAM with error code 2", True),
+        ("INTERNAL", "internal error in Verify: KeyError(3)", False),
+        ("UNAVAILABLE", "going away", True),
+        ("INVALID_ARGUMENT", "round: bad", False),
+    ],
+)
+def test_what_no_server_of_ours_says_is_a_lost_connection(code, details, lost):
+    error = attempt._error_of(grpc.StatusCode[code], details)
+    assert isinstance(error, UnavailableError) == lost
+    assert details in str(error)
