@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 from flyspec.types import BreakerState
 
+SETTLED_S = 20.0
+"""A service that did not fail for so long is as good as one that never did."""
+
 
 class Breaker:
     """Of one replica. Times are in seconds of any one clock.
@@ -18,6 +21,10 @@ class Breaker:
     The rest after a failure doubles from `first_s` to `longest_s`, each time less up to half of it,
     so that those who failed together do not come back together. With `trials`, an answer lets one
     through, and its success the others; a trial that nothing is heard of counts for `trial_s`.
+
+    The rest starts anew after `SETTLED_S` without a failure, not with the first success: a drafter
+    may be fast enough for the one on trial and too slow for all who follow, and every return of
+    theirs costs each a deadline.
     """
 
     def __init__(
@@ -31,6 +38,7 @@ class Breaker:
         self._first_s, self._longest_s = first_s, longest_s
         self._trials, self._trial_s, self._jitter = trials, trial_s, jitter
         self._failures = 0
+        self._failed_at = 0.0
         self._trial_until = 0.0
         self.state = BreakerState.CLOSED
         self.retry_at = 0.0
@@ -54,7 +62,6 @@ class Breaker:
     def succeeded(self) -> None:
         """The service did its work."""
         self.state = BreakerState.CLOSED
-        self._failures = 0
         self._trial_until = 0.0
 
     def answered(self, now: float) -> None:
@@ -70,6 +77,9 @@ class Breaker:
         """The service failed, or said nothing; many sessions that it fails at once count as one."""
         if self.state is BreakerState.OPEN and now < self.retry_at:
             return
+        if now - self._failed_at > SETTLED_S:
+            self._failures = 0
+        self._failed_at = now
         rest = min(self._longest_s, self._first_s * 2.0**self._failures)
         self.retry_at = now + rest * (1.0 - 0.5 * self._jitter())
         self._failures = min(self._failures + 1, 32)

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyspec.types import BreakerState
-from orchestrator.fleet.breaker import Breaker
+from orchestrator.fleet.breaker import SETTLED_S, Breaker
 
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["failed", "answered", "succeeded", "begin", "abandoned"]),
-        st.floats(0.0, 3.0),
+        st.floats(0.0, 3.0) | st.floats(0.0, 30.0),
     ),
     max_size=60,
 )
@@ -22,7 +22,7 @@ def test_after_a_failure_nothing_is_sent_before_an_answer_and_one_trial_at_a_tim
     steps, trials, jitter
 ):
     breaker = Breaker(0.1, 2.0, trials, trial_s=1.0, jitter=lambda: jitter)
-    now, failures, trial_until = 0.0, 0, 0.0
+    now, failures, failed_at, trial_until = 0.0, 0, 0.0, 0.0
     for event, elapsed in steps:
         now += elapsed
         if event == "begin":
@@ -39,6 +39,8 @@ def test_after_a_failure_nothing_is_sent_before_an_answer_and_one_trial_at_a_tim
             assert breaker.retry_at == before, "the same incident"
         elif event == "failed":
             breaker.failed(now)
+            failures = 0 if now - failed_at > SETTLED_S else failures
+            failed_at = now
             rest = breaker.retry_at - now
             longest = min(2.0, 0.1 * 2**failures)
             assert longest / 2 - 1e-9 <= rest <= longest + 1e-9
@@ -50,12 +52,10 @@ def test_after_a_failure_nothing_is_sent_before_an_answer_and_one_trial_at_a_tim
             if before is BreakerState.OPEN and not early:
                 assert breaker.state is (BreakerState.HALF_OPEN if trials else BreakerState.CLOSED)
                 assert breaker.allows(now)
-                failures = failures if trials else 0
             else:
                 assert breaker.state is before
         elif event == "succeeded":
             breaker.succeeded()
-            failures = 0
             assert breaker.allows(now)
         else:
             breaker.abandoned()
