@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from demo.corpus import problems
 from flyspec.client import (
@@ -32,7 +33,7 @@ LOSSY = (Rule("fly"), Rule("fly"), Rule("fly", fly_window_size=2), Rule("fly-pap
 """`fly` in the main; `margin` because its windows reach across rounds, and so across faults."""
 KS = (0, 4, 15)
 SAMPLINGS = (SamplingParams(), SamplingParams(), SamplingParams(0.8), SamplingParams(1.0, 0.9))
-LENGTHS = (16, 48, 96, 192)
+LENGTHS = (16, 32, 64, 128)
 REFERENCE_CONCURRENCY = 16
 HANG_S = 10.0
 """A request that is there so long after its deadline hangs."""
@@ -117,9 +118,10 @@ class Request:
     def problem(self) -> str:
         """What is wrong with its outcome; empty if nothing. Of a lossy one only what shows."""
         if self.hung:
-            return f"still there {self.ended_s - self.begun_s:.0f} s after it began: it hangs"
+            lasted_s = self.ended_s - self.begun_s
+            return f"it hangs: still there after {lasted_s:.0f} s ({self._arrived()})"
         if self.error:
-            return self.error
+            return f"{self.error} ({self._arrived()})"
         got, expected = self.generation, self.job.expected
         assert got is not None
         if got.completion.completion_tokens != len(got.token_ids):
@@ -145,6 +147,17 @@ class Request:
         if got.completion.finish_reason is not expected.completion.finish_reason:
             return f"finish reason {got.completion.finish_reason.name}"
         return ""
+
+    def _arrived(self) -> str:
+        """What came of it, and whether it stood still or was slow."""
+        if not self.arrivals:
+            return "nothing came"
+        times = [self.begun_s, *(at for at, _ in self.arrivals), self.ended_s]
+        return (
+            f"{sum(n for _, n in self.arrivals)} of up to {self.options.max_tokens} tokens came, "
+            f"the last at {self.arrivals[-1][0]:.1f} s; longest silence "
+            f"{max(b - a for a, b in pairwise(times)):.1f} s"
+        )
 
 
 class Work:
