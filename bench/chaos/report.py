@@ -70,11 +70,8 @@ def count(report: Report, requests: Sequence[Request]) -> None:
     silences = []
     for request in requests:
         if problem := request.problem:
-            o = request.options
-            assert o.rule is not None
             report.violations.append(
-                f"request {request.number} ({o.rule.name}, K {o.num_speculative_tokens}, drafter "
-                f"{o.drafter!r}, {request.begun_s:.1f} to {request.ended_s:.1f} s): {problem}"
+                f"{request}, {request.begun_s:.1f} to {request.ended_s:.1f} s: {problem}"
             )
         generation = request.generation
         if generation is None:

@@ -20,6 +20,8 @@ SETTLE_S = 45.0
 """So long after the last fault, all has to be as before: a service finds out by keepalive that a
 connection was forgotten, and only then gives up the sessions on it."""
 PROGRESS_S = 10.0
+SLOW_S = 40.0
+"""A request that takes so long is mentioned."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,10 @@ class _Run:
                 f"{now():4.0f} s: {len(done)} requests done, {bad} of them badly; "
                 f"{len(saboteur.faults)} faults; now: {hurt or 'none'}"
             )
+            oldest = next((r for r in work.requests if not r.ended_s), None)
+            if oldest is not None and now() - oldest.begun_s > SLOW_S:
+                tokens = sum(number for _, number in oldest.arrivals)
+                self._say(f"        {oldest} has {tokens} tokens in {now() - oldest.begun_s:.0f} s")
 
     async def _settle(self, names: list[str]) -> None:
         """Wait until nothing is left and every drafter drafts again; what does not, is noted."""

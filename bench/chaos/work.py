@@ -114,6 +114,12 @@ class Request:
         """Whether its text may differ from plain decoding."""
         return self.options.rule != EXACT
 
+    def __str__(self) -> str:
+        o = self.options
+        assert o.rule is not None
+        drafter = o.drafter or "the default drafter"
+        return f"request {self.number} ({o.rule.name}, K {o.num_speculative_tokens}, {drafter})"
+
     @property
     def problem(self) -> str:
         """What is wrong with its outcome; empty if nothing. Of a lossy one only what shows."""
