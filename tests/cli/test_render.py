@@ -57,6 +57,9 @@ def test_document_has_the_names_that_users_rely_on() -> None:
         "loose_gaps_nats": [0.5],
         "loop_guard_token_index": None,
         "warnings": [],
+        "drafters": [],
+        "num_recoveries": 0,
+        "recoveries": [],
         "metrics": {
             "speculative_decoding": {
                 "mean_acceptance_length": 2.5,
