@@ -60,7 +60,11 @@ class Run:
                 report.seconds = time.monotonic() - began
                 if time.monotonic() - said > 30:
                     said = time.monotonic()
-                    print(f"{report.server}: {report.messages:,} messages", file=sys.stderr)
+                    wrong = len(report.complaints)
+                    print(
+                        f"{report.server}: {report.messages:,} messages, {wrong} complaints",
+                        file=sys.stderr,
+                    )
             await self._close_left()
         finally:
             ended.set()
