@@ -93,6 +93,7 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         loop_guard=True,
         logprobs=None,
         warnings=(),
+        return_rounds=False,
         distribution=None,
     )
 
@@ -139,6 +140,7 @@ def test_every_field_is_taken(plan: Any) -> None:
         loop_guard=False,
         logprobs=0,
         warnings=(),
+        return_rounds=False,
         distribution=None,
     )
 
