@@ -49,6 +49,7 @@ class Orchestrator:
             settings.port,
             [(generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation)],
             ["flyspec.v1.GenerationService"],
+            max_request_bytes=rpc.max_request_bytes(directory.target.info.model.context_length),
         )
         admin = AdminServicer(directory, admission, [clients])
         operators = rpc.GrpcServer(
@@ -56,6 +57,7 @@ class Orchestrator:
             settings.admin_port,
             [(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin)],
             ["flyspec.v1.AdminService"],
+            max_request_bytes=rpc.max_request_bytes(0),
         )
         self._servers = [clients, operators]
         for server in self._servers:
