@@ -1,0 +1,66 @@
+"""What every gRPC server and channel of flyspec has in common: limits, errors, health, drain.
+
+A service builds its servicer and puts it into a `GrpcServer`; a servicer's methods are decorated
+with `handler`, which turns `FlyspecError` into its gRPC status.
+"""
+
+from flyspec.rpc.channel import CHANNEL_OPTIONS, CLIENT_ID_KEY, connect
+from flyspec.rpc.process import announce, run, settle_memory, wait_for_termination
+from flyspec.rpc.server import SERVER_OPTIONS, GrpcServer
+from flyspec.rpc.sizes import (
+    BASE_REQUEST_BYTES,
+    MAX_ID_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_STREAMS,
+    max_request_bytes,
+    max_streams,
+)
+from flyspec.rpc.statuses import (
+    ABORT_TIMEOUT_S,
+    BUG,
+    MAX_DETAILS_CHARACTERS,
+    MAX_RICH_DETAILS_CHARACTERS,
+    SAID,
+    SERVER_STOPPED,
+    WRITE_FAILED,
+    abort,
+    error_of,
+    error_of_status,
+    handler,
+    status_of,
+    was_said,
+)
+from flyspec.rpc.streams import read, write
+
+__all__ = [
+    "ABORT_TIMEOUT_S",
+    "BASE_REQUEST_BYTES",
+    "BUG",
+    "CHANNEL_OPTIONS",
+    "CLIENT_ID_KEY",
+    "MAX_DETAILS_CHARACTERS",
+    "MAX_ID_BYTES",
+    "MAX_MESSAGE_BYTES",
+    "MAX_RICH_DETAILS_CHARACTERS",
+    "MAX_STREAMS",
+    "SAID",
+    "SERVER_OPTIONS",
+    "SERVER_STOPPED",
+    "WRITE_FAILED",
+    "GrpcServer",
+    "abort",
+    "announce",
+    "connect",
+    "error_of",
+    "error_of_status",
+    "handler",
+    "max_request_bytes",
+    "max_streams",
+    "read",
+    "run",
+    "settle_memory",
+    "status_of",
+    "wait_for_termination",
+    "was_said",
+    "write",
+]

@@ -1,0 +1,100 @@
+"""A listening port with what every server of flyspec has: limits, statuses, health, drain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from flyspec.errors import ConfigError
+from flyspec.malformed import MalformedRequests
+from flyspec.rpc.sizes import MAX_MESSAGE_BYTES, MAX_STREAMS
+from flyspec.rpc.statuses import abort
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Without this two servers can share a port, each getting some of the connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # A client that vanished without a word is noticed, and its sessions are free again.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
+
+
+class GrpcServer:
+    """One listening port with health and reflection; not ready until `set_ready`.
+
+    `services` pairs each generated `add_*Servicer_to_server` with a servicer; `names` are the full
+    names of those services. `max_streams` bounds the calls at once on one connection,
+    `max_request_bytes` a request. The port is in the clear without `credentials`. `interceptors`
+    see every call, the first one first; what cannot be read never reaches their handlers.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        services: list[tuple[Callable[[Any, grpc.aio.Server], None], Any]],
+        names: list[str],
+        max_streams: int = MAX_STREAMS,
+        max_request_bytes: int = MAX_MESSAGE_BYTES,
+        credentials: grpc.ServerCredentials | None = None,
+        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._names = names
+        self._port = port
+        self._credentials = credentials
+        self._server = grpc.aio.server(
+            interceptors=[MalformedRequests(abort), *interceptors],
+            options=[
+                *SERVER_OPTIONS,
+                ("grpc.max_receive_message_length", max_request_bytes),
+                ("grpc.max_concurrent_streams", max_streams),
+            ],
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for add, servicer in services:
+            add(servicer, self._server)
+        reflection.enable_server_reflection(
+            [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+
+    async def start(self) -> int:
+        """Listen, not ready yet; the port that was bound (0 picks a free one)."""
+        try:
+            if self._credentials is None:
+                port = self._server.add_insecure_port(self._address)
+            else:
+                port = self._server.add_secure_port(self._address, self._credentials)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {self._address}: the port is in use or not allowed; "
+                "stop the other process or choose another port (0 picks a free one)"
+            ) from error
+        await self.set_ready(False)
+        await self._server.start()
+        self._port = int(port)
+        return self._port
+
+    @property
+    def port(self) -> int:
+        """The port that `start` bound."""
+        return self._port
+
+    async def set_ready(self, ready: bool) -> None:
+        """Tell health checks whether this server can do its work."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        state = status.SERVING if ready else status.NOT_SERVING
+        for name in ["", *self._names]:
+            await self._health.set(name, state)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, let running ones finish for `grace_s` seconds, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
