@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from bench.conditions import CONDITIONS, PLAIN, Condition
 from bench.prompts import Group, to_request
-from flyspec.cli.prompts import normal_number
 from flyspec.client import Client, GenerateOptions, Generation
 from flyspec.errors import ConfigError
+from flyspec.prompts import normal_number
 from flyspec.types import SamplingParams
 from orchestrator.loop_guard import LoopGuard
 

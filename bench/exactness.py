@@ -27,10 +27,10 @@ from typing import Any
 
 from bench.reference import Reference
 from demo.corpus import problems
-from flyspec.cli.prompts import read_prompts
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import Chat, Client, GenerateOptions, Prompt
 from flyspec.errors import FlyspecError, InvalidArgumentError
+from flyspec.prompts import read_prompts
 from flyspec.types import Rule, SamplingParams
 
 TIE_NATS = 1e-3

@@ -30,11 +30,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from demo.corpus import chat_prompt, problems
-from flyspec.cli.prompts import read_prompts
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.errors import FlyspecError
+from flyspec.prompts import read_prompts
 
 WRONG_DRAFTS = 0.15
 """Share of drafted tokens that are not the plain text's."""

@@ -19,17 +19,18 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import plots
 from bench.open_loop import Load, Result, Run
-from bench.overload_report import Memory, Phase, Report, percentile, plot, summary, table
+from bench.overload_report import Memory, Phase, Report, plot, summary, table
 from bench.prompts import fresh_problems, to_request
-from bench.restartable import resident_mib
 from flyspec.cli.bench.common import result_console
 from flyspec.cli.runtime import to_json
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, GenerateOptions
+from flyspec.drawing import check_plot
 from flyspec.errors import FlyspecError
 from flyspec.types import Rule
+from loadtest.measures import percentile
+from loadtest.watch import resident_mib
 
 PROMPTS = 2000
 PROBE_EVERY_S = 0.5
@@ -196,7 +197,7 @@ def main() -> int:
     """Run it; the exit code."""
     args = parser().parse_args()
     try:
-        plots.check_plot(args.plot)
+        check_plot(args.plot)
         report = asyncio.run(measure(args))
     except FlyspecError as error:
         print(f"error: {error}", file=sys.stderr)

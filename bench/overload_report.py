@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import plots
 from bench.open_loop import Run
+from flyspec.drawing import save
+from loadtest.measures import growth, percentile
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,14 +26,6 @@ MAX_GROWTH = 0.05
 """Growth of a process's memory over the overload, warm-up left out, that counts as none."""
 MAX_LATE_S = 0.1
 """p99 of how late requests are sent; beyond it the generator is too slow for its own load."""
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that a share of `values` does not exceed; NaN of none."""
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +110,9 @@ class Report:
     @property
     def growth(self) -> dict[str, float]:
         """Of each process, growth over the overload as a share: last third against the middle."""
-        found = {}
-        for service in sorted({m.service for m in self.memory}):
-            mib = [m.mib for m in self.memory if m.service == service]
-            third = len(mib) // 3
-            if third:
-                before = statistics.median(mib[third : 2 * third])
-                found[service] = statistics.median(mib[2 * third :]) / before - 1
-        return found
+        services = sorted({m.service for m in self.memory})
+        found = {s: growth([m.mib for m in self.memory if m.service == s]) for s in services}
+        return {service: share for service, share in found.items() if share is not None}
 
     def broken(self) -> list[str]:
         """The bounds that did not hold, in words."""
@@ -218,4 +206,4 @@ def plot(report: Report, path: Path) -> None:
         right.set(xlabel="seconds", ylabel="resident memory, MiB", ylim=(0, None))
         right.legend(loc="best")
 
-    plots._save(path, (8.0, 3.2), draw)
+    save(path, (8.0, 3.2), draw)

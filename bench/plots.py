@@ -1,16 +1,12 @@
-"""Reports as plots, for docs: SVG with text as text, or PNG, by the file's name.
-
-matplotlib is loaded when a plot is made; it comes with the extra `plots`.
-"""
+"""Reports as plots, for docs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from flyspec.errors import ConfigError
+from flyspec.drawing import BLUE, GREY, ORANGE, ORDERED, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,45 +15,6 @@ if TYPE_CHECKING:
     from bench.engine_report import EngineReport, EngineRun, StepCost
     from bench.stall_report import StallReport
     from bench.throughput import LevelReport
-
-FORMATS = (".svg", ".png", ".pdf")
-
-# One hue from light to dark where lines are ordered; blue and orange, which all eyes tell apart,
-# where two things are compared.
-_ORDERED = ("#9ecae1", "#4a98c9", "#1764ab", "#08306b")
-_BLUE, _ORANGE, _GREY = "#1764ab", "#d95f02", "#777777"
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "flyspec",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 10,
-    "axes.titlesize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e5e5e5",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 4,
-}
-
-
-def check_plot(path: Path | None) -> None:
-    """Refuse, before anything is measured, a plot that cannot be made. Raises `ConfigError`."""
-    if path is None:
-        return
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no directory {path.parent}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "--plot needs matplotlib; install it with: pip install 'flyspec[plots]'"
-        ) from None
 
 
 def plot_engine(report: EngineReport, path: Path) -> None:
@@ -80,7 +37,7 @@ def plot_engine(report: EngineReport, path: Path) -> None:
         _prefill(axes[1][1], report.runs)
         _ranks(axes[1][2], report.runs)
 
-    _save(path, (9.6, 5.8), draw)
+    save(path, (9.6, 5.8), draw)
 
 
 def plot_throughput(reports: Sequence[LevelReport], path: Path) -> None:
@@ -89,29 +46,29 @@ def plot_throughput(reports: Sequence[LevelReport], path: Path) -> None:
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        left.plot(numbers, [r.tokens_per_second for r in reports], "o-", color=_BLUE,
+        left.plot(numbers, [r.tokens_per_second for r in reports], "o-", color=BLUE,
                   label="at once")  # fmt: skip
         left.plot(numbers, [r.sequential_tokens_per_second for r in reports], "s--",
-                  color=_ORANGE, label="one after another")  # fmt: skip
+                  color=ORANGE, label="one after another")  # fmt: skip
         for r in reports:
             left.annotate(f"{r.speedup:.1f}×", (r.concurrency, r.tokens_per_second),
                           xytext=(0, 5), textcoords="offset points", ha="center",
-                          fontsize=8, color=_BLUE)  # fmt: skip
+                          fontsize=8, color=BLUE)  # fmt: skip
         left.set(ylabel="tokens/s, all requests", title="Throughput")
         left.legend(loc="upper left")
         right.plot(numbers, [r.time_per_output_token_p50_ms for r in reports], "o-",
-                   color=_BLUE, label="at once, median")  # fmt: skip
+                   color=BLUE, label="at once, median")  # fmt: skip
         right.plot(numbers, [r.time_per_output_token_p99_ms for r in reports], "^:",
-                   color=_BLUE, label="at once, p99")  # fmt: skip
+                   color=BLUE, label="at once, p99")  # fmt: skip
         right.plot(numbers, [r.sequential_time_per_output_token_p50_ms for r in reports], "s--",
-                   color=_ORANGE, label="one after another, median")  # fmt: skip
+                   color=ORANGE, label="one after another, median")  # fmt: skip
         right.set(ylabel="ms per output token", title="Latency of a request")
         right.legend(loc="upper left")
         for ax in (left, right):
             _powers_of_two(ax, numbers, "requests")
             _from_zero(ax, 1.3)
 
-    _save(path, (9.0, 3.4), draw)
+    save(path, (9.0, 3.4), draw)
 
 
 def plot_stall(report: StallReport, path: Path) -> None:
@@ -120,19 +77,19 @@ def plot_stall(report: StallReport, path: Path) -> None:
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
         cut = [c for c in report.chunks if c.cut]
-        colours = dict(zip([c.chunk for c in cut], reversed(_ORDERED[1:]), strict=False))
+        colours = dict(zip([c.chunk for c in cut], reversed(ORDERED[1:]), strict=False))
         first = last = 0.0
         for chunk in report.chunks:
             steps = chunk.timeline
             label = f"chunks of {chunk.chunk}" if chunk.cut else "not cut"
             xs = [x for s in steps for x in (s.begin_ms, s.begin_ms + s.duration_ms)]
             ys = [s.duration_ms for s in steps for _ in (0, 1)]
-            colour = colours.get(chunk.chunk, _BLUE) if chunk.cut else _ORANGE
+            colour = colours.get(chunk.chunk, BLUE) if chunk.cut else ORANGE
             ax.plot(xs, ys, color=colour, label=label)
             # As much of what is before and after as the prompt itself takes.
             first = min(first, max(xs[0], -0.8 * chunk.prompt_ms))
             last = max(last, min(xs[-1], 2 * chunk.prompt_ms))
-        ax.axvline(0, color=_GREY, linewidth=1, linestyle=":")
+        ax.axvline(0, color=GREY, linewidth=1, linestyle=":")
         o = report.options
         ax.set(xlim=(first, last), ylabel="time of a step, ms",
                xlabel=f"time since a prompt of {o.prompt_tokens:,} tokens arrived, ms",
@@ -140,7 +97,7 @@ def plot_stall(report: StallReport, path: Path) -> None:
         ax.legend(loc="upper right")
         _from_zero(ax, 1.1)
 
-    _save(path, (8.0, 3.4), draw)
+    save(path, (8.0, 3.4), draw)
 
 
 def _step_times(ax: Axes, run: EngineRun, context: int, top: float) -> None:
@@ -159,8 +116,8 @@ def _attention(ax: Axes, run: EngineRun) -> None:
     batch, k = max(s.batch for s in run.steps), 8 if 8 in ks else ks[len(ks) // 2]
     of = sorted((s for s in run.steps if s.batch == batch and _k(s) == k), key=lambda s: s.context)
     contexts = [s.context for s in of]
-    ax.plot(contexts, [s.attention_ms for s in of], "o-", color=_ORANGE, label="attention, masks")
-    ax.plot(contexts, [s.matrix_products_ms for s in of], "s-", color=_BLUE,
+    ax.plot(contexts, [s.attention_ms for s in of], "o-", color=ORANGE, label="attention, masks")
+    ax.plot(contexts, [s.matrix_products_ms for s in of], "s-", color=BLUE,
             label="matrix products")  # fmt: skip
     ax.set(title=f"batch {batch}, K = {k}", ylabel="ms of a step")
     _powers_of_two(ax, contexts, "context, tokens")
@@ -217,15 +174,15 @@ def _ranks_label(run: EngineRun) -> str:
 
 
 def _rank_colours(runs: Sequence[EngineRun]) -> Sequence[str]:
-    return [_BLUE] if len(runs) == 1 else _shades(len(runs))
+    return [BLUE] if len(runs) == 1 else _shades(len(runs))
 
 
 def _shades(number: int) -> Sequence[str]:
     """So many of one hue, from light to dark."""
-    last = len(_ORDERED) - 1
-    if number > len(_ORDERED):
-        return [_ORDERED[i * last // (number - 1)] for i in range(number)]
-    return _ORDERED[len(_ORDERED) - number :]
+    last = len(ORDERED) - 1
+    if number > len(ORDERED):
+        return [ORDERED[i * last // (number - 1)] for i in range(number)]
+    return ORDERED[len(ORDERED) - number :]
 
 
 def _thinned(values: Sequence[int], most: int) -> list[int]:
@@ -244,28 +201,3 @@ def _powers_of_two(ax: Axes, ticks: Sequence[int], label: str) -> None:
 
 def _from_zero(ax: Axes, room: float) -> None:
     ax.set_ylim(0, max(1e-9, ax.get_ylim()[1] * room))
-
-
-def _save(path: Path, inches: tuple[float, float], draw: Callable[[Figure], None]) -> None:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure as Canvas
-
-    metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
-    with mpl.rc_context(_STYLE):
-        figure = Canvas(figsize=inches, layout="constrained")
-        draw(figure)
-        figure.savefig(path, metadata=metadata, dpi=150)
-    if path.suffix == ".svg":
-        path.write_text(_shrink(path.read_text()))
-
-
-def _shrink(svg: str) -> str:
-    """The same picture in half the bytes: no comments, indentation, names of groups, far digits."""
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    for _ in range(3):  # groups of one element and no attributes
-        svg = re.sub(r"<g>\s*(<(?:use|path|rect)\b[^<>]*/>)\s*</g>", r"\1", svg)
-    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), svg)
-    return re.sub(r">\s+<", "><", svg)

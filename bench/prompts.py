@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flyspec import client
-from flyspec.cli.prompts import Prompt, read_prompts
 from flyspec.errors import ConfigError
+from flyspec.prompts import Prompt, read_prompts
 
 DEFAULT_PROBLEMS = 20
 DEFAULT_SEED = 7

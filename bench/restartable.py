@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 from flyspec.cli.service import Service
 from flyspec.errors import FlyspecError
+from loadtest.watch import resident_mib
 
 END_TIMEOUT_S = 60.0
 """A service drains within its grace period, which is shorter."""
@@ -82,13 +82,3 @@ class Restartable:
         self.lives += 1
         await self.spawn()
         await self.ready()
-
-
-def resident_mib(pid: int) -> float | None:
-    """Resident memory of a process that is still there, MiB."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return None
-    kib = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
-    return int(kib[0]) / 1024 if kib else None

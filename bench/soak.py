@@ -21,13 +21,13 @@ from contextlib import aclosing
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import plots
 from bench.restartable import Restartable
 from bench.soak_report import Fault, Memory, Report, growth, plot, show
 from demo.corpus import problems
 from flyspec.cli.service import Service
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Chat, Client, Completion, GenerateOptions, Prompt
+from flyspec.drawing import check_plot
 from flyspec.errors import FlyspecError, ResourceExhaustedError
 from flyspec.types import Rule, SamplingParams
 
@@ -240,7 +240,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the JSON report, nothing else")
     args = parser.parse_args()
     try:
-        plots.check_plot(args.plot)
+        check_plot(args.plot)
         report = asyncio.run(_main(args))
     except FlyspecError as error:
         print(f"error: {error}", file=sys.stderr)

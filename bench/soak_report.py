@@ -8,7 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from bench import plots
+from flyspec.drawing import save
+
 
 MAX_GROWTH = 0.05
 """Most growth of a process's memory over the run, as a share of it, that counts as none."""
@@ -116,7 +117,7 @@ def plot(report: Report, path: Path) -> None:
                f"{len(report.faults)} kills")  # fmt: skip
         ax.legend(loc="best")
 
-    plots._save(path, (8.0, 3.4), draw)
+    save(path, (8.0, 3.4), draw)
 
 
 def show(report: Report) -> None:

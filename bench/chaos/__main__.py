@@ -21,10 +21,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import plots
 from bench.chaos.fleet import FleetOptions
 from bench.chaos.report import plot, show
 from bench.chaos.run import ChaosOptions, run, say_on_stderr
+from flyspec.drawing import check_plot
 from flyspec.errors import FlyspecError
 
 
@@ -64,7 +64,7 @@ def main() -> int:
         fleet=FleetOptions(foreign=not args.no_foreign, dtype=args.dtype, log_level=args.log_level),
     )
     try:
-        plots.check_plot(args.plot)
+        check_plot(args.plot)
         say_on_stderr(f"seed {seed}")
         report = asyncio.run(run(options, say_on_stderr))
     except* FlyspecError as errors:

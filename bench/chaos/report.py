@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench import plots
 from bench.chaos.faults import KINDS, Fault
 from bench.chaos.work import Request
+from flyspec.drawing import save
 
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0
 """The orchestrator may end with so many times its memory, and so much more."""
@@ -181,4 +181,4 @@ def plot(report: Report, path: Path) -> None:
         bottom.grid(visible=False, axis="y")
         bottom.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=len(KINDS))
 
-    plots._save(path, (8.0, 4.6), draw)
+    save(path, (8.0, 4.6), draw)

@@ -13,10 +13,10 @@ from bench.fuzz.report import Complaint, Report
 from bench.fuzz.script import LEFT, Do, Outcome, Script, Step, finish, play
 from bench.fuzz.services import IDLE_TIMEOUT_S, Target, WrongAnswerError
 from bench.fuzz.system import attack_port
-from bench.restartable import resident_mib
 from bench.soak_report import Memory
 from flyspec.errors import FlyspecError
 from flyspec.malformed import REQUEST_TIMEOUT_S
+from loadtest.watch import resident_mib
 
 BATCH_MESSAGES = 500
 CONCURRENT = 24

@@ -69,7 +69,6 @@ def evaluate(
     """Compare the texts of plain decoding and of acceptance rules, by answers or log-likelihood."""
     from bench import accuracy, conditions
     from bench.prompts import Group, fresh_problems
-    from flyspec.cli.prompts import read_prompts
     from flyspec.cli.runtime import (
         check_output,
         print_json,
@@ -78,6 +77,7 @@ def evaluate(
         with_server,
         write_json,
     )
+    from flyspec.prompts import read_prompts
     from flyspec.types import SamplingParams
 
     check_output(output)

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from flyspec.cli.prompts import Prompt
     from flyspec.cli.screen import Screen
     from flyspec.cli.stack import Stack
     from flyspec.client import Client, GenerateOptions, Generation
+    from flyspec.prompts import Prompt
 
 
 @with_flags
@@ -115,8 +115,8 @@ class _Output:
 
 
 def _prompts(arguments: list[str], files: list[str], limit: int | None) -> list[Prompt]:
-    from flyspec.cli.prompts import Prompt, read_prompts
     from flyspec.errors import ConfigError
+    from flyspec.prompts import Prompt, read_prompts
 
     if not arguments and not files:
         if sys.stdin.isatty():

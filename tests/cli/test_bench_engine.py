@@ -14,11 +14,12 @@ from typer.testing import CliRunner
 from bench.engine_report import EngineOptions, EngineReport, EngineRun, Memory, StepCost
 from bench.engine_tables import engine_summary, engine_tables
 from bench.parts import timed_parts
-from bench.plots import check_plot, plot_engine, plot_throughput
+from bench.plots import plot_engine, plot_throughput
 from bench.stall_report import Arrival, StallOptions, StepRecord, report_chunk
 from bench.throughput import Sample, report
 from flyspec.cli.bench.common import numbers
 from flyspec.cli.main import app
+from flyspec.drawing import check_plot
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.errors import ConfigError

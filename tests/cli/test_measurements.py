@@ -26,7 +26,6 @@ from bench.conditions import (
 from bench.prompts import Group, fresh_problems, groups, to_request
 from bench.speed import ModeReport, Sample, report, to_document
 from bench.tables import accuracy_table, rules_table, speed_table
-from flyspec.cli.prompts import Prompt
 from flyspec.client import (
     Chat,
     Chunk,
@@ -37,6 +36,7 @@ from flyspec.client import (
     Started,
 )
 from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.prompts import Prompt
 from flyspec.types import Divergence, FinishReason, Origin, Rule, WindowScope
 from flyspec.validation import RULE_PRESETS
 

@@ -49,8 +49,9 @@ def bench_engine(
     """Time steps over batch, K and context, prefill, attention; tell the memory of a slot."""
     from bench.engine import check
     from bench.engine_report import EngineOptions
-    from bench.plots import check_plot, plot_engine
+    from bench.plots import plot_engine
     from flyspec.cli.runtime import check_output, print_json, write_json
+    from flyspec.drawing import check_plot
 
     check_output(output)
     check_plot(plot)

@@ -46,11 +46,12 @@ def bench_stall(
     import torch
 
     from bench.engine_tables import stall_summary, stall_table
-    from bench.plots import check_plot, plot_stall
+    from bench.plots import plot_stall
     from bench.stall import check, count, measure
     from bench.stall_report import StallOptions
     from flyspec.cli.progress import progress_bar
     from flyspec.cli.runtime import check_output, error_console, print_json, run_async, write_json
+    from flyspec.drawing import check_plot
     from flyspec.engine.loading import load_model
 
     check_output(output)

@@ -44,9 +44,10 @@ def bench_throughput(
 ) -> None:
     """Compare requests at once with the same one after another, through a stack of its own."""
     from bench.conditions import parse_conditions
-    from bench.plots import check_plot, plot_throughput
+    from bench.plots import plot_throughput
     from bench.throughput import ThroughputOptions, count, measure, report, to_document
     from flyspec.cli.runtime import check_output, print_json, run_async, with_server, write_json
+    from flyspec.drawing import check_plot
 
     check_output(output)
     check_plot(plot)

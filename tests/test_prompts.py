@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.cli.prompts import parse_prompts, read_prompts
 from flyspec.errors import ConfigError
+from flyspec.prompts import parse_prompts, read_prompts
 
 
 def parse(text: str) -> list[tuple[str, str, str | None]]:

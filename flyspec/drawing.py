@@ -1,0 +1,104 @@
+"""How plots for documents and reports look: one style; SVG with text as text, PNG or PDF.
+
+matplotlib is loaded when a plot is made; it comes with the extra `plots`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flyspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FORMATS = (".svg", ".png", ".pdf")
+
+# One hue from light to dark where lines are ordered; blue and orange, which all eyes tell apart,
+# where two things are compared.
+ORDERED = ("#9ecae1", "#4a98c9", "#1764ab", "#08306b")
+BLUE, ORANGE, GREY = "#1764ab", "#d95f02", "#777777"
+SERVICES = {"verify": BLUE, "draft": ORANGE, "orchestrator": GREY}
+"""Colour of each service."""
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e5e5e5",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+}
+
+
+def check_plot(path: Path | None) -> None:
+    """Refuse, before anything is measured, a plot that cannot be made. Raises `ConfigError`."""
+    if path is None:
+        return
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot {path}: there is no directory {path.parent}")
+    check_matplotlib("--plot")
+
+
+def check_matplotlib(what: str) -> None:
+    """Raise `ConfigError` if there is no matplotlib, which `what` needs."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            f"{what} needs matplotlib; install it with: pip install 'flyspec[plots]'"
+        ) from None
+
+
+def save(path: Path, inches: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+    """Let `draw` fill a figure of that size and write it to a file, in the format of its name."""
+    if path.suffix == ".svg":
+        path.write_text(to_svg(inches, draw))
+        return
+    _render(path, path.suffix[1:], inches, draw, "flyspec")
+
+
+def to_svg(
+    inches: tuple[float, float], draw: Callable[[Figure], None], salt: str = "flyspec"
+) -> str:
+    """The same as the text of an SVG. Pictures on one page need a `salt` each, for their ids."""
+    buffer = io.StringIO()
+    _render(buffer, "svg", inches, draw, salt)
+    return _shrink(buffer.getvalue())
+
+
+def _render(
+    to: Any, form: str, inches: tuple[float, float], draw: Callable[[Figure], None], salt: str
+) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+
+    metadata: dict[str, Any] = {"Date": None} if form == "svg" else {}
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
+        figure = Canvas(figsize=inches, layout="constrained")
+        draw(figure)
+        figure.savefig(to, format=form, metadata=metadata, dpi=150)
+
+
+def _shrink(svg: str) -> str:
+    """The same picture in half the bytes: no comments, indentation, names of groups, far digits."""
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    for _ in range(3):  # groups of one element and no attributes
+        svg = re.sub(r"<g>\s*(<(?:use|path|rect)\b[^<>]*/>)\s*</g>", r"\1", svg)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), svg)
+    return re.sub(r">\s+<", "><", svg)
