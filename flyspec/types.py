@@ -362,12 +362,16 @@ class DraftOpen:
 
 @dataclass(frozen=True, slots=True)
 class DraftAdvance:
-    """Keep `keep_length` tokens, append `append_token_ids`, propose up to `max_tokens`."""
+    """Keep `keep_length` tokens, append `append_token_ids`, propose up to `max_tokens`.
+
+    `traceparent` is that of the span that waits for it; empty if the request is not traced.
+    """
 
     round_id: int
     keep_length: int
     append_token_ids: Sequence[int]
     max_tokens: int
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +428,10 @@ class DraftDistributions:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRound:
-    """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`."""
+    """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`.
+
+    `traceparent` is that of the span that waits for the verdict; empty if it is not traced.
+    """
 
     round_id: int
     keep_length: int
@@ -435,6 +442,7 @@ class VerifyRound:
     budget: Budget = field(default_factory=Budget)
     exact_until_position: int = 0
     open_window: OpenWindow | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,12 +262,18 @@ class DraftAdvance(_message.Message):
     KEEP_LENGTH_FIELD_NUMBER: _builtins.int
     APPEND_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Named in every response to this message; increases by round."""
     keep_length: _builtins.int
     """Tokens of the sequence, or of the sequence with the last proposal, to keep."""
     max_tokens: _builtins.int
     """Most tokens to propose, in [0, max_speculative_tokens]. 0 only moves."""
+    traceparent: _builtins.str
+    """W3C trace context of the span that waits for the proposal, 55 characters; the
+    stream's metadata cannot tell, which lives for many rounds. Empty: not traced;
+    one that cannot be read is ignored.
+    """
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that follow them."""
@@ -279,10 +285,11 @@ class DraftAdvance(_message.Message):
         keep_length: _builtins.int = ...,
         append_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_tokens: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "round_id", b"round_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "round_id", b"round_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

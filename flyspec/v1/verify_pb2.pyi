@@ -406,6 +406,7 @@ class VerifyRound(_message.Message):
     REMAINING_LOOSE_COST_NATS_FIELD_NUMBER: _builtins.int
     EXACT_UNTIL_POSITION_FIELD_NUMBER: _builtins.int
     OPEN_WINDOW_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Named in every response to this message; increases by round."""
     keep_length: _builtins.int
@@ -425,6 +426,10 @@ class VerifyRound(_message.Message):
     """What they may still cost together, nats, >= 0. Unset is without bound."""
     exact_until_position: _builtins.int
     """Positions before this one (absolute, prompt included) are judged exactly."""
+    traceparent: _builtins.str
+    """W3C trace context of the span that waits for the verdict, 55 characters.
+    Empty: not traced; one that cannot be read is ignored.
+    """
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that follow them."""
@@ -452,10 +457,11 @@ class VerifyRound(_message.Message):
         remaining_loose_cost_nats: _builtins.float | None = ...,
         exact_until_position: _builtins.int = ...,
         open_window: Global___OpenWindow | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "round_id", b"round_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "round_id", b"round_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

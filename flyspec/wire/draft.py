@@ -105,6 +105,7 @@ def draft_advance_to_proto(advance: DraftAdvance) -> draft_pb2.DraftRequest:
             keep_length=advance.keep_length,
             append_token_ids=advance.append_token_ids,
             max_tokens=advance.max_tokens,
+            traceparent=advance.traceparent,
         )
     )
 
@@ -131,7 +132,9 @@ def draft_request_from_proto(message: draft_pb2.DraftRequest) -> DraftOpen | Dra
             )
         case "advance":
             a = message.advance
-            return DraftAdvance(a.round_id, a.keep_length, list(a.append_token_ids), a.max_tokens)
+            return DraftAdvance(
+                a.round_id, a.keep_length, list(a.append_token_ids), a.max_tokens, a.traceparent
+            )
         case _:
             raise InvalidArgumentError("DraftRequest.request: set one of open, advance")
 

@@ -128,6 +128,7 @@ def verify_round_to_proto(round_: VerifyRound) -> verify_pb2.VerifyRequest:
             remaining_loose_cost_nats=round_.budget.loose_cost_nats,
             exact_until_position=round_.exact_until_position,
             open_window=window_to_proto(round_.open_window),
+            traceparent=round_.traceparent,
         )
     )
 
@@ -204,6 +205,7 @@ def verify_request_from_proto(
                 open_window=(
                     window_from_proto(r.open_window) if r.HasField("open_window") else None
                 ),
+                traceparent=r.traceparent,
             )
         case "distributions":
             q = message.distributions
