@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
+from flyspec.security import ChannelSecurity, ClientAuth, PortSecurity, TlsFiles
 from flyspec.types import DEFAULT_NUM_SPECULATIVE_TOKENS
 
 GENERATION_PORT = 50050
@@ -32,12 +34,74 @@ class ServerSettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="log lines for people, or one JSON object each"
+    )
+    metrics_port: int | None = Field(
+        None,
+        ge=-1,
+        le=65535,
+        description="port of Prometheus metrics, /metrics; 0 picks one, -1: none; not given: 9464 "
+        "(orchestrator), 9465 (draft), 9466 (verify), or 0 if --port is 0",
+    )
+    otlp_traces_endpoint: str = Field(
+        "", description="OpenTelemetry collector to send traces to, such as http://host:4317 (gRPC)"
+    )
+    traces_file: str = Field(
+        "", description="file that spans are appended to, one JSON object each"
+    )
+    traces_sample_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the requests that are traced; one that brings a trace follows it",
+    )
+    ssl_certfile: str = Field(
+        "",
+        description="PEM file of this process's certificate and its chain: for its ports, and for "
+        "the services that it calls",
+    )
+    ssl_keyfile: str = Field("", description="PEM file of that certificate's key, no password")
+    ssl_ca_certs: str = Field(
+        "", description="PEM file of the authorities that peers' certificates must chain to"
+    )
+    ssl_client_auth: ClientAuth | None = Field(
+        None,
+        description="whether clients must show a certificate; not given: required if there is "
+        "--ssl-ca-certs",
+    )
+    ssl_client_names: str = Field(
+        "",
+        description="names, with commas between, of which a client's certificate must have one; "
+        "empty: any certificate of the authorities will do",
+    )
+    allow_insecure: bool = Field(
+        False,
+        description="listen in the clear, or for whoever comes, on an address that is not "
+        "loopback; else that is refused",
+    )
     drain_grace_s: float = Field(
         10.0, ge=0, description="seconds that running calls get on SIGTERM"
     )
     ready_fd: int | None = Field(
         None, description="file descriptor to write one JSON line to once listening and warm"
     )
+
+    @property
+    def tls_files(self) -> TlsFiles:
+        """Where the certificates are."""
+        return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
+
+    @property
+    def port_security(self) -> PortSecurity:
+        """What the port, the generation port of an orchestrator, asks of who connects."""
+        return PortSecurity(
+            self.host,
+            self.tls_files,
+            self.ssl_client_auth,
+            names=_names(self.ssl_client_names),
+            allow_insecure=self.allow_insecure,
+        )
 
 
 class ModelServerSettings(ServerSettings):
@@ -118,6 +182,26 @@ class OrchestratorSettings(ServerSettings):
 
     port: int = Field(GENERATION_PORT, ge=0, le=65535, description="generation port; 0 picks one")
     admin_port: int = Field(ADMIN_PORT, ge=0, le=65535, description="admin port; 0 picks one")
+    admin_host: str = Field("", description="address of the admin port; empty: as --host")
+    admin_ssl_client_auth: ClientAuth | None = Field(
+        None, description="--ssl-client-auth of the admin port, with the same default"
+    )
+    admin_ssl_client_names: str = Field(
+        "", description="--ssl-client-names of the admin port: the operators"
+    )
+    api_keys_file: str = Field(
+        "",
+        description="TOML file of API keys, which calls to the generation port then need, and "
+        "calls to the admin port unless that wants certificates",
+    )
+    upstream_tls: bool | None = Field(
+        None,
+        description="speak TLS to the services; not given: if there is --ssl-ca-certs",
+    )
+    ssl_target_name: str = Field(
+        "",
+        description="name that the services' certificates must have; empty: that of their address",
+    )
     verify_address: str = Field(
         f"127.0.0.1:{VERIFY_PORT}",
         description="verify service: host:port, replicas with commas between; dns:///host:port is "
@@ -190,6 +274,33 @@ class OrchestratorSettings(ServerSettings):
         ge=0,
         description="seconds that a generation waits for a lost verify service to come back",
     )
+
+    @property
+    def port_security(self) -> PortSecurity:
+        """What the generation port asks of who connects."""
+        return replace(super().port_security, keys=bool(self.api_keys_file))
+
+    @property
+    def admin_security(self) -> PortSecurity:
+        """What the admin port asks: a certificate, or else an API key if there are any."""
+        security = PortSecurity(
+            self.admin_host or self.host,
+            self.tls_files,
+            self.admin_ssl_client_auth,
+            names=_names(self.admin_ssl_client_names),
+            allow_insecure=self.allow_insecure,
+            prefix="admin-",
+        )
+        return replace(security, keys=bool(self.api_keys_file) and not security.wants_certificates)
+
+    def upstream_security(self) -> ChannelSecurity | None:
+        """How the services are spoken to; None is in the clear. Raises `ConfigError`."""
+        tls = bool(self.ssl_ca_certs) if self.upstream_tls is None else self.upstream_tls
+        return ChannelSecurity(self.tls_files, self.ssl_target_name) if tls else None
+
+
+def _names(setting: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in setting.split(","))))
 
 
 S = TypeVar("S", bound=ServerSettings)

@@ -21,6 +21,18 @@ class InvalidArgumentError(FlyspecError):
     status = "INVALID_ARGUMENT"
 
 
+class UnauthenticatedError(FlyspecError):
+    """Nobody knows who asks: no API key, or one that is wrong."""
+
+    status = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(FlyspecError):
+    """Who asks is known, and may not."""
+
+    status = "PERMISSION_DENIED"
+
+
 class NotFoundError(FlyspecError):
     """A thing that the request names does not exist."""
 

@@ -11,7 +11,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from flyspec import rpc
-from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
+from flyspec.errors import (
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+)
+from flyspec.security import ApiKey
+from orchestrator.access import caller
 
 MAX_CLIENT_ID_CHARACTERS = 128
 MAX_IDLE_CLIENTS = 10_000
@@ -21,11 +27,14 @@ IPV6_CLIENT_BITS = 64
 
 
 def client_of(context: Any) -> str:
-    """The name of a call's client: what it calls itself, or else its address without the port.
+    """The name of a call's client: its API key's, or what it calls itself, or else its address.
 
-    The first is a claim that nothing proves: it tells clients behind one address apart, and does
-    not stop one that lies, which takes API keys. Raises `InvalidArgumentError` for a long name.
+    The second is a claim that nothing proves: it tells clients behind one address apart, and does
+    not stop one that lies; where keys are needed it does not count. The address is without the
+    port. Raises `InvalidArgumentError` for a long name.
     """
+    if (key := caller()) is not None:
+        return f"key:{key.name}"
     for key, value in context.invocation_metadata() or ():
         if key == rpc.CLIENT_ID_KEY and value:
             if len(value) > MAX_CLIENT_ID_CHARACTERS:
@@ -54,6 +63,16 @@ def address_of(peer: str) -> str:
     return host
 
 
+def check_tokens(key: ApiKey | None, tokens: int) -> None:
+    """Refuse a request that may read and write more tokens than its key allows."""
+    limit = key.max_tokens_per_request if key else None
+    if key is not None and limit is not None and tokens > limit:
+        raise PermissionDeniedError(
+            f"max_tokens: prompt and output may have {tokens} tokens, requests of {key.name} at "
+            f"most {limit}; shorten the prompt or lower max_tokens"
+        )
+
+
 @dataclass(slots=True)
 class _Client:
     """What one client does now, and how many requests it has left at time `at`."""
@@ -64,7 +83,7 @@ class _Client:
 
 
 class ClientLimits:
-    """Requests at once and a minute of each client; 0 is no limit.
+    """Requests at once and a minute of each client; 0 is no limit. A key may have other limits.
 
     A client may send a minute's requests at once; its allowance then refills evenly. Clients with
     nothing under way are forgotten, the longest idle first, once there are `MAX_IDLE_CLIENTS`.
@@ -86,29 +105,33 @@ class ClientLimits:
         """Clients remembered now."""
         return len(self._busy) + len(self._idle)
 
-    def enter(self, name: str, retry_after_s: float) -> None:
-        """Count a request that begins; `leave` must follow.
+    def enter(self, name: str, retry_after_s: float, key: ApiKey | None = None) -> None:
+        """Count a request that begins; `leave` must follow. `key` is the client's.
 
         `retry_after_s` is told to a client with too many at once. Raises `ResourceExhaustedError`.
         """
-        if not self._max_concurrent and not self._max_per_minute:
+        max_concurrent, max_per_minute = self._max_concurrent, self._max_per_minute
+        if key is not None:
+            max_concurrent = key.max_concurrent or max_concurrent
+            max_per_minute = key.max_requests_per_minute or max_per_minute
+        elif not max_concurrent and not max_per_minute:
             return
         now = self._clock()
         client = self._busy.get(name) or self._idle.get(name)
         if client is None:
-            client = _Client(0, self._max_per_minute, now)
-        if self._max_concurrent and client.active >= self._max_concurrent:
+            client = _Client(0, max_per_minute, now)
+        if max_concurrent and client.active >= max_concurrent:
             raise ResourceExhaustedError(
                 f"{client.active} requests of this client are under way, as many as one may have; "
                 "wait for one to end",
                 retry_after_s,
             )
-        if self._max_per_minute:
-            self._refill(client, now)
+        if max_per_minute:
+            _refill(client, now, max_per_minute)
             if client.allowance < 1:
-                missing = (1 - client.allowance) * 60 / self._max_per_minute
+                missing = (1 - client.allowance) * 60 / max_per_minute
                 raise ResourceExhaustedError(
-                    f"this client has sent its {self._max_per_minute} requests a minute", missing
+                    f"this client has sent its {max_per_minute} requests a minute", missing
                 )
             client.allowance -= 1
         client.active += 1
@@ -127,8 +150,9 @@ class ClientLimits:
         if len(self._idle) > MAX_IDLE_CLIENTS:
             self._idle.popitem(last=False)
 
-    def _refill(self, client: _Client, now: float) -> None:
-        """Add what the client was allowed since the last look."""
-        gained = (now - client.at) * self._max_per_minute / 60
-        client.allowance = min(float(self._max_per_minute), client.allowance + gained)
-        client.at = now
+
+def _refill(client: _Client, now: float, max_per_minute: int) -> None:
+    """Add what the client was allowed since the last look."""
+    gained = (now - client.at) * max_per_minute / 60
+    client.allowance = min(float(max_per_minute), client.allowance + gained)
+    client.at = now

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from flyspec.cli.options import ConnectionFlags, with_flags
+
 if TYPE_CHECKING:
     from flyspec.client import AdminClient, DrafterStatus
 
@@ -27,9 +29,12 @@ def _group() -> None:
 
 
 @app.command("list")
-def list_drafters(admin_address: AdminAddress = _ADMIN, json: Json = False) -> None:
+@with_flags
+def list_drafters(
+    connection: ConnectionFlags, admin_address: AdminAddress = _ADMIN, json: Json = False
+) -> None:
     """Show the drafters: who gets work, and how well each one drafts."""
-    drafters = _do(admin_address, lambda admin: admin.list_drafters())
+    drafters = _do(admin_address, connection, lambda admin: admin.list_drafters())
     if json:
         _print({"drafters": [_document(d) for d in drafters]})
     else:
@@ -37,7 +42,9 @@ def list_drafters(admin_address: AdminAddress = _ADMIN, json: Json = False) -> N
 
 
 @app.command("register")
+@with_flags
 def register(
+    connection: ConnectionFlags,
     name: Name,
     address: Annotated[
         str,
@@ -54,7 +61,7 @@ def register(
 ) -> None:
     """Try a drafter, and add it: requests can name it from now on. A known name gets a replica."""
     drafter, probe_ns = _do(
-        admin_address, lambda admin: admin.register_drafter(name, address, kind)
+        admin_address, connection, lambda admin: admin.register_drafter(name, address, kind)
     )
     if json:
         _print({"drafter": _document(drafter), "probe_ns": probe_ns})
@@ -64,7 +71,9 @@ def register(
 
 
 @app.command("activate")
+@with_flags
 def activate(
+    connection: ConnectionFlags,
     name: Name,
     share: Annotated[
         float | None,
@@ -77,11 +86,13 @@ def activate(
     json: Json = False,
 ) -> None:
     """Give a drafter the generations that name none, or a share of them."""
-    _show(_do(admin_address, lambda admin: admin.activate_drafter(name, share)), json)
+    _show(_do(admin_address, connection, lambda admin: admin.activate_drafter(name, share)), json)
 
 
 @app.command("drain")
+@with_flags
 def drain(
+    connection: ConnectionFlags,
     name: Name,
     wait: Annotated[
         float, typer.Option(help="Seconds to wait for its generations to leave.", min=0)
@@ -90,31 +101,35 @@ def drain(
     json: Json = False,
 ) -> None:
     """Give a drafter nothing new; its generations move on at their next round."""
-    _show(_do(admin_address, lambda admin: admin.drain_drafter(name, wait)), json)
+    _show(_do(admin_address, connection, lambda admin: admin.drain_drafter(name, wait)), json)
 
 
 @app.command("remove")
+@with_flags
 def remove(
+    connection: ConnectionFlags,
     name: Name,
     force: Annotated[bool, typer.Option(help="Even if generations use it.")] = False,
     admin_address: AdminAddress = _ADMIN,
     json: Json = False,
 ) -> None:
     """Forget a drafter that is drained."""
-    _do(admin_address, lambda admin: admin.remove_drafter(name, force))
+    _do(admin_address, connection, lambda admin: admin.remove_drafter(name, force))
     if json:
         _print({"removed": name})
     else:
         print(f"{name} is removed")
 
 
-def _do(address: str, call: Callable[[AdminClient], Awaitable[T]]) -> T:
+def _do(
+    address: str, connection: ConnectionFlags, call: Callable[[AdminClient], Awaitable[T]]
+) -> T:
     """Ask the admin port."""
     from flyspec.cli.runtime import run_async
     from flyspec.client import AdminClient
 
     async def ask() -> T:
-        async with AdminClient(address) as admin:
+        async with AdminClient(address, connection.credentials()) as admin:
             return await call(admin)
 
     return run_async(ask())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.options import ConnectionFlags, ModelFlags, with_flags
 
 if TYPE_CHECKING:
     from bench.accuracy import ConditionReport, Results
@@ -20,6 +20,7 @@ _PIPED_WIDTH = 132  # of a table that no terminal shows
 @with_flags
 def evaluate(
     models: ModelFlags,
+    connection: ConnectionFlags,
     problems: Annotated[int, typer.Option(help="Fresh word problems.", min=1)] = 100,
     problem_seed: Annotated[int, typer.Option(help="Seed of the word problems.")] = 7,
     prompt_file: Annotated[
@@ -140,7 +141,7 @@ def evaluate(
             )
 
     stack_options = models.to_stack_options(log_level="warning") if address is None else None
-    results, scores = run_async(with_server(stack_options, address, use))
+    results, scores = run_async(with_server(stack_options, address, use, connection.credentials()))
     reports = accuracy.report(group, results, scores)
     if output is not None:
         samples = accuracy.to_samples(group, results, scores)

@@ -16,6 +16,7 @@ import typer
 
 from flyspec.cli.options import (
     Color,
+    ConnectionFlags,
     ModelFlags,
     RuleFlags,
     SamplingFlags,
@@ -40,6 +41,7 @@ def generate(
     sampling: SamplingFlags,
     speculation: SpeculationFlags,
     rule: RuleFlags,
+    connection: ConnectionFlags,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
@@ -103,7 +105,7 @@ def generate(
             await _many(client, what, options, chat, concurrency, output)
 
     stack = models.to_stack_options(log_level="warning") if local else None
-    run_async(with_server(stack, address, use))
+    run_async(with_server(stack, address, use, connection.credentials()))
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flyspec.cli.options import ConnectionFlags, with_flags
 
+if TYPE_CHECKING:
+    from flyspec.client import Credentials
+
+
+@with_flags
 def healthcheck(
+    connection: ConnectionFlags,
     address: Annotated[
         str, typer.Option(help="Any server of flyspec: orchestrator, draft or verify.")
     ] = "127.0.0.1:50050",
@@ -21,7 +28,7 @@ def healthcheck(
     """Exit with 0 if the server is ready, with 1 if it is not or does not answer."""
     from flyspec.cli.runtime import print_json, run_async
 
-    report = run_async(_check(address, admin_address, timeout))
+    report = run_async(_check(address, admin_address, timeout, connection.credentials()))
     if json:
         print_json(report)
     else:
@@ -29,17 +36,19 @@ def healthcheck(
     raise typer.Exit(0 if report["ready"] else 1)
 
 
-async def _check(address: str, admin_address: str | None, timeout_s: float) -> dict[str, Any]:
+async def _check(
+    address: str, admin_address: str | None, timeout_s: float, credentials: Credentials
+) -> dict[str, Any]:
     from flyspec.client import AdminClient, Client
     from flyspec.errors import FlyspecError
 
     report: dict[str, Any] = {"address": address, "ready": False, "status": "UNREACHABLE"}
     try:
-        async with Client(address) as client:
+        async with Client(address, credentials=credentials) as client:
             report["status"] = await client.check_health(timeout_s=timeout_s)
         report["ready"] = report["status"] == "SERVING"
         if admin_address is not None:
-            async with AdminClient(admin_address) as admin:
+            async with AdminClient(admin_address, credentials) as admin:
                 report["orchestrator"] = dataclasses.asdict(await admin.status(timeout_s))
             report["ready"] = report["ready"] and report["orchestrator"]["ready"]
     except FlyspecError as error:

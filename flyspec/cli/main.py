@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flyspec.cli import bench, drafters, evaluate, generate, healthcheck, serve
+from flyspec.cli import bench, drafters, evaluate, generate, healthcheck, keys, serve
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, NotFoundError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("serve")(serve.serve)
 app.command("generate")(generate.generate)
 app.command("healthcheck")(healthcheck.healthcheck)
 app.add_typer(drafters.app, name="drafters")
+app.add_typer(keys.app, name="keys")
 app.add_typer(bench.app, name="bench")
 app.command("eval")(evaluate.evaluate)
 
@@ -48,6 +49,8 @@ def _root(
 
 def main() -> None:
     """Run a command. An error for the user is a message, exit code 2 if they asked wrongly."""
+    # Of a handshake that fails gRPC would say more, in words of its own, between our lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
     except FlyspecError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from flyspec.cli.options import ModelFlags
     from flyspec.cli.stack import Stack, StackOptions
-    from flyspec.client import Client
+    from flyspec.client import Client, Credentials
 
 T = TypeVar("T")
 
@@ -115,16 +115,19 @@ async def with_server(
     options: StackOptions | None,
     address: str | None,
     use: Callable[[Client, Stack | None], Coroutine[Any, Any, T]],
+    credentials: Credentials | None = None,
 ) -> T:
     """Use a running stack, or with `options` one that is started for this and stopped after it.
 
+    `credentials` are for the running one.
     Says what it does while the stack loads; a service that dies meanwhile is the error.
     """
     from flyspec.cli.stack import Stack
     from flyspec.client import DEFAULT_ADDRESS, Client
 
     if options is None:
-        async with Client(address or DEFAULT_ADDRESS) as client:
+        address = address or DEFAULT_ADDRESS
+        async with Client(address, credentials=credentials) as client:
             return await use(client, None)
     async with AsyncExitStack() as resources:
         with narrate(error_console()) as say:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.options import ListeningFlags, ModelFlags, with_flags
 
 if TYPE_CHECKING:
     from flyspec.cli.stack import Stack, StackOptions
@@ -21,6 +21,7 @@ _PORTS = "Where to listen"
 @with_flags
 def serve(
     models: ModelFlags,
+    listening: ListeningFlags,
     drafter: Annotated[
         str, typer.Option(help="Default drafter: model, prompt_lookup or multi_level.")
     ] = "",
@@ -36,6 +37,10 @@ def serve(
             rich_help_panel=_PORTS,
         ),
     ] = "127.0.0.1",
+    admin_host: Annotated[
+        str,
+        typer.Option(help="Of the admin port.", show_default="--host", rich_help_panel=_PORTS),
+    ] = "",
     port: Annotated[
         int, typer.Option(help="Generation; 0 picks one.", min=0, rich_help_panel=_PORTS)
     ] = 50050,
@@ -65,11 +70,13 @@ def serve(
         num_speculative_tokens=num_speculative_tokens,
         max_sessions=max_sessions,
         host=host,
+        admin_host=admin_host or host,
         port=port,
         admin_port=admin_port,
         draft_port=draft_port,
         verify_port=verify_port,
         log_level=log_level,
+        orchestrator_flags=listening.orchestrator_flags(),
     )
     raise typer.Exit(run_async(_serve(options, json)))
 

@@ -39,9 +39,10 @@ def default_threads() -> int:
 class StackOptions:
     """What to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
 
-    Ports of 0 are picked. Only the orchestrator listens on `host`, the others on loopback.
-    `threads` are those of all ranks of the target together; 0 is half of the cores, on a CPU. A
-    `draft_device` of None is `device`. `orchestrator_flags` are passed on as they are.
+    Ports of 0 are picked. Only the orchestrator listens on `host` and, for its operator,
+    `admin_host`, the others on loopback. `threads` are those of all ranks of the target together; 0
+    is half of the cores, on a CPU. A `draft_device` of None is `device`. `orchestrator_flags`, and
+    the `service_flags` of draft and verify service, are passed on as they are.
     """
 
     model: str | None = None
@@ -55,6 +56,7 @@ class StackOptions:
     batch_invariant: bool | None = None
     tensor_parallel_size: int = 1
     host: str = LOOPBACK
+    admin_host: str = LOOPBACK
     port: int = 0
     admin_port: int = 0
     draft_port: int = 0
@@ -67,6 +69,7 @@ class StackOptions:
     log_level: str = "info"
     drain_grace_s: float = 10.0
     orchestrator_flags: tuple[str, ...] = ()
+    service_flags: tuple[str, ...] = ()
     start_timeout_s: float = 1800.0
 
     def resolved(self) -> StackOptions:
@@ -122,7 +125,7 @@ class Stack:
     @property
     def admin_address(self) -> str:
         """Where the operator asks."""
-        return self._address_of("orchestrator", "admin_port", self.options.host)
+        return self._address_of("orchestrator", "admin_port", self.options.admin_host)
 
     @property
     def draft_address(self) -> str:
@@ -200,7 +203,7 @@ class Stack:
         o = self.options
         for flag, host, port in (
             ("--port", o.host, o.port),
-            ("--admin-port", o.host, o.admin_port),
+            ("--admin-port", o.admin_host, o.admin_port),
             ("--draft-port", LOOPBACK, o.draft_port),
             ("--verify-port", LOOPBACK, o.verify_port),
         ):
@@ -223,12 +226,27 @@ class Stack:
         o = self.options
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
 
+    def _check_security(self) -> None:
+        """Find certificates or keys that cannot work now, and ports that are open by oversight."""
+        from flyspec.config import OrchestratorSettings, from_command_line
+        from flyspec.security import ApiKeys
+
+        o = self.options
+        flags = ["--host", o.host, "--admin-host", o.admin_host, *o.orchestrator_flags]
+        settings = from_command_line(OrchestratorSettings, "orchestrator", flags)
+        settings.port_security.credentials()
+        settings.admin_security.credentials()
+        if settings.api_keys_file:
+            ApiKeys(settings.api_keys_file)
+
     async def _start(self) -> None:
+        self._check_security()
         self._check_ports()
         self._check_rules()
         o = self.options
         common = ["--log-level", o.log_level, "--drain-grace-s", str(o.drain_grace_s)]
-        limits = [*common, "--host", LOOPBACK, "--max-sessions", str(o.max_sessions)]
+        limits = [*common, "--host", LOOPBACK, "--max-sessions", str(o.max_sessions),
+                  *o.service_flags]  # fmt: skip
         verify = ["--model", str(o.model), "--port", str(o.verify_port), "--device", o.device,
                   "--dtype", o.dtype, "--threads", str(o.threads),
                   "--tensor-parallel-size", str(o.tensor_parallel_size)]  # fmt: skip
@@ -245,10 +263,13 @@ class Stack:
             await self._spawn("draft", "draft_service", [*limits, *draft], o.draft_threads),
         ]
         await _all_or_first_error([self._ready(service) for service in first])
-        orchestrator = [*common, "--host", o.host, "--port", str(o.port), "--admin-port",
-                        str(o.admin_port), "--verify-address", self.verify_address,
+        orchestrator = [*common, "--host", o.host, "--port", str(o.port),
+                        "--admin-host", o.admin_host, "--admin-port", str(o.admin_port),
+                        "--verify-address", self.verify_address,
                         "--draft-address", self.draft_address, "--rule", o.rule,
                         "--num-speculative-tokens", str(o.num_speculative_tokens)]  # fmt: skip
+        if "--ssl-certfile" not in o.service_flags:  # they listen on loopback in the clear
+            orchestrator.append("--no-upstream-tls")
         if o.rules_file:
             orchestrator += ["--rules-file", o.rules_file]
         orchestrator += o.orchestrator_flags

@@ -7,6 +7,7 @@ from typing import Any
 from flyspec import wire
 from flyspec.client.admin_values import DrafterStats, DrafterStatus, Status, UpstreamStatus
 from flyspec.client.connection import Connection
+from flyspec.client.credentials import Credentials
 from flyspec.config import ADMIN_PORT
 from flyspec.types import BreakerState, DrafterState
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
@@ -22,8 +23,10 @@ class AdminClient(Connection):
 
     flag = "--admin-address"
 
-    def __init__(self, address: str = DEFAULT_ADMIN_ADDRESS) -> None:
-        super().__init__(address)
+    def __init__(
+        self, address: str = DEFAULT_ADMIN_ADDRESS, credentials: Credentials | None = None
+    ) -> None:
+        super().__init__(address, credentials)
 
     async def status(self, timeout_s: float = 10.0) -> Status:
         """State of the orchestrator and of the services behind it."""
@@ -78,7 +81,8 @@ class AdminClient(Connection):
 
     async def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
         stub = admin_pb2_grpc.AdminServiceStub(self._channel)
-        return await self._call(getattr(stub, method)(request, timeout=timeout_s))
+        call = getattr(stub, method)(request, timeout=timeout_s, metadata=self._metadata)
+        return await self._call(call)
 
 
 def _upstream(message: admin_pb2.UpstreamStatus) -> UpstreamStatus:

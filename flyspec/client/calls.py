@@ -13,6 +13,7 @@ import grpc
 from flyspec import rpc, wire
 from flyspec.client import messages
 from flyspec.client.connection import Connection
+from flyspec.client.credentials import Credentials
 from flyspec.client.transcript import Transcript
 from flyspec.client.values import (
     Chunk,
@@ -41,10 +42,19 @@ DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
 class Client(Connection):
     """Generates text. `async with Client(address) as client: await client.complete("def f(")`."""
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, client_id: str = "") -> None:
-        """`client_id` is whom the server's limits by client are for; else it goes by address."""
-        super().__init__(address)
-        self._metadata = ((rpc.CLIENT_ID_KEY, client_id),) if client_id else None
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        client_id: str = "",
+        credentials: Credentials | None = None,
+    ) -> None:
+        """`client_id` is whom the server's limits by client are for; else it goes by address.
+
+        A server with API keys goes by those. Raises `ConfigError` for bad `credentials`.
+        """
+        super().__init__(address, credentials)
+        if client_id:
+            self._metadata += ((rpc.CLIENT_ID_KEY, client_id),)
 
     async def generate(
         self, prompt: Prompt, options: GenerateOptions | None = None
@@ -124,7 +134,9 @@ class Client(Connection):
         """The models that answer here."""
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         request = generation_pb2.ListModelsRequest()
-        response: Any = await self._call(stub.ListModels(request, timeout=timeout_s))
+        response: Any = await self._call(
+            stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
+        )
         return Models(
             target=wire.model_info_from_proto(response.target),
             drafters=tuple(response.drafters),

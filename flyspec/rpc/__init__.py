@@ -4,7 +4,9 @@ A service builds its servicer and puts it into a `GrpcServer`; a servicer's meth
 with `handler`, which turns `FlyspecError` into its gRPC status.
 """
 
-from flyspec.rpc.channel import CHANNEL_OPTIONS, CLIENT_ID_KEY, connect
+from flyspec.rpc.channel import AUTHORIZATION_KEY, CHANNEL_OPTIONS, CLIENT_ID_KEY, connect
+from flyspec.rpc.gate import Check, Gate, checks_of, names_of
+from flyspec.rpc.link import Link
 from flyspec.rpc.process import announce, run, settle_memory, wait_for_termination
 from flyspec.rpc.server import SERVER_OPTIONS, GrpcServer
 from flyspec.rpc.sizes import (
@@ -34,6 +36,7 @@ from flyspec.rpc.streams import read, write
 
 __all__ = [
     "ABORT_TIMEOUT_S",
+    "AUTHORIZATION_KEY",
     "BASE_REQUEST_BYTES",
     "BUG",
     "CHANNEL_OPTIONS",
@@ -47,15 +50,20 @@ __all__ = [
     "SERVER_OPTIONS",
     "SERVER_STOPPED",
     "WRITE_FAILED",
+    "Check",
+    "Gate",
     "GrpcServer",
+    "Link",
     "abort",
     "announce",
+    "checks_of",
     "connect",
     "error_of",
     "error_of_status",
     "handler",
     "max_request_bytes",
     "max_streams",
+    "names_of",
     "read",
     "run",
     "settle_memory",

@@ -10,6 +10,8 @@ from flyspec.rpc.sizes import MAX_MESSAGE_BYTES
 
 CLIENT_ID_KEY = "flyspec-client-id"
 """Metadata key with a client's name for itself: a claim, which nothing proves."""
+AUTHORIZATION_KEY = "authorization"
+"""Metadata key of a client's API key: `Bearer` and the key."""
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -28,15 +30,16 @@ def connect(
     address: str,
     credentials: grpc.ChannelCredentials | None = None,
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+    server_name: str = "",
 ) -> grpc.aio.Channel:
     """Open a channel to `host:port`; it connects on first use and reconnects by itself.
 
     In the clear without `credentials`. `interceptors` see every call, the first one first.
+    `server_name` is the name that the server's certificate must have; empty: the address's host.
     """
+    options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
     if credentials is None:
-        return grpc.aio.insecure_channel(
-            address, options=CHANNEL_OPTIONS, interceptors=[*interceptors]
-        )
-    return grpc.aio.secure_channel(
-        address, credentials, options=CHANNEL_OPTIONS, interceptors=[*interceptors]
-    )
+        return grpc.aio.insecure_channel(address, options, interceptors=[*interceptors])
+    if server_name:
+        options.append(("grpc.ssl_target_name_override", server_name))
+    return grpc.aio.secure_channel(address, credentials, options, interceptors=[*interceptors])

@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from flyspec.errors import ConfigError
 from flyspec.malformed import MalformedRequests
+from flyspec.rpc.gate import Check, Gate
 from flyspec.rpc.sizes import MAX_MESSAGE_BYTES, MAX_STREAMS
 from flyspec.rpc.statuses import abort
 
@@ -22,6 +23,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # A client that vanished without a word is noticed, and its sessions are free again.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # Who connects and says nothing, or no TLS; gRPC's own default is two minutes.
+    ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
 
@@ -31,7 +34,8 @@ class GrpcServer:
     `services` pairs each generated `add_*Servicer_to_server` with a servicer; `names` are the full
     names of those services. `max_streams` bounds the calls at once on one connection,
     `max_request_bytes` a request. The port is in the clear without `credentials`. `interceptors`
-    see every call, the first one first; what cannot be read never reaches their handlers.
+    see every call, the first one first; what cannot be read never reaches their handlers. `checks`
+    refuse calls before anything is read of them.
     """
 
     def __init__(
@@ -44,13 +48,14 @@ class GrpcServer:
         max_request_bytes: int = MAX_MESSAGE_BYTES,
         credentials: grpc.ServerCredentials | None = None,
         interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+        checks: Sequence[Check] = (),
     ) -> None:
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._names = names
         self._port = port
         self._credentials = credentials
         self._server = grpc.aio.server(
-            interceptors=[MalformedRequests(abort), *interceptors],
+            interceptors=[Gate(checks), MalformedRequests(abort), *interceptors],
             options=[
                 *SERVER_OPTIONS,
                 ("grpc.max_receive_message_length", max_request_bytes),

@@ -35,6 +35,18 @@ class Addresses:
         if not self._static and not self._names:
             raise ConfigError(f"{what}: no address; give host:port, several with commas between")
 
+    def server_name(self, address: str) -> str:
+        """The DNS name that stands for an address, which the certificate there has; else empty."""
+        for (host, _), found in self._resolved.items():
+            if address in found:
+                return host
+        return ""
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts in it, as they are written."""
+        return [h for h, _ in self._names] + [a.rpartition(":")[0] for a in self._static]
+
     @property
     def changes(self) -> bool:
         """Whether another look may find others."""

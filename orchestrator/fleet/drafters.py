@@ -37,15 +37,17 @@ class Drafters:
     """The drafters. The active one is the default; there is always one.
 
     `connect` makes a pool, not started, of what an address stands for. `probe` tries a replica with
-    a drafter of it (its name there), and returns the time that its proposal took, ns.
+    a drafter of it (its name there), and returns the time that its proposal took, ns. `read` makes
+    addresses of what the operator gives, or raises `ConfigError`.
     """
 
     def __init__(
         self,
         connect: Callable[[str, str], Pool[DraftUpstream]],
         probe: Callable[[Replica[DraftUpstream], str], Awaitable[int]],
+        read: Callable[[str, str], Addresses] = Addresses,
     ) -> None:
-        self._connect, self._probe = connect, probe
+        self._connect, self._probe, self._read = connect, probe, read
         self._pools: dict[str, Pool[DraftUpstream]] = {}
         self.lookup = Drafter(LOOKUP, LOOKUP, None, DrafterState.ACTIVE)
         """Prompt lookup here, whether requests can name it or not."""
@@ -182,7 +184,7 @@ class Drafters:
                 f"name: there is a drafter {drafter.name!r} already, which drafts by "
                 f"{drafter.kind}; remove it first, or choose another name"
             )
-        addresses = Addresses(address, "address")
+        addresses = self._read(address, "address")
         added = await pool.add(addresses)
         try:
             if not added:

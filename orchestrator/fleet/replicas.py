@@ -151,6 +151,10 @@ class Pool(Generic[S]):
         """Those that a session may be opened on now."""
         return [replica for replica in self._replicas.values() if replica.usable]
 
+    def server_name(self, address: str) -> str:
+        """The DNS name that a replica's address was found by; empty for one that was given."""
+        return next(filter(None, (s.server_name(address) for s in self._sources)), "")
+
     async def start(self) -> None:
         """Find the replicas, ask each once, and watch them from now on."""
         await self._discover()

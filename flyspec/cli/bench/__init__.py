@@ -11,7 +11,7 @@ from flyspec.cli.bench.engine import bench_engine
 from flyspec.cli.bench.judge import bench_judge
 from flyspec.cli.bench.stall import bench_stall
 from flyspec.cli.bench.throughput import bench_throughput
-from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.options import ConnectionFlags, ModelFlags, with_flags
 
 if TYPE_CHECKING:
     from flyspec.cli.stack import Stack
@@ -29,6 +29,7 @@ app.command("prefill-stall")(bench_stall)
 def bench(
     context: typer.Context,
     models: ModelFlags,
+    connection: ConnectionFlags,
     prompt_file: Annotated[
         list[str] | None,
         typer.Option(help="Lines, HumanEval, GSM8K, Spec-Bench or MGSM; repeatable."),
@@ -148,7 +149,7 @@ def bench(
         return document
 
     stack_options = models.to_stack_options(log_level="warning") if address is None else None
-    document = run_async(with_server(stack_options, address, use))
+    document = run_async(with_server(stack_options, address, use, connection.credentials()))
     if json:
         print_json(document)
 

@@ -1,0 +1,61 @@
+"""`flyspec keys`: API keys for the orchestrator's clients and operators."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(help="API keys.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """API keys."""
+
+
+@app.command("new")
+def new(
+    name: Annotated[str, typer.Argument(help="Whose key it is; in logs and limits.")],
+    scope: Annotated[
+        list[Literal["generate", "admin"]] | None,
+        typer.Option(help="What it is for; repeatable.", show_default="generate"),
+    ] = None,
+    max_concurrent: Annotated[
+        int | None, typer.Option(help="Requests at once.", min=1, show_default="the server's")
+    ] = None,
+    max_requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests a minute.", min=1, show_default="the server's")
+    ] = None,
+    max_tokens_per_request: Annotated[
+        int | None,
+        typer.Option(help="Prompt and output tokens of a request.", min=1, show_default="no limit"),
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help="Days that it is valid.", min=0, show_default="for good")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+) -> None:
+    """Make a key: print it, which nothing else ever does, and what to add to the server's file."""
+    from flyspec.cli.runtime import print_json
+    from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
+
+    now = datetime.datetime.now(datetime.UTC)
+    owner = ApiKey(
+        name=name,
+        scopes=frozenset(map(Scope, scope or ["generate"])),
+        max_concurrent=max_concurrent,
+        max_requests_per_minute=max_requests_per_minute,
+        max_tokens_per_request=max_tokens_per_request,
+        expires=None if days is None else now + datetime.timedelta(days=days),
+    )
+    key = new_key()
+    entry = entry_of(key, owner)
+    if json:
+        print_json({"key": key, "toml": entry})
+        return
+    print(f"the key, for {name} alone; it is shown this once:\n\n{key}\n")
+    print(
+        f"add this to the file of --api-keys-file, which the orchestrator reads again:\n\n{entry}"
+    )

@@ -1,0 +1,53 @@
+"""What a client shows to a server, and what it asks of it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+
+from flyspec.errors import ConfigError
+from flyspec.security import ChannelSecurity, TlsFiles, is_loopback
+
+ENVIRONMENT = "FLYSPEC_"
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """An API key, and PEM files; the files are read again when they change. All may be empty.
+
+    With `ssl_ca_certs`, the authorities of the server's certificate (or `system` for well-known
+    ones), the client speaks TLS. `ssl_certfile` and `ssl_keyfile` are its own certificate, for
+    servers that ask for one. `ssl_target_name` is the name that the server's certificate must have;
+    empty: that of its address. `allow_insecure` sends the key in the clear to other machines.
+    """
+
+    api_key: str = field(default="", repr=False)
+    ssl_ca_certs: str = ""
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    ssl_target_name: str = ""
+    allow_insecure: bool = False
+
+    @classmethod
+    def from_environment(cls) -> Credentials:
+        """As `FLYSPEC_API_KEY`, `FLYSPEC_SSL_CA_CERTS` and so on say."""
+        names = [f.name for f in fields(cls) if f.name != "allow_insecure"]
+        return cls(**{name: os.environ.get(ENVIRONMENT + name.upper(), "") for name in names})
+
+    def security(self, address: str) -> ChannelSecurity | None:
+        """How to speak to a server there; None is in the clear. Raises `ConfigError`."""
+        files = TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
+        if files:
+            return ChannelSecurity(files, self.ssl_target_name)
+        if self.ssl_target_name:
+            raise ConfigError("--ssl-target-name: needs TLS; give --ssl-ca-certs")
+        if self.api_key and not self.allow_insecure and not is_loopback(_host(address)):
+            raise ConfigError(
+                f"the API key would go to {address} in the clear, for anybody to read; give "
+                "--ssl-ca-certs, or --allow-insecure if something else protects the way there"
+            )
+        return None
+
+
+def _host(address: str) -> str:
+    return address.rpartition("/")[2].rpartition(":")[0]

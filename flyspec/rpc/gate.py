@@ -1,0 +1,99 @@
+"""Who may call: a look at every call before anything of its request is read."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from typing import Any
+
+import grpc
+
+from flyspec.errors import FlyspecError, PermissionDeniedError
+from flyspec.rpc.statuses import abort
+from flyspec.security import PortSecurity
+
+log = logging.getLogger(__name__)
+
+HEALTH = "/grpc.health.v1.Health/"
+
+Check = Callable[[str, Any], None]
+"""Looks at a call's method and context, and raises `FlyspecError` if it may not be."""
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Ends calls that a check refuses with its status. Health is open: probes come with nothing.
+
+    Goes before `MalformedRequests`, so that nothing is parsed for who may not call.
+    """
+
+    def __init__(self, checks: Collection[Check]) -> None:
+        self._checks = list(checks)
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """The call's handler behind the checks; None if there is no such method."""
+        found = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if found is None or not self._checks or method.startswith(HEALTH):
+            return found
+        return self._wrap(found, method)
+
+    def _wrap(self, found: Any, method: str) -> Any:
+        answer = "stream" if found.response_streaming else "unary"
+        kind = f"{'stream' if found.request_streaming else 'unary'}_{answer}"
+        behavior = getattr(found, kind)
+
+        async def call(request: Any, context: Any) -> Any:
+            await self._check(method, context)
+            return await behavior(request, context)
+
+        async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
+            await self._check(method, context)
+            async for response in behavior(request, context):
+                yield response
+
+        wrapped = generate if inspect.isasyncgenfunction(behavior) else call
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(wrapped, found.request_deserializer, found.response_serializer)
+
+    async def _check(self, method: str, context: Any) -> None:
+        try:
+            for check in self._checks:
+                check(method, context)
+        except FlyspecError as error:
+            log.info("%s from %s refused: %s", method, context.peer(), error)
+            await abort(context, method, error)
+
+
+class CertificateNames:
+    """A check that a client's certificate has one of these names, as subject or alternative."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = frozenset(names)
+
+    def __call__(self, method: str, context: Any) -> None:
+        """Raise `PermissionDeniedError` for others."""
+        found = names_of(context)
+        if self._names.isdisjoint(found):
+            raise PermissionDeniedError(
+                f"the client's certificate is of {', '.join(found) or 'nobody'}, which may not "
+                "call here"
+            )
+
+
+def checks_of(security: PortSecurity) -> list[Check]:
+    """What a port with that security checks of every call."""
+    return [CertificateNames(security.names)] if security.names else []
+
+
+def names_of(context: Any) -> list[str]:
+    """The names in the certificate that a call's client showed; none without one."""
+    found = context.auth_context()
+    names = [
+        name.decode(errors="replace")
+        for key in ("x509_subject_alternative_name", "x509_common_name")
+        for name in found.get(key, ())
+    ]
+    return list(dict.fromkeys(names))

@@ -1,0 +1,67 @@
+"""API keys at the orchestrator's ports: whose a call is, and whether it may be made."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from typing import Any
+
+from flyspec import rpc
+from flyspec.errors import PermissionDeniedError, UnauthenticatedError
+from flyspec.security import ApiKey, ApiKeys, Scope
+from flyspec.security.keys import MAX_KEY_CHARACTERS
+
+log = logging.getLogger(__name__)
+
+_BEARER = "bearer "
+_REFLECTION = "/grpc.reflection."
+_caller: ContextVar[ApiKey | None] = ContextVar("caller", default=None)
+
+
+def caller() -> ApiKey | None:
+    """The key of the call whose task this is; None where none is needed."""
+    return _caller.get()
+
+
+class KeyCheck:
+    """A check that calls come with an API key of that scope. Reflection needs a key of any."""
+
+    def __init__(self, keys: ApiKeys, scope: Scope) -> None:
+        self._keys, self._scope = keys, scope
+
+    def __call__(self, method: str, context: Any) -> None:
+        """Note whose the call is. Raises `UnauthenticatedError`, `PermissionDeniedError`."""
+        owner = self._keys.find(_key_in(context))
+        if owner is None:
+            raise UnauthenticatedError("the API key is not known here; ask the operator for one")
+        if owner.expired:
+            raise UnauthenticatedError(f"the API key of {owner.name} has expired; get another one")
+        if self._scope not in owner.scopes and not method.startswith(_REFLECTION):
+            raise PermissionDeniedError(
+                f"the API key of {owner.name} has the scope {', '.join(sorted(owner.scopes))}; "
+                f"this port needs {self._scope}"
+            )
+        _caller.set(owner)
+
+
+def _key_in(context: Any) -> str:
+    """The key that a call comes with. Raises `UnauthenticatedError`."""
+    for name, value in context.invocation_metadata() or ():
+        if name != rpc.AUTHORIZATION_KEY or not isinstance(value, str):
+            continue
+        if value[: len(_BEARER)].lower() == _BEARER and len(value) <= MAX_KEY_CHARACTERS:
+            return value[len(_BEARER) :].strip()
+        raise UnauthenticatedError(f"the metadata {name} is not `Bearer` and an API key")
+    raise UnauthenticatedError(
+        f"no API key; send the metadata {rpc.AUTHORIZATION_KEY}: Bearer KEY (--api-key, "
+        "FLYSPEC_API_KEY)"
+    )
+
+
+def audit(method: str, context: Any) -> None:
+    """A check that lets everything pass, and logs who does what: for the admin port."""
+    owner = _caller.get()
+    names = rpc.names_of(context)
+    who = f"key {owner.name}" if owner else f"certificate {names[0]}" if names else "anybody"
+    level = logging.DEBUG if method.rpartition("/")[2].startswith(("Get", "List")) else logging.INFO
+    log.log(level, "%s by %s from %s", method.lstrip("/"), who, context.peer())
