@@ -56,7 +56,8 @@ class Running:
 class Engine:
     """Runs proposals over a model.
 
-    `prepare` runs first, in the engine's thread: thread settings, warm-up.
+    `prepare` runs first, in the engine's thread: thread settings, warm-up. `on_step` is told of
+    every step there: its time in ns, its sessions, its tokens.
     """
 
     def __init__(
@@ -64,8 +65,9 @@ class Engine:
         runner: Runner,
         prepare: Callable[[], None] = lambda: None,
         budget: Budget | None = None,
+        on_step: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
-        self._runner, self._prepare = runner, prepare
+        self._runner, self._prepare, self._on_step = runner, prepare, on_step
         self._budget = budget or Budget()
         self._commands: SimpleQueue[Proposal | SessionState | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="draft-engine", daemon=True)
@@ -138,6 +140,7 @@ class Engine:
         began = perf_counter_ns()
         results = self._draw([draw for _, draw in chosen])
         elapsed = perf_counter_ns() - began
+        self._on_step(elapsed, len(chosen), sum(counts))
         for (running, _), drawn in zip(chosen, results, strict=True):
             proposal = running.proposal
             proposal.model_ns += elapsed

@@ -7,6 +7,7 @@ import logging
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from draft_service.engine import Engine
+from draft_service.observation import Observer
 from draft_service.service import DraftService
 from draft_service.sessions import Limits, Sessions
 from draft_service.tokenizers import Tokenizers
@@ -14,7 +15,7 @@ from flyspec import rpc
 from flyspec.config import DraftSettings
 from flyspec.engine.scheduler import Budget
 from flyspec.errors import ConfigError
-from flyspec.telemetry import configure_logging
+from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,11 @@ MAX_LOOKUP_LENGTH = 1 << 17
 """Longest sequence of a drafter without a model, in tokens, if the settings say nothing."""
 
 
-async def build(settings: DraftSettings) -> tuple[Sessions, Engine | None]:
+async def build(
+    settings: DraftSettings, observer: Observer | None = None
+) -> tuple[Sessions, Engine | None]:
     """Load and warm up what the settings ask for. Raises `ConfigError`."""
+    observer = observer or Observer(Telemetry("draft"))
     limits = Limits(
         max_sessions=settings.max_sessions,
         max_speculative_tokens=settings.max_speculative_tokens,
@@ -36,7 +40,7 @@ async def build(settings: DraftSettings) -> tuple[Sessions, Engine | None]:
     drafters: list[Drafter] = [PromptLookupDrafter(limits.max_length)]
     engine, tokenizers = None, Tokenizers()
     if settings.model:
-        engine, with_model, tokenizers = _load(settings)
+        engine, with_model, tokenizers = _load(settings, observer)
         drafters = [*with_model, *drafters]
     default = settings.drafter or drafters[0].info.name
     names = [d.info.name for d in drafters]
@@ -48,7 +52,9 @@ async def build(settings: DraftSettings) -> tuple[Sessions, Engine | None]:
     return Sessions(drafters, engine, limits, tokenizers), engine
 
 
-def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter], Tokenizers]:
+def _load(
+    settings: DraftSettings, observer: Observer
+) -> tuple[Engine, list[Drafter], Tokenizers]:
     """The draft model's engine, not yet started, the drafters that use it, its tokenizer."""
     try:
         import torch
@@ -85,31 +91,42 @@ def _load(settings: DraftSettings) -> tuple[Engine, list[Drafter], Tokenizers]:
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
     budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
     tokenizers = Tokenizers(loaded.tokenizer, loaded.info.vocab_size)
-    return Engine(runner, prepare, budget), drafters, tokenizers
+    engine = Engine(runner, prepare, budget, observer.engine_metrics.step)
+    return engine, drafters, tokenizers
 
 
 async def serve(settings: DraftSettings) -> None:
     """Load, warm up, listen; serve until SIGTERM or SIGINT, then drain."""
-    configure_logging("draft", settings.log_level)
-    sessions, engine = await build(settings)
+    configure_logging("draft", settings.log_level, settings.log_format)
+    security = settings.port_security
+    credentials = security.credentials()
+    telemetry = Telemetry("draft", settings)
+    observer = Observer(telemetry)
+    metrics_port = telemetry.listen()
+    sessions, engine = await build(settings, observer)
+    observer.watch(sessions)
     try:
         server = rpc.GrpcServer(
             settings.host,
             settings.port,
-            [(draft_pb2_grpc.add_DraftServiceServicer_to_server, DraftService(sessions))],
+            [(draft_pb2_grpc.add_DraftServiceServicer_to_server, DraftService(sessions, observer))],
             [SERVICE_NAME],
             rpc.max_streams(settings.max_sessions),
             rpc.max_request_bytes(sessions.max_length),
+            credentials=credentials,
+            interceptors=telemetry.interceptors(),
+            checks=rpc.checks_of(security),
         )
         port = await server.start()
         rpc.settle_memory()
         await server.set_ready(True)
         names = ", ".join(d.name for d in sessions.describe().drafters)
         log.info("listening on %s:%d, drafters: %s", settings.host, port, names)
-        rpc.announce(settings.ready_fd, {"port": port})
+        rpc.announce(settings.ready_fd, {"port": port, "metrics_port": metrics_port})
         await rpc.wait_for_termination()
         log.info("draining")
         await server.stop(settings.drain_grace_s)
     finally:
         if engine is not None:
             await engine.stop()
+        telemetry.close()

@@ -6,10 +6,12 @@ import math
 from time import perf_counter_ns
 from typing import Any
 
+from draft_service.observation import Observer
 from draft_service.sessions import Session, Sessions
 from flyspec import rpc, wire
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.malformed import REQUEST_TIMEOUT_S
+from flyspec.telemetry import Telemetry
 from flyspec.types import DraftAdvance, DraftOpen
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
@@ -18,8 +20,9 @@ from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
     """Answers `Describe`, `Draft` and `AddTokenizer` for a set of sessions."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, observer: Observer | None = None) -> None:
         self._sessions = sessions
+        self._observer = observer or Observer(Telemetry("draft"))
 
     @rpc.handler
     async def Describe(
@@ -36,7 +39,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             return
         if not isinstance(first, DraftOpen):
             raise InvalidArgumentError("DraftRequest.request: the first message must be open")
-        with self._sessions.open(first) as session:
+        with self._sessions.open(first) as session, self._observer.session(session):
             await session.prepare()
             last_round_id = -1
             while (request := await self._read(context)) is not None:
@@ -80,6 +83,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             if last:
                 response.service_ns = perf_counter_ns() - arrival_ns
             await rpc.write(context, response, self._sessions.limits.idle_timeout_s)
+        self._observer.proposed(session, request, arrival_ns, chunk)
         return request.round_id
 
     async def _read(

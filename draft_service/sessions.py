@@ -155,6 +155,11 @@ class Session:
         self._chunks: asyncio.Queue[DraftChunk | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
+    @property
+    def drafter_name(self) -> str:
+        """Which of the service's drafters it is."""
+        return self._name
+
     async def prepare(self) -> None:
         """Read the sequence, where that takes long, in a thread: it holds up nobody else there."""
         if self._translated:

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
+from flyspec.security import ApiKey
 from orchestrator.clients import ClientLimits
 from orchestrator.hold_times import HoldTimes
 
@@ -34,6 +35,8 @@ UNKNOWN_RETRY_S = 1.0
 MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
 RETRY_JITTER = 0.5
 """Up to this share is added to when to retry: who was refused together does not return together."""
+REFUSALS = ("queue_full", "wait_too_long", "deadline", "client_limit", "draining")
+"""Why requests are not let in: their numbers are metrics."""
 POLL_S = 0.25
 """So often it is looked whether new room, of a replica that came, lets a waiting one in."""
 
@@ -68,7 +71,8 @@ class Admission:
         self._poll: asyncio.TimerHandle | None = None
         self.active = 0
         self.outstanding_tokens = 0
-        self.refused_total = 0
+        self.refusals = dict.fromkeys(REFUSALS, 0)
+        """Requests that were not let in, by reason."""
         self.draining = False
 
     @classmethod
@@ -90,19 +94,30 @@ class Admission:
         """Generations that wait for a slot."""
         return len(self._queue)
 
-    def visit(self, client: str, deadline: float | None = None) -> Visit:
+    @property
+    def slots(self) -> int:
+        """Generations that may run at once, as things are now."""
+        return self._capacity()
+
+    @property
+    def refused_total(self) -> int:
+        """Requests refused for want of room, or because their client has had its share."""
+        return sum(self.refusals.values()) - self.refusals["draining"]
+
+    def visit(self, client: str, deadline: float | None = None, key: ApiKey | None = None) -> Visit:
         """A request of that client that arrives now, before anything is done for it.
 
-        `deadline` is in the event loop's time. Raises `UnavailableError` while nothing new is let
-        in, `ResourceExhaustedError` when there is no room for it or the client has had its share.
+        `deadline` is in the event loop's time, `key` the client's if it has one. Raises
+        `UnavailableError` while nothing new is let in, `ResourceExhaustedError` when there is no
+        room for it or the client has had its share.
         """
         self._check_draining()
         free = 0 if self._queue else max(0, self._capacity() - self.active)
         self._check_room(len(self._queue) + self._arriving + 1 - free, 0, deadline)
         try:
-            self._clients.enter(client, self._retry_after(0.0))
+            self._clients.enter(client, self._retry_after(0.0), key)
         except ResourceExhaustedError:
-            self.refused_total += 1
+            self.refusals["client_limit"] += 1
             raise
         self._arriving += 1
         return Visit(self, client, deadline)
@@ -112,6 +127,7 @@ class Admission:
         self.draining = True
         for future in self._queue.values():
             if not future.done():
+                self.refusals["draining"] += 1
                 future.set_exception(_draining())
         self._queue.clear()
         self._queued_tokens = 0
@@ -213,6 +229,7 @@ class Admission:
 
     def _check_draining(self) -> None:
         if self.draining:
+            self.refusals["draining"] += 1
             raise _draining()
 
     def _check_room(self, place: int, tokens: int, deadline: float | None) -> None:
@@ -223,17 +240,20 @@ class Admission:
             limit = max(1, int(WAITING_SHARE * capacity))
         wait = self._wait_s(place, tokens, capacity)
         if place > limit:
+            reason = "queue_full"
             why = f"all slots are taken, with {self.active} running and {place - 1} waiting"
         elif self._max_queue_wait_s and wait > self._max_queue_wait_s:
+            reason = "wait_too_long"
             why = f"there would be room in about {wait:.3g} s, which is too long to wait"
         elif deadline is not None and (left := deadline - _now()) < wait:
+            reason = "deadline"
             why = (
                 f"there would be room in about {wait:.3g} s, but the request's deadline is in "
                 f"{max(0.0, left):.3g} s; allow more time"
             )
         else:
             return
-        self.refused_total += 1
+        self.refusals[reason] += 1
         raise ResourceExhaustedError(why, self._retry_after(wait))
 
     def _wait_s(self, place: int, tokens: int, capacity: int) -> float:

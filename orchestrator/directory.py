@@ -6,9 +6,12 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
+from flyspec import rpc
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
+from flyspec.security import is_loopback
 from flyspec.tokenizer import Tokenizer
 from flyspec.types import (
     DraftOpen,
@@ -17,6 +20,7 @@ from flyspec.types import (
     VerifyOpen,
     VerifyServiceInfo,
 )
+from orchestrator.correlation import UNKNOWN, Correlation
 from orchestrator.drafting import Drafting
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
@@ -50,17 +54,20 @@ class Directory:
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
+        self._security = settings.upstream_security()
         self._target: Target | None = None
         self.targets: Pool[VerifyUpstream] = Pool(
             "verify service",
-            Addresses(settings.verify_address, "--verify-address"),
-            lambda address: VerifyUpstream(address, settings.round_timeout_s),
+            self._addresses(settings.verify_address, "--verify-address"),
+            lambda address: VerifyUpstream(
+                address, settings.round_timeout_s, self._link(self.targets, address)
+            ),
             self._accept_target,
             lambda: Breaker(longest_s=TARGET_LONGEST_REST_S, trials=False),
             settings.probe_interval_s,
             settings.probe_timeout_s,
         )
-        self.drafters = Drafters(self._connect_drafter, self._try_drafter)
+        self.drafters = Drafters(self._connect_drafter, self._try_drafter, self._addresses)
         self._draft_pool: Pool[DraftUpstream] | None = None
         if settings.draft_address:
             self._draft_pool = self._connect_drafter(settings.draft_address, "draft service")
@@ -160,15 +167,32 @@ class Directory:
     def _connect_drafter(self, address: str, name: str) -> Pool[DraftUpstream]:
         """The replicas of a draft service, not started."""
         settings = self._settings
-        return Pool(
+        pool: Pool[DraftUpstream] = Pool(
             name,
-            Addresses(address, "address" if name != "draft service" else "--draft-address"),
-            lambda a: DraftUpstream(a, settings.draft_timeout_s),
+            self._addresses(address, "address" if name != "draft service" else "--draft-address"),
+            lambda a: DraftUpstream(a, settings.draft_timeout_s, self._link(pool, a)),
             self._accept_drafter,
             Breaker,
             settings.probe_interval_s,
             settings.probe_timeout_s,
         )
+        return pool
+
+    def _link(self, pool: Pool[Any], address: str) -> rpc.Link:
+        """A connection to a replica, whose certificate has the name that it was found by."""
+        return rpc.Link(address, self._security, pool.server_name(address))
+
+    def _addresses(self, spec: str, what: str) -> Addresses:
+        """What a setting stands for; not of other machines in the clear. Raises `ConfigError`."""
+        addresses = Addresses(spec, what)
+        if self._security is None and not self._settings.allow_insecure:
+            for host in addresses.hosts:
+                if not is_loopback(host):
+                    raise ConfigError(
+                        f"{what}: {host} would be spoken to in the clear; give --ssl-ca-certs, or "
+                        "--allow-insecure if something else protects the way there"
+                    )
+        return addresses
 
     # --- what there is ------------------------------------------------------------------------
 
@@ -201,7 +225,11 @@ class Directory:
     # --- a generation's part of it --------------------------------------------------------------
 
     def open_drafting(
-        self, plan: GenerationPlan, traffic: Traffic, recoveries: Recoveries
+        self,
+        plan: GenerationPlan,
+        traffic: Traffic,
+        recoveries: Recoveries,
+        correlation: Correlation = UNKNOWN,
     ) -> Drafting:
         """A generation's drafting, by the drafter that it asks for. Raises `FlyspecError`."""
         target = self.target.info.model
@@ -223,10 +251,15 @@ class Directory:
             traffic,
             recoveries,
             _weight(plan),
+            correlation,
         )
 
     def open_verifying(
-        self, plan: GenerationPlan, traffic: Traffic, recoveries: Recoveries
+        self,
+        plan: GenerationPlan,
+        traffic: Traffic,
+        recoveries: Recoveries,
+        correlation: Correlation = UNKNOWN,
     ) -> VerifySession:
         """A generation's session with the target."""
         open_ = VerifyOpen(
@@ -244,6 +277,7 @@ class Directory:
             recoveries,
             self._settings.reopen_timeout_s,
             _weight(plan),
+            correlation,
         )
 
     async def close(self) -> None:

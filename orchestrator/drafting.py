@@ -24,6 +24,7 @@ from flyspec.types import (
     RecoveryKind,
 )
 from orchestrator.attempt import SilentError
+from orchestrator.correlation import UNKNOWN, Correlation
 from orchestrator.fleet.drafter import Drafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.replicas import Replica
@@ -61,11 +62,13 @@ class Drafting:
         traffic: Traffic,
         recoveries: Recoveries,
         weight: int = 1,
+        correlation: Correlation = UNKNOWN,
     ) -> None:
         self._drafters, self._assigned, self._by_name = drafters, assigned, by_name
         self._template = open_
         self._vocab_size, self._weight = vocab_size, weight
         self._traffic, self._recoveries = traffic, recoveries
+        self._correlation = correlation
         self._lookup = LocalLookup(open_.distribution is not None)
         self._drafter = assigned
         self._replica: Replica[DraftUpstream] | None = None
@@ -112,7 +115,8 @@ class Drafting:
             except FlyspecError as error:
                 self._lose(error, began_ns)
                 continue
-            self._drafter.stats.proposal_ns_total += time.perf_counter_ns() - began_ns
+            proposal.arrived_ns = time.perf_counter_ns()
+            self._drafter.stats.proposal_ns_total += proposal.arrived_ns - began_ns
             return fit_proposal(proposal, self._vocab_size)
         return self._fall_back(sequence, max_tokens)
 
@@ -148,8 +152,9 @@ class Drafting:
             if replica is None or replica in self._failed:
                 continue
             self._drafter, self._replica = drafter, replica
+            open_ = replace(self._template, drafter=drafter.kind)
             self._session = DraftSession(
-                replica.service, replace(self._template, drafter=drafter.kind), self._traffic
+                replica.service, open_, self._traffic, self._correlation
             )
             replica.join(self._session, self._weight)
             drafter.users.add(self)

@@ -7,7 +7,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.types import Budget, OpenWindow, Origin, Outcome, RoundVerdict, VerifyRound
+from flyspec.types import (
+    Budget,
+    DraftTimings,
+    OpenWindow,
+    Origin,
+    Outcome,
+    RoundVerdict,
+    VerifyRound,
+)
 from orchestrator.upstreams import Traffic
 from orchestrator.window import Command, RollBack, Token
 
@@ -18,7 +26,8 @@ class Round:
 
     `start` is the sequence's length before it, `committed_length` the final part after it. Without
     a verdict, a window failed for want of a proposal and nothing was checked. `request` is what was
-    asked, without its prefix; `drafter` the name of who drafted, empty if nobody did.
+    asked, without its prefix; `drafter` the name of who drafted, empty if nobody did. It began at
+    `began_ns` and had its proposal at `drafted_ns`, as `perf_counter_ns` counts.
     """
 
     commands: Sequence[Command]
@@ -29,6 +38,10 @@ class Round:
     round_ns: int
     request: VerifyRound | None = None
     drafter: str = ""
+    round_id: int = 0
+    began_ns: int = 0
+    drafted_ns: int = 0
+    draft_timings: DraftTimings = field(default_factory=DraftTimings)
 
 
 @dataclass(slots=True)
@@ -55,8 +68,9 @@ class Ledger:
     draft_model_ns: int = 0
     target_model_ns: int = 0
     _committed_length: int = 0
-    _unsettled: list[tuple[int, int]] = field(default_factory=list)
-    """Start and accepted drafts of the rounds that an open window can still shorten."""
+    _unsettled: list[tuple[int, int, str]] = field(default_factory=list)
+    """Start, accepted drafts and drafter of the rounds that an open window can still shorten."""
+    _settled: list[tuple[str, int]] = field(default_factory=list)
     _overheads_ns: list[int] = field(default_factory=list)
 
     def budget(self, window: OpenWindow | None) -> Budget:
@@ -100,7 +114,8 @@ class Ledger:
         for decision in verdict.decisions:
             if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None:
                 self._reject(decision.gap_nats)
-        self._unsettled.append((round_.start, max(0, verdict.keep_length - round_.start)))
+        accepted = max(0, verdict.keep_length - round_.start)
+        self._unsettled.append((round_.start, accepted, round_.drafter))
         if self.num_spec_steps > 1:  # the first round also opens sessions and reads the prompt
             models_ns = round_.draft_model_ns + verdict.timings.forward_ns
             self._overheads_ns.append(round_.round_ns - models_ns)
@@ -121,21 +136,30 @@ class Ledger:
 
     def _settle_at(self, length: int) -> None:
         """No token from position `length` on stands; count what does, of every round."""
-        self._unsettled = [(s, max(0, min(n, length - s))) for s, n in self._unsettled]
+        self._unsettled = [(s, max(0, min(n, length - s)), d) for s, n, d in self._unsettled]
         self._settle(math.inf)
 
     def _settle(self, committed_length: float) -> None:
         """Count the accepted drafts of rounds that are final as a whole."""
         settled = 0
-        for start, accepted in self._unsettled:
+        for start, accepted, drafter in self._unsettled:
             if start + accepted > committed_length:
                 break
             missing = accepted + 1 - len(self.acceptance_histogram)
             self.acceptance_histogram += [0] * missing
             self.acceptance_histogram[accepted] += 1
             self.num_accepted_draft_tokens += accepted
+            self._settled.append((drafter, accepted))
             settled += 1
         del self._unsettled[:settled]
+
+    def take_settled(self) -> list[tuple[str, int]]:
+        """Drafter and accepted drafts of the rounds that became final since they were last taken.
+
+        What `num_accepted_draft_tokens` and `acceptance_histogram` count.
+        """
+        taken, self._settled = self._settled, []
+        return taken
 
     @property
     def round_overhead_p50_ns(self) -> int:

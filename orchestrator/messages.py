@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 
 from flyspec import wire
@@ -15,11 +14,13 @@ from orchestrator.recoveries import Recoveries
 from orchestrator.window import RollBack
 
 
-def started(plan: GenerationPlan, model: str, drafter: str) -> generation_pb2.GenerateResponse:
+def started(
+    plan: GenerationPlan, model: str, drafter: str, request_id: str
+) -> generation_pb2.GenerateResponse:
     """The first message: what was decided for the request."""
     return generation_pb2.GenerateResponse(
         started=generation_pb2.GenerationStarted(
-            request_id=secrets.token_hex(8),
+            request_id=request_id,
             model=model,
             drafter=drafter if plan.num_speculative_tokens else "",
             seed=plan.seed,

@@ -160,7 +160,8 @@ class Rounds:
         for command in commands:
             self._carry_out(command)
         now = time.perf_counter_ns()
-        round_ns, self._started_ns = now - self._started_ns, now
+        began_ns, self._started_ns = self._started_ns, now
+        round_ns = now - began_ns
         self._recoveries.output_token_index = len(self._sequence) - self._prompt_length
         if verdict is not None and verdict.decisions:
             accepted = max(0, verdict.keep_length - start)
@@ -177,6 +178,10 @@ class Rounds:
             round_ns=round_ns,
             request=request,
             drafter=proposal.drafter,
+            round_id=self._round_id,
+            began_ns=began_ns,
+            drafted_ns=proposal.arrived_ns,
+            draft_timings=proposal.timings,
         )
 
     def _carry_out(self, command: Command) -> None:

@@ -8,13 +8,17 @@ import logging
 from flyspec import rpc
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
-from flyspec.telemetry import configure_logging
+from flyspec.security import ApiKeys, PortSecurity, Scope
+from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
+from orchestrator.access import KeyCheck, audit
 from orchestrator.administration import AdminServicer
 from orchestrator.admission import Admission
 from orchestrator.directory import Directory
+from orchestrator.observation import Observer
 from orchestrator.rule_files import load_rules
 from orchestrator.service import GenerationServicer
+from orchestrator.state_metrics import admission_metrics, directory_metrics
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +26,14 @@ log = logging.getLogger(__name__)
 class Orchestrator:
     """The orchestrator's parts: upstreams, admission, and a port each for clients and operators."""
 
-    def __init__(self, settings: OrchestratorSettings) -> None:
+    def __init__(
+        self, settings: OrchestratorSettings, telemetry: Telemetry | None = None
+    ) -> None:
         self._settings = settings
+        self._telemetry = telemetry or Telemetry("orchestrator", settings)
+        self._credentials = settings.port_security.credentials()
+        self._admin_credentials = settings.admin_security.credentials()
+        self._keys = ApiKeys(settings.api_keys_file) if settings.api_keys_file else None
         self._rules = load_rules(
             settings.rules_file, settings.rule, settings.num_speculative_tokens
         )
@@ -43,27 +53,43 @@ class Orchestrator:
             )
         admission = Admission.of(settings, lambda: directory.max_sessions)
         self._admission = admission
-        generation = GenerationServicer(directory, admission, settings, self._rules)
+        self._telemetry.collect(lambda: admission_metrics(admission))
+        self._telemetry.collect(lambda: directory_metrics(directory))
+        observer = Observer(self._telemetry)
+        generation = GenerationServicer(directory, admission, settings, self._rules, observer)
         clients = rpc.GrpcServer(
             settings.host,
             settings.port,
             [(generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation)],
             ["flyspec.v1.GenerationService"],
             max_request_bytes=rpc.max_request_bytes(directory.target.info.model.context_length),
+            credentials=self._credentials,
+            interceptors=self._telemetry.interceptors(make_ids=True),
+            checks=self._checks(settings.port_security, Scope.GENERATE),
         )
         admin = AdminServicer(directory, admission, [clients])
         operators = rpc.GrpcServer(
-            settings.host,
+            settings.admin_host or settings.host,
             settings.admin_port,
             [(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin)],
             ["flyspec.v1.AdminService"],
             max_request_bytes=rpc.max_request_bytes(0),
+            credentials=self._admin_credentials,
+            interceptors=self._telemetry.interceptors(make_ids=True),
+            checks=[*self._checks(settings.admin_security, Scope.ADMIN), audit],
         )
         self._servers = [clients, operators]
         for server in self._servers:
             await server.start()
         for server in self._servers:
             await server.set_ready(True)
+
+    def _checks(self, security: PortSecurity, scope: Scope) -> list[rpc.Check]:
+        """What a port checks of every call: names in certificates, API keys."""
+        checks = rpc.checks_of(security)
+        if security.keys and self._keys is not None:
+            checks.append(KeyCheck(self._keys, scope))
+        return checks
 
     @property
     def ports(self) -> tuple[int, int]:
@@ -82,8 +108,10 @@ class Orchestrator:
 
 async def serve(settings: OrchestratorSettings) -> None:
     """Serve until SIGTERM, then drain. Raises `FlyspecError` when it cannot start."""
-    configure_logging("orchestrator", settings.log_level)
-    orchestrator = Orchestrator(settings)
+    configure_logging("orchestrator", settings.log_level, settings.log_format)
+    telemetry = Telemetry("orchestrator", settings)
+    orchestrator = Orchestrator(settings, telemetry)
+    metrics_port = telemetry.listen()
     termination = asyncio.create_task(rpc.wait_for_termination())
     starting = asyncio.create_task(orchestrator.start())
     await asyncio.wait({termination, starting}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +123,11 @@ async def serve(settings: OrchestratorSettings) -> None:
     port, admin_port = orchestrator.ports
     rpc.settle_memory()
     log.info("listening on %s:%d, admin on %d", settings.host, port, admin_port)
-    rpc.announce(settings.ready_fd, {"port": port, "admin_port": admin_port})
+    rpc.announce(
+        settings.ready_fd,
+        {"port": port, "admin_port": admin_port, "metrics_port": metrics_port},
+    )
     await termination
     log.info("draining")
     await orchestrator.stop(settings.drain_grace_s)
+    telemetry.close()

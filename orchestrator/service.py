@@ -15,10 +15,12 @@ from flyspec import rpc, wire
 from flyspec.config import OrchestratorSettings
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from orchestrator import messages
+from orchestrator.access import caller
 from orchestrator.admission import Admission, Visit, deadline_of
-from orchestrator.clients import client_of
+from orchestrator.clients import check_tokens, client_of
 from orchestrator.directory import Directory
 from orchestrator.ledger import Ledger
+from orchestrator.observation import Observation, Observer
 from orchestrator.output import Output
 from orchestrator.plan import make_plan
 from orchestrator.recoveries import Recoveries
@@ -39,8 +41,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         admission: Admission,
         settings: OrchestratorSettings,
         rules: RuleBook,
+        observer: Observer,
     ) -> None:
         self._directory = directory
+        self._observer = observer
         self._admission = admission
         self._settings = settings
         self._rules = rules
@@ -49,11 +53,17 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Any) -> None:
         """One generation, within what there is room for and what its client takes."""
         writer = Writer(context, self._settings.write_timeout_s)
-        async with self._admission.visit(client_of(context), deadline_of(context)) as visit:
-            await self._generate(request, writer, visit)
+        with self._observer.request(context.invocation_metadata()) as observation:
+            client, deadline = client_of(context), deadline_of(context)
+            async with self._admission.visit(client, deadline, caller()) as visit:
+                await self._generate(request, writer, visit, observation)
 
     async def _generate(
-        self, request: generation_pb2.GenerateRequest, writer: Writer, visit: Visit
+        self,
+        request: generation_pb2.GenerateRequest,
+        writer: Writer,
+        visit: Visit,
+        observation: Observation,
     ) -> None:
         """Admitted, started, its rounds written as they end, completed."""
         arrived = time.perf_counter_ns()
@@ -70,24 +80,29 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             plan = await asyncio.to_thread(make_plan, *arguments)
         else:
             plan = make_plan(*arguments)
+        check_tokens(caller(), len(plan.prompt_token_ids) + plan.max_tokens)
         self._directory.drafters.check(plan.drafter)
         output = Output(target.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
         ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
-        recoveries = Recoveries()
+        recoveries = Recoveries(observation.recovered)
+        accounts = ledger.traffic, recoveries, observation.correlation
         async with visit.slot(len(plan.prompt_token_ids) + plan.max_tokens):
             admitted = time.perf_counter_ns()
-            drafting = self._directory.open_drafting(plan, ledger.traffic, recoveries)
-            verifying = self._directory.open_verifying(plan, ledger.traffic, recoveries)
+            drafting = self._directory.open_drafting(plan, *accounts)
+            verifying = self._directory.open_verifying(plan, *accounts)
+            model, drafter = target.info.model.name, drafting.assigned_name
+            observation.admitted(plan, ledger, model, drafter, request.HasField("chat"))
             first_token_ns = 0
             try:
                 await writer.write(
-                    messages.started(plan, target.info.model.name, drafting.assigned_name)
+                    messages.started(plan, model, drafter, observation.request_id)
                 )
                 rounds = Rounds(plan, drafting, verifying, ledger, recoveries)
                 async with contextlib.aclosing(rounds.__aiter__()) as running:  # type: ignore[type-var]
                     async for round_ in running:
                         update = output.apply(round_.commands)
                         ledger.record(round_, update.final)
+                        observation.round(round_, update)
                         visit.used(len(plan.prompt_token_ids) + output.num_final_tokens)
                         if plan.return_rounds:
                             await writer.write(messages.round_(round_))
@@ -112,6 +127,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             round_overhead_p50_ns=ledger.round_overhead_p50_ns,
             queue_ns=admitted - arrived,
         )
+        observation.completed(output, ledger, timings)
         loop_guard_index = rounds.loop_guard_index(output.num_final_tokens)
         await writer.write(
             messages.completion(

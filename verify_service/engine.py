@@ -58,7 +58,10 @@ class PendingRound:
 
 
 class VerifyEngine:
-    """Owns the target model and its slots; `prepare` runs first, in the engine's thread."""
+    """Owns the target model and its slots; `prepare` runs first, in the engine's thread.
+
+    `on_step` is told of every step there: its time in ns, its sessions, its tokens.
+    """
 
     def __init__(
         self,
@@ -67,8 +70,9 @@ class VerifyEngine:
         max_queue: int,
         prepare: Callable[[], None] = lambda: None,
         budget: Budget | None = None,
+        on_step: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
-        self._prepare = prepare
+        self._prepare, self._on_step = prepare, on_step
         self._runner = runner
         self._referee = Referee(tokenizer.eos_token_ids, tokenizer.control_token_ids)
         self._budget = budget or Budget()
@@ -99,6 +103,11 @@ class VerifyEngine:
         return SessionStatus(
             self._active, cache.num_slots, self._opened_total, cache.queries, cache.hits
         )
+
+    @property
+    def waiting(self) -> int:
+        """Rounds that wait for the model, or for the rest of their steps."""
+        return self._inbox.qsize() + len(self._ready)
 
     # --- called on the event loop -----------------------------------------------------------
 
@@ -132,7 +141,7 @@ class VerifyEngine:
 
         `distributions` are those of the drafts, one each or none.
         """
-        if self._inbox.qsize() + len(self._ready) >= self._max_queue:
+        if self.waiting >= self._max_queue:
             raise ResourceExhaustedError(
                 f"{self._max_queue} rounds are waiting for the model; "
                 "retry later or raise --max-queue"
@@ -196,7 +205,10 @@ class VerifyEngine:
             assert pending.pieces is not None
             pending.started_ns = pending.started_ns or started
             steps.append(pending.pieces.take(count))
-        for (pending, _), rows in zip(chosen, self._forward(steps), strict=True):
+        logits = self._forward(steps)
+        elapsed_ns = time.perf_counter_ns() - started
+        self._on_step(elapsed_ns, len(chosen), sum(count for _, count in chosen))
+        for (pending, _), rows in zip(chosen, logits, strict=True):
             if isinstance(rows, Exception):
                 pending.deliver(rows)
             elif pending.pieces is None or pending.pieces.remaining:

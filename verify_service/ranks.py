@@ -290,7 +290,7 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
     place = find_place(settings)
     assert place is not None
-    configure_logging(f"verify[{place.rank}]", settings.log_level)
+    configure_logging(f"verify[{place.rank}]", settings.log_level, settings.log_format)
     try:
         follow(settings, place, parent)
     except FlyspecError as error:

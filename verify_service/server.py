@@ -8,9 +8,10 @@ from flyspec import rpc
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.scheduler import Budget
-from flyspec.telemetry import configure_logging
+from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
+from verify_service.observation import Observer
 from verify_service.ranks import (
     Ranks,
     find_place,
@@ -27,12 +28,13 @@ SERVICE_NAME = "flyspec.v1.VerifyService"
 
 
 def build(
-    settings: VerifySettings, ranks: Ranks | None = None
+    settings: VerifySettings, ranks: Ranks | None = None, observer: Observer | None = None
 ) -> tuple[VerifyEngine, VerifyServicer]:
     """Load and warm up the target, with the other `ranks` if there are any.
 
     Raises `ConfigError`. The engine is not started yet.
     """
+    observer = observer or Observer(Telemetry("verify"))
 
     def prepare() -> None:
         # OpenMP keeps the number of threads per calling thread.
@@ -53,8 +55,9 @@ def build(
             ranks.failed(error)
         raise
     budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
-    engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare, budget)
-    return engine, VerifyServicer(engine, loaded.tokenizer, settings)
+    on_step = observer.engine_metrics.step
+    engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare, budget, on_step)
+    return engine, VerifyServicer(engine, loaded.tokenizer, settings, observer)
 
 
 async def serve(settings: VerifySettings) -> None:
@@ -62,7 +65,7 @@ async def serve(settings: VerifySettings) -> None:
 
     A process that is not rank 0 of its tensor-parallel target follows rank 0 until that ends.
     """
-    configure_logging("verify", settings.log_level)
+    configure_logging("verify", settings.log_level, settings.log_format)
     place = find_place(settings)
     if place is None:
         await _serve(settings, None)
@@ -77,7 +80,13 @@ async def serve(settings: VerifySettings) -> None:
 
 
 async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
-    engine, servicer = build(settings, ranks)
+    security = settings.port_security
+    credentials = security.credentials()
+    telemetry = Telemetry("verify", settings)
+    observer = Observer(telemetry)
+    metrics_port = telemetry.listen()
+    engine, servicer = build(settings, ranks, observer)
+    observer.watch(engine)
     engine.start()
     server = rpc.GrpcServer(
         settings.host,
@@ -86,13 +95,17 @@ async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
         [SERVICE_NAME],
         rpc.max_streams(settings.max_sessions),
         rpc.max_request_bytes(engine.info.context_length),
+        credentials=credentials,
+        interceptors=telemetry.interceptors(),
+        checks=rpc.checks_of(security),
     )
     port = await server.start()
     rpc.settle_memory()
     await server.set_ready(True)
     log.info("listening on %s:%d", settings.host, port)
-    rpc.announce(settings.ready_fd, {"port": port})
+    rpc.announce(settings.ready_fd, {"port": port, "metrics_port": metrics_port})
     await rpc.wait_for_termination()
     log.info("draining")
     await server.stop(settings.drain_grace_s)
     engine.stop()
+    telemetry.close()

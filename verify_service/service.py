@@ -8,6 +8,7 @@ from flyspec import process, rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.malformed import REQUEST_TIMEOUT_S
+from flyspec.telemetry import Telemetry
 from flyspec.types import (
     DraftDistributions,
     TokenDistribution,
@@ -20,6 +21,7 @@ from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.validation import RULE_PRESETS
 from verify_service.checks import RoundInbox, check_lengths
 from verify_service.engine import VerifyEngine
+from verify_service.observation import Observer
 from verify_service.sessions import Session
 
 
@@ -27,9 +29,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     """`VerifyService` over an engine."""
 
     def __init__(
-        self, engine: VerifyEngine, tokenizer: TokenizerBundle, settings: VerifySettings
+        self,
+        engine: VerifyEngine,
+        tokenizer: TokenizerBundle,
+        settings: VerifySettings,
+        observer: Observer | None = None,
     ) -> None:
         self._engine = engine
+        self._observer = observer or Observer(Telemetry("verify"))
         self._tokenizer_messages = wire.tokenizer_to_protos(tokenizer)
         self._settings = settings
 
@@ -61,8 +68,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         session = self._engine.open(await self._first(context))
         inbox = RoundInbox(self._engine.info, self._settings)
         try:
-            while (request := await self._next(context, inbox)) is not None:
-                await self._answer(session, *request, context)
+            with self._observer.session(session):
+                while (request := await self._next(context, inbox)) is not None:
+                    await self._answer(session, *request, context)
         finally:
             self._engine.close(session)
 
@@ -74,15 +82,17 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         context: Any,
     ) -> None:
         """Queue a round and write its verdicts as they come."""
-        answers = self._engine.submit(session, round_, distributions)
-        while True:
-            answer = await answers.get()
-            if isinstance(answer, Exception):
-                raise answer
-            message = wire.round_verdict_to_proto(answer)
-            await rpc.write(context, message, self._settings.idle_timeout_s)
-            if answer.last:
-                return
+        with self._observer.round(session, round_) as verdicts:
+            answers = self._engine.submit(session, round_, distributions)
+            while True:
+                answer = await answers.get()
+                if isinstance(answer, Exception):
+                    raise answer
+                verdicts.append(answer)
+                message = wire.round_verdict_to_proto(answer)
+                await rpc.write(context, message, self._settings.idle_timeout_s)
+                if answer.last:
+                    return
 
     async def _first(self, context: Any) -> VerifyOpen:
         timeout_s = min(REQUEST_TIMEOUT_S, self._settings.idle_timeout_s)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flyspec import wire
+from flyspec import rpc, wire
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
@@ -20,6 +20,7 @@ from flyspec.types import (
 )
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from orchestrator.attempt import DESCRIBE_TIMEOUT_S, Attempt, read, write
+from orchestrator.correlation import UNKNOWN, Correlation
 from orchestrator.upstreams.connection import Upstream
 from orchestrator.upstreams.traffic import Traffic
 
@@ -29,6 +30,7 @@ class Proposal:
     """Tokens that a drafter guesses will follow; possibly none.
 
     `distributions` has one a token where the rule needs them; `drafter` is the name of who made it.
+    It was there at `arrived_ns`, as `perf_counter_ns` counts; 0 if nobody was asked.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -36,13 +38,14 @@ class Proposal:
     timings: DraftTimings = field(default_factory=DraftTimings)
     distributions: list[TokenDistribution] = field(default_factory=list)
     drafter: str = ""
+    arrived_ns: int = 0
 
 
 class DraftUpstream(Upstream):
     """The draft service at an address; `timeout_s` is for one proposal."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
-        super().__init__(address, timeout_s, draft_pb2_grpc.DraftServiceStub)
+    def __init__(self, address: str, timeout_s: float, link: rpc.Link | None = None) -> None:
+        super().__init__(address, timeout_s, draft_pb2_grpc.DraftServiceStub, link)
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> DraftServiceInfo:
         """What it drafts with. Raises `UnavailableError` when it does not answer."""
@@ -63,10 +66,16 @@ class DraftSession:
     The first error ends it: what then is `Drafting`'s business.
     """
 
-    def __init__(self, upstream: DraftUpstream, open_: DraftOpen, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        upstream: DraftUpstream,
+        open_: DraftOpen,
+        traffic: Traffic,
+        correlation: Correlation = UNKNOWN,
+    ) -> None:
         self._upstream = upstream
         self._open = open_
-        self._traffic = traffic
+        self._traffic, self._correlation = traffic, correlation
         self._call: Any = None
         self._synced = 0  # tokens on which the service's sequence and ours agree
         self._held = 0  # tokens that the service holds and that may stand, its proposal included
@@ -97,12 +106,13 @@ class DraftSession:
     async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
         tokens = sequence.tokens
         if self._call is None:
-            self._call = self._upstream.stub.Draft()
+            self._call = self._upstream.stub.Draft(metadata=self._correlation.metadata)
             open_ = replace(self._open, token_ids=tokens)
             await write(self._call, wire.draft_open_to_proto(open_))
             self._synced = len(tokens)
+        traceparent = self._correlation.waits_for("draft", round_id)
         advance = wire.draft_advance_to_proto(
-            DraftAdvance(round_id, self._synced, tokens[self._synced :], max_tokens)
+            DraftAdvance(round_id, self._synced, tokens[self._synced :], max_tokens, traceparent)
         )
         self._traffic.count(advance)
         await write(self._call, advance)

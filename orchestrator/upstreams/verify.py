@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from flyspec import wire
+from flyspec import rpc, wire
 from flyspec.errors import FlyspecError, ResourceExhaustedError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
@@ -27,6 +27,7 @@ from flyspec.types import (
 )
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from orchestrator.attempt import DESCRIBE_TIMEOUT_S, RETRIED, Attempt, level_of, read, write
+from orchestrator.correlation import UNKNOWN, Correlation
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.recoveries import Recoveries
 from orchestrator.upstreams.connection import Upstream
@@ -43,8 +44,8 @@ DISTRIBUTIONS_PIECE_BYTES = 1 << 20
 class VerifyUpstream(Upstream):
     """The verify service at an address; `timeout_s` is for one answer."""
 
-    def __init__(self, address: str, timeout_s: float) -> None:
-        super().__init__(address, timeout_s, verify_pb2_grpc.VerifyServiceStub)
+    def __init__(self, address: str, timeout_s: float, link: rpc.Link | None = None) -> None:
+        super().__init__(address, timeout_s, verify_pb2_grpc.VerifyServiceStub, link)
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> VerifyServiceInfo:
         """What it verifies with. Raises `UnavailableError` when it does not answer."""
@@ -76,10 +77,12 @@ class VerifySession:
         recoveries: Recoveries,
         reopen_timeout_s: float,
         weight: int = 1,
+        correlation: Correlation = UNKNOWN,
     ) -> None:
         self._targets = targets
         self._open = open_
         self._traffic, self._recoveries = traffic, recoveries
+        self._correlation = correlation
         self._reopen_timeout_s, self._weight = reopen_timeout_s, weight
         self._replica: Replica[VerifyUpstream] | None = None
         self._avoided: list[Replica[VerifyUpstream]] = []  # full when they were tried last
@@ -207,7 +210,7 @@ class VerifySession:
         replica = self._replica
         async with self._attempt(replica):
             if self._call is None:
-                self._call = replica.service.stub.Verify()
+                self._call = replica.service.stub.Verify(metadata=self._correlation.metadata)
                 open_ = replace(self._open, token_ids=tokens)
                 await write(self._call, wire.verify_open_to_proto(open_))
                 self._synced = len(tokens)
@@ -221,6 +224,7 @@ class VerifySession:
                     keep_length=self._synced,
                     append_token_ids=tokens[self._synced :],
                     prefix_hash=sequence.hash,
+                    traceparent=self._correlation.waits_for("verify", round_.round_id),
                 )
             )
             self._traffic.count(message)

@@ -115,7 +115,7 @@ class FakeDraft(_Service):
     def __init__(self, world: World, offer: Offer) -> None:
         super().__init__()
         self.world, self.offer = world, offer
-        self.stub = SimpleNamespace(Draft=lambda: _DraftCall(self))
+        self.stub = SimpleNamespace(Draft=lambda metadata=(): _DraftCall(self))
 
 
 class _DraftCall(_Call):
@@ -164,7 +164,7 @@ class FakeVerify(_Service):
         self.world, self.window_size = world, window_size
         self.rounds: dict[int, VerifyRound] = {}
         self.distributions: dict[int, list[TokenDistribution]] = {}
-        self.stub = SimpleNamespace(Verify=lambda: _VerifyCall(self))
+        self.stub = SimpleNamespace(Verify=lambda metadata=(): _VerifyCall(self))
 
 
 class _VerifyCall(_Call):

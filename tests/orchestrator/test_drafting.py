@@ -29,7 +29,7 @@ class Draft(FakeDraft):
         self.fails = ""
         make = self.stub.Draft
 
-        def call():
+        def call(metadata=()):
             stream = make()
             write, answer = stream.write, stream.answer
 

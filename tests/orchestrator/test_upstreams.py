@@ -119,7 +119,7 @@ async def test_a_drafter_that_sends_no_distributions_is_given_up():
     fakes = Fakes(world, plan_of(distribution=FULL, max_tokens=20), TOKENIZER)
     forgetful = fakes.draft.stub.Draft
 
-    def without_distributions():
+    def without_distributions(metadata=()):
         call = forgetful()
         answer = call.answer
 
@@ -190,7 +190,7 @@ async def test_bytes_are_those_of_the_messages():
 
         for service, name in ((fakes.draft, "Draft"), (fakes.verify, "Verify")):
             make = getattr(service.stub, name)
-            setattr(service.stub, name, lambda make=make, watch=watch: watch(make))
+            setattr(service.stub, name, lambda metadata=(), make=make, watch=watch: watch(make))
         async for _ in fakes.run():
             pass
         traffic = fakes.ledger.traffic

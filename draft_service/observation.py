@@ -1,0 +1,87 @@
+"""What the draft service tells of its proposals: metrics, and a span for each that is traced."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import Counter, Histogram
+
+from draft_service.sessions import Session, Sessions
+from flyspec.telemetry import Telemetry, fields
+from flyspec.telemetry.metrics import STEP_SECONDS, EngineMetrics, session_metrics
+from flyspec.types import DraftAdvance, DraftChunk
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """Of all proposals of a draft service. `engine_metrics` are for its engine."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        registry = telemetry.registry
+        self.engine_metrics = EngineMetrics(registry, "draft")
+        self._queue_seconds = Histogram(
+            "flyspec_draft_queue_seconds",
+            "From a proposal's request to its first step.",
+            ["drafter"],
+            registry=registry,
+            buckets=STEP_SECONDS,
+        )
+        self._proposal_seconds = Histogram(
+            "flyspec_draft_proposal_seconds",
+            "From a proposal's request to its last token.",
+            ["drafter"],
+            registry=registry,
+            buckets=STEP_SECONDS,
+        )
+        self._tokens = Counter(
+            "flyspec_draft_tokens", "Tokens proposed.", ["drafter"], registry=registry
+        )
+
+    def watch(self, sessions: Sessions) -> None:
+        """Tell of the sessions whenever Prometheus asks."""
+        self._telemetry.collect(lambda: session_metrics("draft", sessions.describe().sessions))
+
+    @contextmanager
+    def session(self, session: Session) -> Iterator[None]:
+        """A session, from its opening to its end."""
+        began_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            log.debug(
+                "session ended",
+                extra=fields(
+                    drafter=session.drafter_name,
+                    total_ms=round((time.perf_counter_ns() - began_ns) / 1e6, 1),
+                ),
+            )
+
+    def proposed(
+        self, session: Session, advance: DraftAdvance, began_ns: int, last: DraftChunk
+    ) -> None:
+        """A proposal has been sent; `last` is its last chunk."""
+        name, timings = session.drafter_name, last.timings
+        num_tokens = last.start_position + len(last.token_ids) - last.keep_length - 1
+        self._queue_seconds.labels(name).observe(timings.queue_ns / 1e9)
+        self._proposal_seconds.labels(name).observe(timings.service_ns / 1e9)
+        self._tokens.labels(name).inc(num_tokens)
+        if advance.traceparent:
+            self._telemetry.traces.add(
+                "propose",
+                "SERVER",
+                advance.traceparent,
+                began_ns,
+                time.perf_counter_ns(),
+                {
+                    "flyspec.round_id": advance.round_id,
+                    "flyspec.drafter": name,
+                    "flyspec.num_draft_tokens": num_tokens,
+                    "flyspec.queue_s": timings.queue_ns / 1e9,
+                    "flyspec.model_s": timings.model_ns / 1e9,
+                },
+            )

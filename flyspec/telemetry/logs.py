@@ -1,0 +1,72 @@
+"""Logging of the services: one line an event, to standard error, as text or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from flyspec.telemetry.request_ids import request_id
+
+LogFormat = Literal["text", "json"]
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people: time, service, level, message, then fields as `name=value`."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__(f"%(asctime)s {service} %(levelname)s %(message)s", "%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """The line without a traceback."""
+        line = super().formatMessage(record)
+        return " ".join([line, *(f"{name}={value}" for name, value in _fields(record).items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """A line for machines: one JSON object, tracebacks inside it."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The object: time (RFC 3339, UTC), level, service, logger, message, and the fields."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The request's id, if the line belongs to one, and what was logged as `extra=fields(...)`."""
+    found: dict[str, Any] = {}
+    if identifier := request_id():
+        found["request_id"] = identifier
+    found.update(getattr(record, "fields", {}))
+    return found
+
+
+def fields(**values: Any) -> dict[str, Any]:
+    """The `extra` of a log call that adds named values to its line."""
+    return {"fields": values}
+
+
+def configure_logging(service: str, level: str, log_format: LogFormat = "text") -> None:
+    """Send this process's log to standard error, each line with the service's name."""
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = JsonFormatter if log_format == "json" else TextFormatter
+    handler.setFormatter(formatter(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # A warning of a library is a line like any other.
+    logging.captureWarnings(log_format == "json")

@@ -1,0 +1,142 @@
+"""Metrics that more than one service has, and how those are collected that live on an event loop.
+
+Names begin with `flyspec_`; docs/observability.md has all of them. Labels are bounded: no name that
+a client chose becomes one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+import grpc
+from prometheus_client import CollectorRegistry, GCCollector, Histogram, Info, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from flyspec.types import SessionStatus
+
+STEP_SECONDS = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
+    0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
+)  # fmt: skip
+"""Buckets for parts of a round: half a millisecond on a GPU, a minute of a long prompt on a CPU."""
+REQUEST_SECONDS = (
+    0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0,
+    320.0, 640.0,
+)  # fmt: skip
+"""Buckets for what a client waits for."""
+SESSIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+SCRAPE_WAIT_S = 5.0
+"""An event loop that does not come round for so long fails the scrape, which then says `up` 0."""
+
+
+def flyspec_version() -> str:
+    """The version that is installed."""
+    try:
+        return version("flyspec")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def new_registry(service: str) -> CollectorRegistry:
+    """A registry with what every process has: its memory, CPU time, collections, its build."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    build = Info("flyspec_build", "What runs here.", registry=registry)
+    build.info(
+        {
+            "service": service,
+            "version": flyspec_version(),
+            "grpc": grpc.__version__,
+            "python": platform.python_version(),
+        }
+    )
+    return registry
+
+
+class OnLoop(Collector):
+    """Collects on the event loop that was running when it was made.
+
+    What it reads belongs to that loop; Prometheus asks in another thread.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[Metric]]) -> None:
+        self._read = read
+        self._loop = asyncio.get_running_loop()
+
+    def collect(self) -> Iterable[Metric]:
+        """What `read` gives. Raises `TimeoutError` when the loop does not come round."""
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:
+            return list(self._read())
+        return asyncio.run_coroutine_threadsafe(self._collect(), self._loop).result(SCRAPE_WAIT_S)
+
+    async def _collect(self) -> list[Metric]:
+        return list(self._read())
+
+
+class EngineMetrics:
+    """Steps of a service's model: how long, over how many sessions, of how many tokens."""
+
+    def __init__(self, registry: CollectorRegistry, service: str) -> None:
+        prefix = f"flyspec_{service}"
+        self._seconds = Histogram(
+            f"{prefix}_step_seconds",
+            "Time of one step of the model over all sessions in it.",
+            registry=registry,
+            buckets=STEP_SECONDS,
+        )
+        self._sessions = Histogram(
+            f"{prefix}_step_sessions",
+            "Sessions that shared a step.",
+            registry=registry,
+            buckets=SESSIONS,
+        )
+        self._tokens = Histogram(
+            f"{prefix}_step_tokens",
+            "Tokens that went through the model in a step.",
+            registry=registry,
+            buckets=TOKENS,
+        )
+
+    def step(self, elapsed_ns: int, num_sessions: int, num_tokens: int) -> None:
+        """A step has been run; called in the engine's thread."""
+        self._seconds.observe(elapsed_ns / 1e9)
+        self._sessions.observe(num_sessions)
+        self._tokens.observe(num_tokens)
+
+
+def session_metrics(service: str, status: SessionStatus) -> Iterable[Metric]:
+    """Sessions that a service holds, and what its cache was asked for."""
+    prefix = f"flyspec_{service}"
+    yield gauge(f"{prefix}_sessions", "Sessions open now.", status.active)
+    yield gauge(f"{prefix}_sessions_limit", "Sessions that can be open at once.", status.limit)
+    yield counter(f"{prefix}_sessions_opened", "Sessions opened.", status.opened_total)
+    yield counter(
+        f"{prefix}_prefix_cache_queries",
+        "Tokens of sequences that were looked for in the KV cache.",
+        status.prefix_cache_queries,
+    )
+    yield counter(
+        f"{prefix}_prefix_cache_hits",
+        "Tokens that were found there and not computed again.",
+        status.prefix_cache_hits,
+    )
+
+
+def gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    """A gauge without labels."""
+    return GaugeMetricFamily(name, documentation, value=value)
+
+
+def counter(name: str, documentation: str, value: float) -> CounterMetricFamily:
+    """A counter without labels; its name gets `_total`."""
+    return CounterMetricFamily(name, documentation, value=value)

@@ -1,0 +1,73 @@
+"""What one service tells of itself, put together: its registry, metrics port, calls, traces."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import grpc
+from prometheus_client.core import Metric
+
+from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.telemetry.calls import CallMetrics, Calls
+from flyspec.telemetry.metrics import OnLoop, new_registry
+from flyspec.telemetry.port import MetricsPort
+from flyspec.telemetry.traces import Traces
+
+log = logging.getLogger(__name__)
+
+Settings = OrchestratorSettings | DraftSettings | VerifySettings
+
+DEFAULT_PORTS = {"orchestrator": 9464, "draft": 9465, "verify": 9466}
+NO_PORT = -1
+
+
+class Telemetry:
+    """Of a service: `orchestrator`, `draft` or `verify`. Raises `ConfigError`.
+
+    The registry is its own, so that several services can live in one process. Without settings it
+    keeps its metrics to itself, and traces nothing.
+    """
+
+    def __init__(self, service: str, settings: Settings | None = None) -> None:
+        self.service = service
+        self._settings = settings
+        self.registry = new_registry(service)
+        self.calls = CallMetrics(self.registry)
+        self.traces = Traces(service)
+        if settings is not None:
+            self.traces = Traces(
+                service,
+                settings.otlp_traces_endpoint,
+                settings.traces_file,
+                settings.traces_sample_ratio,
+            )
+        self._port: MetricsPort | None = None
+
+    def interceptors(self, make_ids: bool = False) -> list[grpc.aio.ServerInterceptor]:
+        """Of a server of this service; with `make_ids`, requests come in there."""
+        return [Calls(self.calls, make_ids)]
+
+    def collect(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """Metrics that are read on this event loop whenever Prometheus asks."""
+        self.registry.register(OnLoop(read))
+
+    def listen(self) -> int | None:
+        """Open the metrics port; its number, None if there is to be none. Raises `ConfigError`."""
+        settings = self._settings
+        if settings is None:
+            return None
+        port = settings.metrics_port
+        if port is None:
+            port = DEFAULT_PORTS[self.service] if settings.port else 0
+        if port == NO_PORT:
+            return None
+        self._port = MetricsPort(settings.port_security, port, self.registry)
+        log.info("metrics at %s:%d", settings.host, self._port.port)
+        return self._port.port
+
+    def close(self) -> None:
+        """Close the port and send the spans that wait."""
+        if self._port is not None:
+            self._port.close()
+        self.traces.close()

@@ -1,0 +1,201 @@
+"""OpenTelemetry traces. Without somewhere to send spans nothing of OpenTelemetry is imported.
+
+A session's stream lives for many rounds, so the span of a round is not that of a call: every round
+message carries a `traceparent` (W3C), and the span that a service makes for the round hangs below
+it. Spans are made when they end, with the times that were taken anyway; the id of one that is the
+parent of another service's span is chosen before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flyspec.errors import ConfigError
+from flyspec.telemetry.metrics import flyspec_version
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+TRACEPARENT_KEY = "traceparent"
+TRACEPARENT_CHARACTERS = 55
+MAX_WAITING_SPANS = 16_384
+"""Spans that wait to be sent; more are dropped, and the SDK says so."""
+
+Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
+
+
+class Traces:
+    """Where a service's spans go. `endpoint` takes OTLP, `file` gets a line of JSON a span.
+
+    `sample_ratio` is the share of the traces that begin here which is kept; of a trace that began
+    elsewhere its `traceparent` says. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self, service: str, endpoint: str = "", file: str = "", sample_ratio: float = 1.0
+    ) -> None:
+        self._provider: Any = None
+        if not endpoint and not file:
+            return
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+            from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        except ImportError as error:  # pragma: no cover - a dependency
+            raise ConfigError(f"traces need opentelemetry-sdk ({error})") from error
+        self._ids = _make_ids()
+        resource = {
+            "service.namespace": "flyspec",
+            "service.name": f"flyspec-{service}",
+            "service.version": flyspec_version(),
+        }
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
+            resource=Resource.create(resource),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        exporters: list[SpanExporter] = []
+        self._out: Any = None
+        if endpoint:
+            exporters.append(_otlp_exporter(endpoint))
+        if file:
+            try:
+                self._out = open(file, "a", encoding="utf-8")  # noqa: SIM115 - closed in `close`
+            except OSError as error:
+                raise ConfigError(
+                    f"--traces-file {file}: cannot be written: {error.strerror}"
+                ) from None
+            exporters.append(
+                ConsoleSpanExporter(
+                    out=self._out, formatter=lambda span: f"{span.to_json(indent=None)}\n"
+                )
+            )
+        for exporter in exporters:
+            self._provider.add_span_processor(
+                BatchSpanProcessor(exporter, max_queue_size=MAX_WAITING_SPANS)
+            )
+        self._tracer = self._provider.get_tracer("flyspec", flyspec_version())
+
+    @property
+    def enabled(self) -> bool:
+        """Whether spans go anywhere."""
+        return self._provider is not None
+
+    def begin(self, traceparent: str, started_ns: int) -> Span | None:
+        """The first span of a request here; None if its trace is not kept.
+
+        `traceparent` is the client's, empty for none. Times are those of `perf_counter_ns`. The
+        name and the rest are filled in before it ends.
+        """
+        if not self.enabled:
+            return None
+        from opentelemetry.trace import SpanKind
+
+        span = self._tracer.start_span(
+            "request",
+            context=_context_of(traceparent),
+            kind=SpanKind.SERVER,
+            start_time=wall_ns(started_ns),
+        )
+        return span if span.is_recording() else None
+
+    def add(
+        self,
+        name: str,
+        kind: str,
+        parent: str,
+        began_ns: int,
+        ended_ns: int,
+        attributes: Attributes,
+        span_id: int | None = None,
+    ) -> str:
+        """A span below `parent`, a traceparent; its own traceparent.
+
+        Nothing if there is no parent, or its trace is not kept. `kind` is the name of a SpanKind.
+        `span_id` is one of `new_span_id` that was given away before.
+        """
+        if not self.enabled or len(parent) != TRACEPARENT_CHARACTERS:
+            return ""
+        from opentelemetry.trace import SpanKind
+
+        context = _context_of(parent)
+        if context is None:
+            return ""
+        self._ids.chosen = span_id
+        span = self._tracer.start_span(
+            name,
+            context=context,
+            kind=SpanKind[kind],
+            attributes=attributes,
+            start_time=wall_ns(began_ns),
+        )
+        self._ids.chosen = None
+        span.end(wall_ns(ended_ns))
+        return traceparent_of(span.get_span_context().trace_id, span.get_span_context().span_id)
+
+    def new_span_id(self) -> int:
+        """An id for a span that will be made later."""
+        identifier: int = self._ids.generate_span_id()
+        return identifier
+
+    def close(self) -> None:
+        """Send what waits."""
+        if self._provider is not None:
+            self._provider.shutdown()
+            if self._out is not None:
+                self._out.close()
+
+
+def traceparent_of(trace_id: int, span_id: int) -> str:
+    """The W3C header that names a span of a trace that is kept."""
+    return f"00-{trace_id:032x}-{span_id:016x}-01"
+
+
+def wall_ns(perf_counter_ns: int) -> int:
+    """A time of `perf_counter_ns` as nanoseconds since 1970."""
+    return time.time_ns() - time.perf_counter_ns() + perf_counter_ns
+
+
+def _context_of(traceparent: str) -> Context | None:
+    """The context that a traceparent names; None for none, or one that cannot be read."""
+    from opentelemetry.trace import get_current_span
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    if not traceparent:
+        return None
+    context = TraceContextTextMapPropagator().extract({TRACEPARENT_KEY: traceparent})
+    return context if get_current_span(context).get_span_context().is_valid else None
+
+
+def _make_ids() -> Any:
+    """Random ids, unless the next span's was given away before the span was made."""
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+
+    class Ids(RandomIdGenerator):
+        chosen: int | None = None
+
+        def generate_span_id(self) -> int:
+            return self.chosen if self.chosen is not None else super().generate_span_id()
+
+    return Ids()
+
+
+def _otlp_exporter(endpoint: str) -> SpanExporter:
+    """Sends spans by OTLP over gRPC; its TLS and headers are set by the OTEL_EXPORTER_* variables.
+
+    An `http://` endpoint is in the clear.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint {endpoint}: needs an exporter ({error}); "
+            "pip install 'flyspec[otlp]', or write spans to --traces-file"
+        ) from error
+    return OTLPSpanExporter(endpoint=endpoint)

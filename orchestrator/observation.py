@@ -1,0 +1,215 @@
+"""What is told of one request: metrics, its trace, a line of log when it ends.
+
+`service` says what happens, in four places; everything else comes from values that it has anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from flyspec import rpc
+from flyspec.errors import FlyspecError
+from flyspec.telemetry import Telemetry, fields, new_request_id, request_id
+from flyspec.telemetry.traces import TRACEPARENT_KEY, Attributes
+from flyspec.v1 import generation_pb2
+from orchestrator.correlation import Correlation
+from orchestrator.ledger import Ledger, Round
+from orchestrator.metrics import GenerationMetrics, RoundCounter
+from orchestrator.output import Output, Update
+from orchestrator.plan import GenerationPlan
+from orchestrator.recoveries import Recovery
+from orchestrator.tracing import GenerationTrace, Identified
+
+log = logging.getLogger(__name__)
+
+SHED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
+"""Statuses of which there are many under overload: their lines are for debugging."""
+
+
+class Observer:
+    """Of all requests of an orchestrator."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._traces = telemetry.traces
+        self.metrics = GenerationMetrics(telemetry.registry)
+        telemetry.collect(self.metrics.collect)
+
+    @contextmanager
+    def request(self, metadata: Any) -> Iterator[Observation]:
+        """A request, from its arrival to its end; `metadata` is its call's."""
+        traceparent = ""
+        if self._traces.enabled:
+            traceparent = next((str(v) for k, v in metadata or () if k == TRACEPARENT_KEY), "")
+        observation = Observation(self, traceparent)
+        status = "OK"
+        try:
+            yield observation
+        except BaseException as error:
+            status = _status_of(error)
+            raise
+        finally:
+            observation.end(status)
+
+    def begin_trace(
+        self, identifier: str, traceparent: str, arrived_ns: int
+    ) -> GenerationTrace | None:
+        """The request's trace, if it is kept."""
+        span = self._traces.begin(traceparent, arrived_ns)
+        return None if span is None else GenerationTrace(self._traces, span, identifier)
+
+
+class Observation:
+    """Of one request. `correlation` is what the services are told of it."""
+
+    def __init__(self, observer: Observer, traceparent: str) -> None:
+        self.request_id = request_id() or new_request_id()
+        self._metrics = observer.metrics
+        self._arrived_ns = time.perf_counter_ns()
+        self._trace = observer.begin_trace(self.request_id, traceparent, self._arrived_ns)
+        self._finish_reason = ""
+        self._name = "request"
+        self._facts: dict[str, Any] = {}
+        self._counter: RoundCounter | None = None
+
+    @property
+    def correlation(self) -> Correlation:
+        """What goes with the request's messages to the services."""
+        return self._trace or Identified(self.request_id)
+
+    def admitted(
+        self, plan: GenerationPlan, ledger: Ledger, model: str, drafter: str, is_chat: bool
+    ) -> None:
+        """It runs, as planned; `drafter` is the one that it was assigned."""
+        now = time.perf_counter_ns()
+        metrics = self._metrics
+        metrics.queue_seconds.observe((now - self._arrived_ns) / 1e9)
+        metrics.prompt_tokens.inc(len(plan.prompt_token_ids))
+        self._labels = metrics.label(drafter if plan.num_speculative_tokens else ""), plan.rule.name
+        self._counter = RoundCounter(metrics, plan.rule.name, ledger)
+        operation = "chat" if is_chat else "text_completion"
+        self._name = f"{operation} {model}"
+        self._facts.update(
+            rule=plan.rule.name, drafter=drafter, prompt_tokens=len(plan.prompt_token_ids)
+        )
+        if self._trace is not None:
+            self._trace.admitted(self._arrived_ns, now)
+            self._trace.describe(_of_plan(plan, operation, model, drafter))
+
+    def round(self, round_: Round, update: Update) -> None:
+        """A round has been recorded in the ledger."""
+        assert self._counter is not None
+        self._counter.count(round_, update.final)
+        if self._trace is not None:
+            self._trace.round(round_, len(update.final))
+
+    def recovered(self, recovery: Recovery) -> None:
+        """Something went wrong and was made good."""
+        kind = recovery.kind.name.lower()
+        self._metrics.recoveries.labels(kind).inc()
+        self._metrics.recovery_seconds.labels(kind).observe(recovery.delay_ns / 1e9)
+        if self._trace is not None:
+            self._trace.event(
+                "recovery",
+                {
+                    "flyspec.recovery.kind": kind,
+                    "flyspec.recovery.delay_s": recovery.delay_ns / 1e9,
+                    "flyspec.recovery.successor": recovery.successor,
+                    "flyspec.recovery.reason": recovery.reason,
+                },
+            )
+
+    def completed(
+        self, output: Output, ledger: Ledger, timings: generation_pb2.GenerationTimings
+    ) -> None:
+        """Its output is complete."""
+        assert self._counter is not None
+        assert output.finish_reason is not None
+        self._counter.finish()
+        self._finish_reason = output.finish_reason.name.lower()
+        metrics, labels = self._metrics, self._labels
+        total_s, first_s = timings.total_ns / 1e9, timings.time_to_first_token_ns / 1e9
+        metrics.first_token_seconds.labels(*labels).observe(first_s)
+        metrics.request_seconds.labels(*labels).observe(total_s)
+        following = output.num_final_tokens - 1
+        if following > 0:
+            metrics.token_seconds.labels(*labels).observe((total_s - first_s) / following)
+        self._facts.update(
+            finish_reason=self._finish_reason,
+            output_tokens=output.num_final_tokens,
+            rounds=ledger.num_rounds,
+            accepted=ledger.num_accepted_draft_tokens,
+            loose=ledger.num_loose_tokens,
+            first_token_ms=round(1e3 * first_s, 1),
+        )
+        if self._trace is not None:
+            self._trace.describe(_of_output(output, ledger, first_s, timings.queue_ns / 1e9))
+
+    def end(self, status: str) -> None:
+        """It is over."""
+        ended_ns = time.perf_counter_ns()
+        self._metrics.requests.labels(status, self._finish_reason).inc()
+        if self._trace is not None:
+            error = "" if status == "OK" else status
+            self._trace.end(self._name, ended_ns, error)
+        total_ms = round((ended_ns - self._arrived_ns) / 1e6, 1)
+        log.log(
+            logging.DEBUG if status in SHED else logging.INFO,
+            "request ended",
+            extra=fields(status=status, **self._facts, total_ms=total_ms),
+        )
+
+
+def _status_of(error: BaseException) -> str:
+    """The name of the gRPC status that a request which meets this ends with (`rpc.handler`)."""
+    if isinstance(error, FlyspecError):
+        return error.status
+    if isinstance(error, asyncio.CancelledError | grpc.aio.InternalError):
+        return "CANCELLED"  # its client has gone, or its server ends
+    return "CANCELLED" if type(error).__name__ == rpc.SERVER_STOPPED else "INTERNAL"
+
+
+def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> Attributes:
+    """What a request's span tells from its beginning, by OpenTelemetry's names where there are."""
+    sampling = plan.sampling
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "flyspec",
+        "gen_ai.request.model": model,
+        "gen_ai.request.max_tokens": plan.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.top_k": sampling.top_k,
+        "gen_ai.request.presence_penalty": sampling.presence_penalty,
+        "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
+        "gen_ai.request.stream": True,
+        "gen_ai.response.model": model,
+        "gen_ai.usage.input_tokens": len(plan.prompt_token_ids),
+        "flyspec.rule": plan.rule.name,
+        "flyspec.drafter": drafter,
+        "flyspec.num_speculative_tokens": plan.num_speculative_tokens,
+    }
+
+
+def _of_output(output: Output, ledger: Ledger, first_s: float, queue_s: float) -> Attributes:
+    """What it tells at its end."""
+    assert output.finish_reason is not None
+    return {
+        "gen_ai.response.finish_reasons": [output.finish_reason.name.lower()],
+        "gen_ai.usage.output_tokens": output.num_final_tokens,
+        "flyspec.queue_s": queue_s,
+        "flyspec.time_to_first_token_s": first_s,
+        "flyspec.num_rounds": ledger.num_rounds,
+        "flyspec.num_spec_steps": ledger.num_spec_steps,
+        "flyspec.num_draft_tokens": ledger.num_draft_tokens,
+        "flyspec.num_accepted_draft_tokens": ledger.num_accepted_draft_tokens,
+        "flyspec.num_loose_tokens": ledger.num_loose_tokens,
+        "flyspec.loose_cost_nats": ledger.loose_cost_nats,
+        "flyspec.num_rollbacks": ledger.num_rollbacks,
+    }

@@ -1,0 +1,136 @@
+"""How things stand, as metrics: admission, the drafters, the services.
+
+Read when Prometheus asks, and from where `AdminService` reads it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from flyspec.telemetry.metrics import gauge
+from flyspec.types import BreakerState, DrafterState
+from orchestrator.admission import REFUSALS, Admission
+from orchestrator.directory import Directory
+from orchestrator.fleet.drafter import Drafter
+from orchestrator.fleet.replicas import Pool
+
+_DRAFTER_COUNTERS = (
+    ("generations", "Generations that were given to a drafter.", "generations_total", 1.0),
+    (
+        "failures",
+        "Proposals that a drafter did not make: lost, too late, nonsense.",
+        "failures_total",
+        1.0,
+    ),
+    (
+        "emitted_tokens",
+        "Tokens that came of rounds that a drafter drafted for.",
+        "num_emitted_tokens",
+        1.0,
+    ),
+    ("round_seconds", "Time of those rounds.", "round_ns_total", 1e-9),
+    ("proposal_seconds", "Time that generations waited for proposals.", "proposal_ns_total", 1e-9),
+)
+
+
+def admission_metrics(admission: Admission) -> Iterator[Metric]:
+    """Who runs, who waits, who was refused."""
+    yield gauge("flyspec_generations_active", "Generations that run.", admission.active)
+    yield gauge("flyspec_generations_waiting", "Generations that wait.", admission.waiting)
+    yield gauge("flyspec_generation_slots", "Generations that may run at once.", admission.slots)
+    yield gauge(
+        "flyspec_outstanding_tokens",
+        "Tokens that the generations that run may still read and write.",
+        admission.outstanding_tokens,
+    )
+    yield gauge("flyspec_draining", "1 while nothing new is let in.", admission.draining)
+    refusals = CounterMetricFamily(
+        "flyspec_requests_refused", "Requests that were not let in, by reason.", labels=["reason"]
+    )
+    for reason in REFUSALS:
+        refusals.add_metric([reason], admission.refusals[reason])
+    yield refusals
+
+
+def directory_metrics(directory: Directory) -> Iterator[Metric]:
+    """The drafters, and the replicas of all services."""
+    drafters = directory.drafters.all
+    yield from _drafter_metrics(drafters)
+    pools: dict[int, tuple[str, Pool[Any]]] = {}
+    for drafter in drafters:
+        if drafter.pool is not None:
+            pools.setdefault(id(drafter.pool), ("draft", drafter.pool))
+    yield from _replica_metrics([("verify", directory.targets), *pools.values()])
+
+
+def _drafter_metrics(drafters: list[Drafter]) -> Iterator[Metric]:
+    for name, documentation, attribute, factor in _DRAFTER_COUNTERS:
+        family = CounterMetricFamily(f"flyspec_drafter_{name}", documentation, labels=["drafter"])
+        for drafter in drafters:
+            family.add_metric([drafter.name], getattr(drafter.stats, attribute) * factor)
+        yield family
+    usable = GaugeMetricFamily(
+        "flyspec_drafter_usable", "1 if a generation can draft with it now.", labels=["drafter"]
+    )
+    share = GaugeMetricFamily(
+        "flyspec_drafter_share",
+        "Share of the new generations that name no drafter, as the operator set it.",
+        labels=["drafter"],
+    )
+    states = GaugeMetricFamily(
+        "flyspec_drafter_state", "1 for the state that it is in.", labels=["drafter", "state"]
+    )
+    active = GaugeMetricFamily(
+        "flyspec_drafter_generations_active",
+        "Generations that draft with it now.",
+        labels=["drafter"],
+    )
+    canaries = sum(d.share for d in drafters if d.state is DrafterState.CANARY)
+    for drafter in drafters:
+        usable.add_metric([drafter.name], drafter.usable)
+        is_default = drafter.state is DrafterState.ACTIVE
+        share.add_metric([drafter.name], max(0.0, 1 - canaries) if is_default else drafter.share)
+        active.add_metric([drafter.name], len(drafter.users))
+        for state in DrafterState:
+            states.add_metric([drafter.name, state.name.lower()], drafter.state is state)
+    yield from (usable, share, states, active)
+
+
+def _replica_metrics(pools: list[tuple[str, Pool[Any]]]) -> Iterator[Metric]:
+    replicas = GaugeMetricFamily(
+        "flyspec_upstream_replicas", "Replicas that are known of a service.", labels=["service"]
+    )
+    usable = GaugeMetricFamily(
+        "flyspec_upstream_replicas_usable",
+        "Replicas that a session may be opened on now.",
+        labels=["service"],
+    )
+    labels = ["service", "address"]
+    breakers = GaugeMetricFamily(
+        "flyspec_upstream_breaker_state",
+        "1 for the state of a replica's circuit breaker.",
+        labels=[*labels, "state"],
+    )
+    sessions = GaugeMetricFamily(
+        "flyspec_upstream_sessions", "Sessions of this orchestrator on a replica.", labels=labels
+    )
+    tokens = GaugeMetricFamily(
+        "flyspec_upstream_outstanding_tokens",
+        "Tokens that those sessions may still read and write.",
+        labels=labels,
+    )
+    for service in ("verify", "draft"):
+        found = {r.address: r for name, p in pools if name == service for r in p.replicas}
+        replicas.add_metric([service], len(found))
+        usable.add_metric([service], sum(r.usable for r in found.values()))
+        for address, replica in found.items():
+            for state in BreakerState:
+                breakers.add_metric(
+                    [service, address, state.name.lower()], replica.breaker.state is state
+                )
+            sessions.add_metric([service, address], len(replica.sessions))
+            tokens.add_metric([service, address], replica.outstanding)
+    yield from (replicas, usable, breakers, sessions, tokens)

@@ -1,0 +1,173 @@
+"""The trace of one generation: a span for it, one a round, and below that one each for its parts.
+
+    chat MODEL                        the request, from its arrival to its end
+      queue                           until it was admitted
+      round                           one for each
+        draft                         until the proposal was there
+          propose                     the draft service's own
+        verify                        until the verdict was there
+          check                       the verify service's own
+
+No text of prompts or outputs, and no token ids.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from flyspec.telemetry import REQUEST_ID_KEY
+from flyspec.telemetry.traces import (
+    TRACEPARENT_KEY,
+    Attributes,
+    Traces,
+    traceparent_of,
+    wall_ns,
+)
+from flyspec.types import Outcome
+from orchestrator.correlation import Correlation, Part
+from orchestrator.ledger import Round
+from orchestrator.window import RollBack
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A part of a round that was asked for: its span's id, and since when."""
+
+    span_id: int
+    began_ns: int
+    ended_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A round under way; `parts` by name, `num_verdicts` and `num_tokens` of it so far."""
+
+    span_id: int
+    began_ns: int
+    parts: dict[str, _Wait] = field(default_factory=dict)
+    num_verdicts: int = 0
+    num_tokens: int = 0
+
+
+class Identified(Correlation):
+    """A request that is not traced."""
+
+    def __init__(self, request_id: str) -> None:
+        self.metadata = ((REQUEST_ID_KEY, request_id),) if request_id else ()
+
+
+class GenerationTrace(Identified):
+    """A request that is. `span` is its own, and ends with `end`."""
+
+    def __init__(self, traces: Traces, span: Span, request_id: str) -> None:
+        super().__init__(request_id)
+        self._traces, self._span = traces, span
+        self._trace_id = span.get_span_context().trace_id
+        self._parent = traceparent_of(self._trace_id, span.get_span_context().span_id)
+        self.metadata = (*self.metadata, (TRACEPARENT_KEY, self._parent))
+        self._rounds: dict[int, _Open] = {}
+        span.set_attribute("flyspec.request_id", request_id)
+        span.set_attribute("gen_ai.response.id", request_id)
+
+    def waits_for(self, part: Part, round_id: int) -> str:
+        """Choose the id of the part's span, which is made once it ends."""
+        now = time.perf_counter_ns()
+        open_ = self._rounds.get(round_id)
+        if open_ is None:
+            open_ = self._rounds[round_id] = _Open(self._traces.new_span_id(), now)
+        wait = open_.parts.get(part)
+        if wait is None:
+            wait = open_.parts[part] = _Wait(self._traces.new_span_id(), now)
+        return traceparent_of(self._trace_id, wait.span_id)
+
+    def admitted(self, arrived_ns: int, admitted_ns: int) -> None:
+        """It has waited for a slot until now."""
+        self._traces.add("queue", "INTERNAL", self._parent, arrived_ns, admitted_ns, {})
+
+    def round(self, round_: Round, num_final: int) -> None:
+        """A round, or one token of a round of plain decoding, has come to its end."""
+        ended_ns = round_.began_ns + round_.round_ns
+        open_ = self._rounds.setdefault(
+            round_.round_id, _Open(self._traces.new_span_id(), round_.began_ns)
+        )
+        open_.num_verdicts += round_.verdict is not None
+        open_.num_tokens += num_final
+        if round_.verdict is not None and not round_.verdict.last:
+            return
+        del self._rounds[round_.round_id]
+        if wait := open_.parts.get("draft"):
+            wait.ended_ns = round_.drafted_ns
+        self._add_round(open_, ended_ns, _attributes(round_, open_))
+        for stale in [r for r in self._rounds if r < round_.round_id]:
+            self._abandon(stale, ended_ns)
+
+    def event(self, name: str, attributes: Attributes) -> None:
+        """Something happened to the request now."""
+        self._span.add_event(name, attributes)
+
+    def describe(self, attributes: Attributes) -> None:
+        """What the request's span tells."""
+        self._span.set_attributes(attributes)
+
+    def end(self, name: str, ended_ns: int, error: str = "") -> None:
+        """The request has ended. `error` is the name of its gRPC status, empty if it is OK."""
+        for round_id in list(self._rounds):
+            self._abandon(round_id, ended_ns)
+        self._span.update_name(name)
+        if error:
+            from opentelemetry.trace import StatusCode
+
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(StatusCode.ERROR, error)
+        self._span.end(wall_ns(ended_ns))
+
+    def _abandon(self, round_id: int, ended_ns: int) -> None:
+        """A round was begun and is not needed any more."""
+        open_ = self._rounds.pop(round_id)
+        attributes = {"flyspec.round_id": round_id, "flyspec.abandoned": True}
+        self._add_round(open_, ended_ns, attributes)
+
+    def _add_round(self, open_: _Open, ended_ns: int, attributes: Attributes) -> None:
+        parent = self._traces.add(
+            "round",
+            "INTERNAL",
+            self._parent,
+            open_.began_ns,
+            ended_ns,
+            attributes,
+            open_.span_id,
+        )
+        for name, wait in open_.parts.items():
+            self._traces.add(
+                name,
+                "CLIENT",
+                parent,
+                wait.began_ns,
+                wait.ended_ns or ended_ns,
+                {"flyspec.round_id": attributes["flyspec.round_id"]},
+                wait.span_id,
+            )
+
+
+def _attributes(round_: Round, open_: _Open) -> Attributes:
+    """What a round's span tells."""
+    verdict = round_.verdict
+    decisions = verdict.decisions if verdict is not None else ()
+    return {
+        "flyspec.round_id": round_.round_id,
+        "flyspec.drafter": round_.drafter,
+        "flyspec.start_length": round_.start,
+        "flyspec.num_draft_tokens": len(decisions),
+        "flyspec.num_accepted_draft_tokens": sum(d.outcome.accepted for d in decisions),
+        "flyspec.num_loose_tokens": sum(
+            d.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL) for d in decisions
+        ),
+        "flyspec.num_verdicts": open_.num_verdicts,
+        "flyspec.num_final_tokens": open_.num_tokens,
+        "flyspec.rolled_back": any(isinstance(c, RollBack) for c in round_.commands),
+    }

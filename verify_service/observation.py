@@ -1,0 +1,123 @@
+"""What the verify service tells of its rounds: metrics, and a span for each that is traced."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import Histogram
+from prometheus_client.core import Metric
+
+from flyspec.telemetry import Telemetry, fields
+from flyspec.telemetry.metrics import STEP_SECONDS, EngineMetrics, gauge, session_metrics
+from flyspec.types import RoundVerdict, VerifyRound
+from verify_service.engine import VerifyEngine
+from verify_service.sessions import Session
+
+log = logging.getLogger(__name__)
+
+
+class Observer:
+    """Of all rounds of a verify service. `engine_metrics` are for its engine."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        registry = telemetry.registry
+        self.engine_metrics = EngineMetrics(registry, "verify")
+        self._queue_seconds = Histogram(
+            "flyspec_verify_queue_seconds",
+            "From a round's arrival to its first step.",
+            registry=registry,
+            buckets=STEP_SECONDS,
+        )
+        self._forward_seconds = Histogram(
+            "flyspec_verify_forward_seconds",
+            "From a round's first step to the end of its last one.",
+            registry=registry,
+            buckets=STEP_SECONDS,
+        )
+        self._judge_seconds = Histogram(
+            "flyspec_verify_judge_seconds",
+            "Time of the rule and of sampling, for one verdict.",
+            ["rule"],
+            registry=registry,
+            buckets=STEP_SECONDS,
+        )
+
+    def watch(self, engine: VerifyEngine) -> None:
+        """Tell of an engine's sessions and queue whenever Prometheus asks."""
+
+        def collect() -> Iterator[Metric]:
+            yield from session_metrics("verify", engine.sessions)
+            yield gauge(
+                "flyspec_verify_queue_rounds", "Rounds that are not answered yet.", engine.waiting
+            )
+
+        self._telemetry.collect(collect)
+
+    @contextmanager
+    def session(self, session: Session) -> Iterator[None]:
+        """A session, from its opening to its end."""
+        began_ns = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            log.debug(
+                "session ended",
+                extra=fields(
+                    rule=session.rule.name,
+                    tokens=len(session.sequence),
+                    total_ms=round((time.perf_counter_ns() - began_ns) / 1e6, 1),
+                ),
+            )
+
+    @contextmanager
+    def round(self, session: Session, round_: VerifyRound) -> Iterator[list[RoundVerdict]]:
+        """A round, from its arrival to its last verdict; the verdicts go into the list."""
+        began_ns = time.perf_counter_ns()
+        verdicts: list[RoundVerdict] = []
+        error = ""
+        try:
+            yield verdicts
+        except BaseException as failure:
+            error = type(failure).__name__
+            raise
+        finally:
+            self._count(session.rule.name, verdicts)
+            if round_.traceparent:
+                self._trace(session.rule.name, round_, verdicts, began_ns, error)
+
+    def _count(self, rule: str, verdicts: list[RoundVerdict]) -> None:
+        judging = self._judge_seconds.labels(rule)
+        for verdict in verdicts:
+            timings = verdict.timings
+            self._queue_seconds.observe(timings.queue_ns / 1e9)
+            self._forward_seconds.observe(timings.forward_ns / 1e9)
+            judging.observe(timings.judge_ns / 1e9)
+
+    def _trace(
+        self,
+        rule: str,
+        round_: VerifyRound,
+        verdicts: list[RoundVerdict],
+        began_ns: int,
+        error: str,
+    ) -> None:
+        timings = [verdict.timings for verdict in verdicts]
+        attributes: dict[str, str | int | float] = {
+            "flyspec.round_id": round_.round_id,
+            "flyspec.rule": rule,
+            "flyspec.num_draft_tokens": len(round_.draft_token_ids),
+            "flyspec.num_verdicts": len(verdicts),
+            "flyspec.queue_s": sum(t.queue_ns for t in timings) / 1e9,
+            "flyspec.forward_s": sum(t.forward_ns for t in timings) / 1e9,
+            "flyspec.judge_s": sum(t.judge_ns for t in timings) / 1e9,
+        }
+        if error:
+            attributes["error.type"] = error
+        ended_ns = time.perf_counter_ns()
+        self._telemetry.traces.add(
+            "check", "SERVER", round_.traceparent, began_ns, ended_ns, attributes
+        )
