@@ -269,7 +269,7 @@ class Stack:
                         "--draft-address", self.draft_address, "--rule", o.rule,
                         "--num-speculative-tokens", str(o.num_speculative_tokens)]  # fmt: skip
         if "--ssl-certfile" not in o.service_flags:  # they listen on loopback in the clear
-            orchestrator.append("--no-upstream-tls")
+            orchestrator += ["--upstream-tls", "false"]
         if o.rules_file:
             orchestrator += ["--rules-file", o.rules_file]
         orchestrator += o.orchestrator_flags
