@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint types imports protos unit stubs models clean \
+.PHONY: help demo test lint types imports protos manifests unit stubs models clean images-check \
 	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos
 
 help: ## list the targets
@@ -30,7 +30,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed ## start the stack on the bundled models; generate; compare plain, exact and fly
 	@$(BIN)/python -m demo
 
-test: lint types imports protos unit ## everything that CI runs
+test: lint types imports protos manifests unit ## everything that CI runs
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff: style and common mistakes"
@@ -48,6 +48,10 @@ imports: $(VENV)/.installed-dev
 protos: $(VENV)/.installed-dev
 	@echo "== buf: protos"
 	@sh protos/check.sh
+
+manifests: $(VENV)/.installed-dev ## Kubernetes manifests and compose files: rendered, validated, scanned
+	@echo "== kubectl, kubernetes-validate, checkov, docker-compose: what is deployed"
+	@$(BIN)/python deploy/check_manifests.py
 
 unit: $(VENV)/.installed-dev
 	@echo "== pytest"
@@ -87,6 +91,9 @@ check-cancel: $(VENV)/.installed-dev ## cancelled requests leave nothing behind
 chaos: $(VENV)/.installed ## five minutes of killed, held and cut services under 32 streams
 	@$(BIN)/python -m bench.chaos --seconds 300 $(ARGS)
 
+images-check: $(VENV)/.installed-dev ## build the images, run cpu-demo in podman, hold and kill it (root, Debian, half an hour)
+	@$(BIN)/python -m deploy.images_check $(ARGS)
+
 bench: $(VENV)/.installed ## plain, transformers, exact and fly on word problems
 	@$(BIN)/flyspec bench --problems 20 --reference $(ARGS)
 
@@ -105,4 +112,4 @@ fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each;
 	@$(BIN)/python -m bench.fuzz --messages $(MESSAGES) $(ARGS)
 
 clean: ## remove what make made
-	rm -rf $(VENV) node_modules build *.egg-info
+	rm -rf $(VENV) .venv-manifests node_modules build *.egg-info

@@ -1,0 +1,275 @@
+"""Checks the manifests that are deployed: `make manifests`.
+
+- kubectl renders every overlay of k8s/ into build/manifests/.
+- kubernetes-validate (strict) holds them against Kubernetes' schemas. It has none for custom kinds:
+  those of Prometheus' operator and cert-manager are held against the types that @kubernetes-models
+  has of them; of a LeaderWorkerSet the pods' templates are checked, as Pods.
+- checkov looks for what is unsafe; k8s/checkov.yaml has what is left out, with reasons.
+- docker-compose reads the compose files, with every profile.
+
+The tools come from the registries, into .venv-manifests and node_modules. One that cannot be had is
+said loudly, and its checks are not counted. The exit code is 1 if a check failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / ".venv-manifests"
+REQUIREMENTS = ROOT / "deploy" / "manifest-tools.txt"
+OUTPUT = ROOT / "build" / "manifests"
+KUBERNETES = "1.34"
+CUSTOM_GROUPS = ("monitoring.coreos.com/", "cert-manager.io/", "leaderworkerset.x-k8s.io/")
+MODELS = {
+    "monitoring.coreos.com/v1": "prometheus-operator",
+    "cert-manager.io/v1": "cert-manager",
+}
+NODE_MODULES = ROOT / "node_modules"
+COMPOSE_PROFILES = "cpu,gpu,observability,second-drafter"
+
+
+class Missing(Exception):
+    """A tool that cannot be had here."""
+
+
+class Report:
+    """What passed, failed or could not be checked."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def passed(self, what: str) -> None:
+        """A check that found nothing."""
+        print(f"  ok: {what}")
+
+    def failure(self, what: str, details: str) -> None:
+        """A check that found something."""
+        self.failed = True
+        print(f"  FAILED: {what}\n" + "".join(f"    {line}\n" for line in details.splitlines()))
+
+    def skipped(self, what: str, why: str) -> None:
+        """A check that could not be made."""
+        print(f"{'*' * 75}\n*** SKIPPED: {what}: {why}\n{'*' * 75}")
+
+
+def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command at the root of the checkout, its output as text."""
+    return subprocess.run(
+        [str(c) for c in command],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def install_tools() -> None:
+    """Make .venv-manifests as manifest-tools.txt says. Raises `Missing`."""
+    stamp = TOOLS / "installed.txt"
+    wanted = REQUIREMENTS.read_text()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    print(f"  installing {REQUIREMENTS.relative_to(ROOT)} into {TOOLS.name}")
+    steps = [
+        [sys.executable, "-m", "venv", TOOLS],
+        [TOOLS / "bin" / "pip", "install", "--quiet", "-r", REQUIREMENTS],
+    ]
+    for step in steps:
+        done = run(*step)
+        if done.returncode:
+            raise Missing((done.stderr or done.stdout).strip().splitlines()[-1])
+    stamp.write_text(wanted)
+
+
+def render(overlay: Path) -> Path:
+    """An overlay's manifests in one file. Raises `Missing`, and `ValueError` if it is wrong."""
+    if shutil.which("kubectl") is None:
+        raise Missing("kubectl is not installed")
+    done = run("kubectl", "kustomize", overlay)
+    if done.returncode:
+        raise ValueError(done.stderr.strip())
+    rendered = OUTPUT / f"{overlay.name}.yaml"
+    rendered.write_text(done.stdout)
+    return rendered
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file."""
+    return [document for document in yaml.safe_load_all(path.read_text()) if document]
+
+
+def pods_of(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The pods that a LeaderWorkerSet makes, as Pods."""
+    template = workload["spec"]["leaderWorkerTemplate"]
+    for role in ("leaderTemplate", "workerTemplate"):
+        if role in template:
+            name = f"{workload['metadata']['name']}-{role.removesuffix('Template')}"
+            metadata = {**template[role].get("metadata", {}), "name": name}
+            metadata["namespace"] = workload["metadata"]["namespace"]
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+                   "spec": template[role]["spec"]}  # fmt: skip
+
+
+def split(rendered: Path) -> tuple[Path, Path]:
+    """What Kubernetes itself knows, and the custom kinds, in a file each."""
+    known, custom = [], []
+    for document in read(rendered):
+        if not document["apiVersion"].startswith(CUSTOM_GROUPS):
+            known.append(document)
+            continue
+        custom.append(document)
+        if document["kind"] == "LeaderWorkerSet":
+            known += pods_of(document)
+    paths = tuple(rendered.with_suffix(f".{part}.yaml") for part in ("known", "custom"))
+    for path, documents in zip(paths, (known, custom), strict=True):
+        path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+    return paths[0], paths[1]
+
+
+def check_known(path: Path, report: Report) -> None:
+    """Hold a file against Kubernetes' schemas."""
+    done = run(TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", KUBERNETES, path)
+    name = f"{path.name}: {len(read(path))} objects of Kubernetes {KUBERNETES}"
+    if done.returncode:
+        report.failure(name, done.stdout + done.stderr)
+    else:
+        report.passed(name)
+
+
+def check_custom(paths: list[Path], report: Report) -> None:
+    """Hold custom kinds against the types there are; name the others. Raises `Missing`.
+
+    @kubernetes-models has the definitions as TypeScript, whose compiler finds unknown keys too.
+    """
+    lines, count = [], 0
+    for path in paths:
+        for document in read(path):
+            package = MODELS.get(document["apiVersion"])
+            kind = document["kind"]
+            if package is None:
+                print(f"  unchecked but for its pods: {kind} {document['metadata']['name']} "
+                      f"({path.name}): no schema to be had")  # fmt: skip
+                continue
+            count += 1
+            module = f"@kubernetes-models/{package}/{document['apiVersion']}"
+            lines.append(f'import type {{ I{kind} as K{count} }} from "{module}";')
+            lines.append(f"export const o{count}: K{count} = {json.dumps(document)};")
+    if not count:
+        return
+    install_models()
+    source = OUTPUT / "custom.mts"
+    source.write_text("\n".join(lines) + "\n")
+    done = run(NODE_MODULES / ".bin" / "tsc", "--noEmit", "--strict", "--skipLibCheck",
+               "--module", "esnext", "--moduleResolution", "bundler", source)  # fmt: skip
+    name = f"{count} objects of custom kinds ({', '.join(MODELS)})"
+    if done.returncode:
+        report.failure(name, done.stdout + done.stderr)
+    else:
+        report.passed(name)
+
+
+def install_models() -> None:
+    """Have npm install what package.json names. Raises `Missing`."""
+    wanted = [NODE_MODULES / ".bin" / "tsc"]
+    wanted += [NODE_MODULES / "@kubernetes-models" / package for package in MODELS.values()]
+    if all(path.exists() for path in wanted):
+        return
+    if shutil.which("npm") is None:
+        raise Missing("npm is not installed")
+    done = run("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock")
+    if done.returncode:
+        raise Missing("npm could not install typescript and @kubernetes-models")
+
+
+def check_safety(paths: list[Path], report: Report) -> None:
+    """Let checkov look at the rendered files."""
+    files = [part for path in paths for part in ("-f", str(path))]
+    config = ROOT / "k8s" / "checkov.yaml"
+    done = run(TOOLS / "bin" / "checkov", "--config-file", config, *files, LOG_LEVEL="ERROR")
+    try:
+        found = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        report.failure("checkov", done.stdout + done.stderr)
+        return
+    summary = found.get("summary", found)
+    if summary["passed"] == 0 or summary["parsing_errors"]:
+        report.failure("checkov looked at nothing", done.stdout)
+    elif summary["failed"]:
+        report.failure("checkov", "\n".join(
+            f"{f['check_id']} {f['check_name']}: {f['resource']} ({Path(f['file_path']).name})"
+            for f in found["results"]["failed_checks"]
+        ))  # fmt: skip
+    else:
+        report.passed(f"checkov: {summary['passed']} checks passed, none failed")
+
+
+def check_compose(report: Report) -> None:
+    """Let docker-compose read the compose files, alone and with the overrides."""
+    command = compose_command()
+    for files in (["docker-compose.yml"], ["docker-compose.yml", "docker-compose.tls.yml"]):
+        flags = [part for file in files for part in ("-f", file)]
+        done = run(*command, *flags, "config", "-q", COMPOSE_PROFILES=COMPOSE_PROFILES)
+        if done.returncode:
+            report.failure(" + ".join(files), done.stderr or done.stdout)
+        else:
+            report.passed(f"{' + '.join(files)}: every profile")
+
+
+def compose_command() -> list[str]:
+    """docker-compose, or docker with its plugin. Raises `Missing`."""
+    for command in (["docker-compose"], ["docker", "compose"]):
+        if shutil.which(command[0]) and run(*command, "version").returncode == 0:
+            return command
+    raise Missing("docker-compose is not installed (apt-get install docker-compose)")
+
+
+def main() -> int:
+    """Run every check there are tools for; 1 if one failed."""
+    report = Report()
+    OUTPUT.mkdir(parents=True, exist_ok=True)
+    known, custom = [], []
+    for overlay in sorted((ROOT / "k8s" / "overlays").iterdir()):
+        try:
+            parts = split(render(overlay))
+        except Missing as error:
+            report.skipped("manifests", str(error))
+            break
+        except ValueError as error:
+            report.failure(f"k8s/overlays/{overlay.name}", str(error))
+        else:
+            known.append(parts[0])
+            custom.append(parts[1])
+            report.passed(f"k8s/overlays/{overlay.name} renders")
+    try:
+        install_tools()
+    except Missing as error:
+        report.skipped("kubernetes-validate and checkov", str(error))
+    else:
+        for path in known:
+            check_known(path, report)
+        if known:
+            check_safety(known, report)
+    try:
+        check_custom(custom, report)
+    except Missing as error:
+        report.skipped("custom kinds", str(error))
+    try:
+        check_compose(report)
+    except Missing as error:
+        report.skipped("docker-compose.yml", str(error))
+    return int(report.failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
