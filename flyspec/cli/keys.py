@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -19,8 +19,8 @@ def _group() -> None:
 def new(
     name: Annotated[str, typer.Argument(help="Whose key it is; in logs and limits.")],
     scope: Annotated[
-        list[Literal["generate", "admin"]] | None,
-        typer.Option(help="What it is for; repeatable.", show_default="generate"),
+        list[str] | None,
+        typer.Option(help="generate or admin; repeatable.", show_default="generate"),
     ] = None,
     max_concurrent: Annotated[
         int | None, typer.Option(help="Requests at once.", min=1, show_default="the server's")
@@ -41,6 +41,8 @@ def new(
     from flyspec.cli.runtime import print_json
     from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
 
+    if unknown := set(scope or ()) - set(Scope):
+        raise typer.BadParameter(f"--scope {unknown.pop()}: there are {', '.join(Scope)}")
     now = datetime.datetime.now(datetime.UTC)
     owner = ApiKey(
         name=name,

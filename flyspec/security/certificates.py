@@ -12,7 +12,8 @@ from flyspec.security.watched import Watched, read_bytes
 
 log = logging.getLogger(__name__)
 
-WARN_BEFORE = datetime.timedelta(days=7)
+WARN_SHARE = 0.1
+"""A certificate that is loaded with less of its lifetime left should have been renewed."""
 SYSTEM = "system"
 """In the place of a file of authorities: those that gRPC brings along."""
 
@@ -100,7 +101,7 @@ def _check_pair(files: TlsFiles, chain: bytes, key: bytes) -> datetime.datetime:
             f"{where}: is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; is the "
             "clock right?"
         )
-    if expires - now < WARN_BEFORE:
+    if expires - now < WARN_SHARE * (expires - own.not_valid_before_utc):
         log.warning("%s: expires at %s UTC; renew it", where, f"{expires:%Y-%m-%d %H:%M}")
     return expires
 

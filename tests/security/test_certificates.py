@@ -1,4 +1,4 @@
-"""Certificate files: what is wrong is said at once, what changes is noticed, and used when whole."""
+"""Certificate files: what is wrong is said at once, what changes is used once it is whole."""
 
 from __future__ import annotations
 

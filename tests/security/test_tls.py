@@ -1,0 +1,104 @@
+"""TLS at a port: who gets a connection, and what the others are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from flyspec import rpc
+from flyspec.client import Client, Credentials
+from flyspec.errors import ConfigError, UnavailableError
+from flyspec.security import ChannelSecurity
+from tests.security.authority import DAY, credentials, files
+from tests.security.ports import STREAM, listening
+
+
+async def health(address: str, given: Credentials) -> str:
+    async with Client(address, credentials=given) as client:
+        return await client.check_health()
+
+
+async def refused(address: str, given: Credentials) -> str:
+    """What a client is told that gets no connection."""
+    with pytest.raises(UnavailableError) as caught:
+        await health(address, given)
+    return str(caught.value)
+
+
+def unchecked(authority, pair) -> grpc.ChannelCredentials:
+    """What a client makes of files that it does not look at."""
+    contents = [Path(name).read_bytes() for name in (authority.file, pair.keyfile, pair.certfile)]
+    return grpc.ssl_channel_credentials(*contents)
+
+
+async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_nobody_gets_in(
+    ours, others
+):
+    async with listening(files(ours.server(), ours)) as address:
+        assert await health(address, credentials(ours, ours.pair("client"))) == "SERVING"
+        said = await refused(address, credentials(ours))
+        assert "if it wants a client's certificate, give --ssl-certfile" in said
+        said = await refused(address, credentials(ours, others.pair("stranger")))
+        assert "may not accept the certificate in --ssl-certfile" in said
+
+
+async def test_an_expired_certificate_of_a_client_is_refused_by_the_server(ours):
+    expired = ours.pair("expired", end=-DAY / 24)
+    async with listening(files(ours.server(), ours)) as address:
+        with pytest.raises(ConfigError, match="expired"):  # ours says so before it tries
+            await health(address, credentials(ours, expired))
+        # A client that is not ours tries.
+        async with rpc.connect(address, unchecked(ours, expired)) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "failed to connect" in caught.value.details()
+
+
+async def test_a_server_that_is_not_to_be_trusted_is_not_spoken_to(ours, others, monkeypatch):
+    async with listening(files(others.server(), None)) as address:
+        assert "is not to be trusted: unable to get local issuer" in await refused(
+            address, credentials(ours)
+        )
+    async with listening(files(ours.pair("elsewhere"), None)) as address:
+        assert "is not for 127.0.0.1; use a name" in await refused(address, credentials(ours))
+        assert await health(address, credentials(ours, ssl_target_name="elsewhere")) == "SERVING"
+    monkeypatch.setattr("flyspec.security.certificates._check_pair", lambda *_: None)
+    async with listening(files(ours.server(end=-DAY / 24), None)) as address:
+        assert "certificate has expired" in await refused(address, credentials(ours))
+
+
+async def test_tls_and_none_do_not_understand_each_other_and_the_client_says_what_to_do(ours):
+    async with listening(files(None, None)) as address:
+        assert "does not speak TLS" in await refused(address, credentials(ours))
+    async with listening(files(ours.server(), None)) as address:
+        assert "if it speaks TLS, give --ssl-ca-certs" in await refused(address, Credentials())
+        assert await health(address, credentials(ours)) == "SERVING"
+
+
+async def test_names_in_certificates_decide_who_may_call(ours):
+    async with listening(files(ours.server(), ours), names=("orchestrator",)) as address:
+        for name, status in {
+            "orchestrator": grpc.StatusCode.OK,
+            "verify": grpc.StatusCode.PERMISSION_DENIED,
+        }.items():
+            security = ChannelSecurity(files(ours.pair(name), ours))
+            link = rpc.Link(address, security)
+            call = link.channel.stream_stream(STREAM)()
+            await call.done_writing()
+            assert await call.code() is status
+            assert "of verify" in await call.details() or status is grpc.StatusCode.OK
+            await link.close()
+        # Probes of a service come with the service's own.
+        assert await health(address, credentials(ours, ours.pair("verify"))) == "SERVING"
+
+
+async def test_a_key_does_not_travel_in_the_clear(ours):
+    Client("127.0.0.1:1", credentials=Credentials("fsk_x"))
+    Client("elsewhere:1", credentials=credentials(ours, api_key="fsk_x"))
+    Client("elsewhere:1", credentials=Credentials("fsk_x", allow_insecure=True))
+    with pytest.raises(ConfigError, match="would go to elsewhere:1 in the clear"):
+        Client("elsewhere:1", credentials=Credentials("fsk_x"))
+    assert "fsk_x" not in repr(Credentials("fsk_x"))
