@@ -52,9 +52,7 @@ async def build(
     return Sessions(drafters, engine, limits, tokenizers), engine
 
 
-def _load(
-    settings: DraftSettings, observer: Observer
-) -> tuple[Engine, list[Drafter], Tokenizers]:
+def _load(settings: DraftSettings, observer: Observer) -> tuple[Engine, list[Drafter], Tokenizers]:
     """The draft model's engine, not yet started, the drafters that use it, its tokenizer."""
     try:
         import torch

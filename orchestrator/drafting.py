@@ -153,9 +153,7 @@ class Drafting:
                 continue
             self._drafter, self._replica = drafter, replica
             open_ = replace(self._template, drafter=drafter.kind)
-            self._session = DraftSession(
-                replica.service, open_, self._traffic, self._correlation
-            )
+            self._session = DraftSession(replica.service, open_, self._traffic, self._correlation)
             replica.join(self._session, self._weight)
             drafter.users.add(self)
             return True

@@ -6,14 +6,13 @@ round costs a few additions. A drafter's name is the registry's, a rule's that o
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from flyspec.telemetry.metrics import REQUEST_SECONDS, STEP_SECONDS
+from flyspec.telemetry.metrics import REQUEST_SECONDS, STEP_SECONDS, Buckets
 from flyspec.types import Origin, RecoveryKind
 from orchestrator.ledger import Ledger, Round
 from orchestrator.window import Token
@@ -42,8 +41,8 @@ STATUSES = (
 class Tally:
     """Counts of one drafter under one rule, as `Ledger` has them of one generation.
 
-    `drafted[k]` counts rounds of k drafts, `accepted[n]` rounds with n accepted, `origins` tokens
-    by the number of their origin.
+    `drafted` has the number of drafts of every round, `accepted[n]` counts rounds with n accepted,
+    `origins` tokens by the number of their origin.
     """
 
     num_rounds: int = 0
@@ -53,7 +52,7 @@ class Tally:
     num_loose: int = 0
     loose_cost_nats: float = 0.0
     num_rollbacks: int = 0
-    drafted: list[int] = field(default_factory=list)
+    drafted: Buckets = field(default_factory=lambda: Buckets(DRAFT_LENGTHS))
     accepted: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=lambda: [0] * (len(Origin) + 1))
 
@@ -63,6 +62,7 @@ class GenerationMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._tallies: dict[tuple[str, str], Tally] = {}
+        self._times: dict[str, Times] = {}
         self._drafters: set[str] = {NOBODY}
         self.requests = Counter(
             "flyspec_requests",
@@ -88,7 +88,9 @@ class GenerationMetrics:
         for kind in RecoveryKind:
             self.recoveries.labels(kind.name.lower())
         self.prompt_tokens = Counter(
-            "flyspec_prompt_tokens", "Tokens of the prompts of admitted requests.", registry=registry
+            "flyspec_prompt_tokens",
+            "Tokens of the prompts of admitted requests.",
+            registry=registry,
         )
 
         def per_request(name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
@@ -116,20 +118,6 @@ class GenerationMetrics:
             "From the arrival of a request that completed to its end.",
             REQUEST_SECONDS,
         )
-        self._round_seconds = Histogram(
-            "flyspec_round_seconds",
-            "Time of a round, from asking for its drafts to its verdict.",
-            ["drafter"],
-            registry=registry,
-            buckets=STEP_SECONDS,
-        )
-        self._part_seconds = Histogram(
-            "flyspec_round_part_seconds",
-            "Time of the parts of a round. network: all that is in neither service.",
-            ["drafter", "part"],
-            registry=registry,
-            buckets=STEP_SECONDS,
-        )
 
     def label(self, drafter: str) -> str:
         """A drafter's name as a label."""
@@ -149,8 +137,10 @@ class GenerationMetrics:
 
     def times(self, drafter: str) -> Times:
         """The times of a drafter's rounds."""
-        parts = [self._part_seconds.labels(drafter, part) for part in PARTS]
-        return Times(self._round_seconds.labels(drafter), parts)
+        found = self._times.get(drafter)
+        if found is None:
+            found = self._times[drafter] = Times()
+        return found
 
     def collect(self) -> Iterator[Metric]:
         """The tallies as metrics."""
@@ -179,9 +169,22 @@ class GenerationMetrics:
                 positions.add_metric([*labels, str(position)], count)
             for origin in Origin:
                 origins.add_metric([*labels, origin.name.lower()], tally.origins[origin])
-            total = sum(k * count for k, count in enumerate(tally.drafted))
-            lengths.add_metric(labels, _buckets(tally.drafted), sum_value=total)
-        yield from (positions, origins, lengths)
+            tally.drafted.add_to(lengths, labels)
+        rounds = HistogramMetricFamily(
+            "flyspec_round_seconds",
+            "Time of a round, from asking for its drafts to its verdict.",
+            labels=["drafter"],
+        )
+        parts = HistogramMetricFamily(
+            "flyspec_round_part_seconds",
+            "Time of the parts of a round. network: all that is in neither service.",
+            labels=["drafter", "part"],
+        )
+        for drafter, times in self._times.items():
+            times.rounds.add_to(rounds, [drafter])
+            for part, buckets in zip(PARTS, times.parts, strict=True):
+                buckets.add_to(parts, [drafter, part])
+        yield from (positions, origins, lengths, rounds, parts)
 
 
 _COUNTERS = (
@@ -203,36 +206,35 @@ _COUNTERS = (
         "What those tokens cost: log p(most likely) - log p(token) of the target, summed.",
         "loose_cost_nats",
     ),
-    ("flyspec_spec_decode_num_rollbacks", "Windows that failed after their round.", "num_rollbacks"),
+    (
+        "flyspec_spec_decode_num_rollbacks",
+        "Windows that failed after their round.",
+        "num_rollbacks",
+    ),
 )
 
 
 class Times:
-    """Where the time of one drafter's rounds goes."""
+    """Where the time of one drafter's rounds goes, in seconds; `parts` as `PARTS`."""
 
-    __slots__ = ("_parts", "_round")
+    __slots__ = ("parts", "rounds")
 
-    def __init__(self, round_: Histogram, parts: Sequence[Histogram]) -> None:
-        self._round, self._parts = round_, parts
+    def __init__(self) -> None:
+        self.rounds = Buckets(STEP_SECONDS)
+        self.parts = [Buckets(STEP_SECONDS) for _ in PARTS]
 
     def observe(self, round_: Round) -> None:
         """A round that was checked."""
         assert round_.verdict is not None
-        draft, verify = round_.draft_timings, round_.verdict.timings
-        self._round.observe(round_.round_ns / 1e9)
-        for histogram, part_ns in zip(
-            self._parts,
-            (
-                draft.queue_ns,
-                draft.service_ns - draft.queue_ns,
-                verify.queue_ns,
-                verify.forward_ns,
-                verify.service_ns - verify.queue_ns - verify.forward_ns,
-                max(0, round_.round_ns - draft.service_ns - verify.service_ns),
-            ),
-            strict=True,
-        ):
-            histogram.observe(part_ns / 1e9)
+        draft, verify, round_ns = round_.draft_timings, round_.verdict.timings, round_.round_ns
+        self.rounds.observe(round_ns * 1e-9)
+        draft_queue, drafting, verify_queue, verify_step, judge, network = self.parts
+        draft_queue.observe(draft.queue_ns * 1e-9)
+        drafting.observe((draft.service_ns - draft.queue_ns) * 1e-9)
+        verify_queue.observe(verify.queue_ns * 1e-9)
+        verify_step.observe(verify.forward_ns * 1e-9)
+        judge.observe((verify.service_ns - verify.queue_ns - verify.forward_ns) * 1e-9)
+        network.observe(max(0, round_ns - draft.service_ns - verify.service_ns) * 1e-9)
 
 
 class RoundCounter:
@@ -255,7 +257,7 @@ class RoundCounter:
         if verdict is not None:
             tally.num_rounds += 1
             num_drafts = len(verdict.decisions)
-            _count(tally.drafted, num_drafts)
+            tally.drafted.observe(num_drafts)
             if num_drafts:
                 tally.num_drafts += 1
                 tally.num_draft_tokens += num_drafts
@@ -303,16 +305,3 @@ def _beyond(histogram: Sequence[int]) -> list[int]:
         total += count
         beyond.append(total)
     return beyond[::-1]
-
-
-def _buckets(histogram: Iterable[int]) -> list[tuple[str, float]]:
-    """Counts by value as Prometheus has them: up to each bound, all below it included."""
-    counts = [0] * (len(DRAFT_LENGTHS) + 1)
-    for value, count in enumerate(histogram):
-        counts[bisect_left(DRAFT_LENGTHS, value)] += count
-    bounds = [*(f"{bound:.1f}" for bound in DRAFT_LENGTHS), "+Inf"]
-    total, found = 0, []
-    for bound, count in zip(bounds, counts, strict=True):
-        total += count
-        found.append((bound, float(total)))
-    return found

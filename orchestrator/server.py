@@ -26,9 +26,7 @@ log = logging.getLogger(__name__)
 class Orchestrator:
     """The orchestrator's parts: upstreams, admission, and a port each for clients and operators."""
 
-    def __init__(
-        self, settings: OrchestratorSettings, telemetry: Telemetry | None = None
-    ) -> None:
+    def __init__(self, settings: OrchestratorSettings, telemetry: Telemetry | None = None) -> None:
         self._settings = settings
         self._telemetry = telemetry or Telemetry("orchestrator", settings)
         self._credentials = settings.port_security.credentials()

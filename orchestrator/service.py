@@ -94,9 +94,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             observation.admitted(plan, ledger, model, drafter, request.HasField("chat"))
             first_token_ns = 0
             try:
-                await writer.write(
-                    messages.started(plan, model, drafter, observation.request_id)
-                )
+                await writer.write(messages.started(plan, model, drafter, observation.request_id))
                 rounds = Rounds(plan, drafting, verifying, ledger, recoveries)
                 async with contextlib.aclosing(rounds.__aiter__()) as running:  # type: ignore[type-var]
                     async for round_ in running:

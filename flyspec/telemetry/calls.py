@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from flyspec.telemetry.request_ids import new_request_id, request_id_of, set_request_id
 
 
-
 class CallMetrics:
     """Calls by method and status, for all servers of a process."""
 

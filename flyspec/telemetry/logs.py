@@ -19,7 +19,7 @@ class TextFormatter(logging.Formatter):
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s {service} %(levelname)s %(message)s", "%H:%M:%S")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+    def formatMessage(self, record: logging.LogRecord) -> str:
         """The line without a traceback."""
         line = super().formatMessage(record)
         return " ".join([line, *(f"{name}={value}" for name, value in _fields(record).items())])

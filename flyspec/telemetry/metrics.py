@@ -8,12 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
 
 import grpc
-from prometheus_client import CollectorRegistry, GCCollector, Histogram, Info, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from flyspec.types import SessionStatus
@@ -44,6 +58,7 @@ def flyspec_version() -> str:
 
 def new_registry(service: str) -> CollectorRegistry:
     """A registry with what every process has: its memory, CPU time, collections, its build."""
+    disable_created_metrics()  # a series beside each other one, which nobody asks for
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
@@ -81,6 +96,32 @@ class OnLoop(Collector):
 
     async def _collect(self) -> list[Metric]:
         return list(self._read())
+
+
+class Buckets:
+    """A histogram of one event loop: plain numbers, a fifth of the time of prometheus_client's.
+
+    `bounds` are its buckets' upper ones, ascending, without infinity.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """One more of `value`."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """As a metric: up to each bound, all below it included."""
+        bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
+        family.add_metric(
+            labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum
+        )
 
 
 class EngineMetrics:
