@@ -58,7 +58,8 @@ def flyspec_version() -> str:
 
 def new_registry(service: str) -> CollectorRegistry:
     """A registry with what every process has: its memory, CPU time, collections, its build."""
-    disable_created_metrics()  # a series beside each other one, which nobody asks for
+    # A series beside each other one, which nobody asks for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
@@ -119,9 +120,8 @@ class Buckets:
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         """As a metric: up to each bound, all below it included."""
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        family.add_metric(
-            labels, list(zip(bounds, accumulate(self._counts), strict=True)), self._sum
-        )
+        counts = zip(bounds, accumulate(self._counts), strict=True)
+        family.add_metric(labels, list(counts), self._sum)
 
 
 class EngineMetrics:

@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -76,6 +76,12 @@ def _server_class(security: PortSecurity) -> type[WSGIServer]:
     class Server(ThreadingMixIn, WSGIServer):
         address_family = family
         daemon_threads = True
+
+        def server_bind(self) -> None:
+            """As the base class, without asking the DNS for this host's name."""
+            TCPServer.server_bind(self)
+            self.server_name, self.server_port = security.host, self.server_address[1]
+            self.setup_environ()
 
         def get_request(self) -> tuple[Any, Any]:
             connection, address = super().get_request()
