@@ -1,0 +1,120 @@
+"""The same on a stack of its own: `python -m loadtest.bundled SCENARIO [flags]`.
+
+Starts the bundled pair on this machine, for `drafter-swap` further draft services as well, runs
+`python -m loadtest` against it as a process of its own, and stops everything. Apart from `loadtest`
+itself, which needs no service's code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+
+from flyspec.cli.service import ROOT, Service
+from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.errors import FlyspecError
+from loadtest import options
+
+SWAPPED = "drafter-swap"
+DRAFTERS = (("model-b", "draft", "model"), ("levels", "draft", "multi_level"),
+            ("bytes", "draft-bytes", "model"))  # fmt: skip
+"""Name, bundled model and kind of each drafter that takes turns."""
+END_S = 60.0
+"""So long may a test take to stop when it is told to."""
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The flags of the stack; the rest is `loadtest`'s."""
+    found = argparse.ArgumentParser(
+        prog="loadtest.bundled", add_help=False, allow_abbrev=False,
+        usage="loadtest.bundled [--max-sessions N] [--dtype TYPE] SCENARIO [flags of loadtest]",
+    )  # fmt: skip
+    found.add_argument("--max-sessions", type=int, default=32)
+    found.add_argument("--dtype", default="auto")
+    found.add_argument("--orchestrator-flags", default="", help="such as '--max-waiting 4'")
+    return found
+
+
+async def run(stack_args: argparse.Namespace, flags: list[str]) -> int:
+    """Start the stack and the test; the test's exit code."""
+    stack_options = StackOptions(
+        dtype=stack_args.dtype, max_sessions=stack_args.max_sessions, log_level="error",
+        orchestrator_flags=tuple(stack_args.orchestrator_flags.split()),
+    )  # fmt: skip
+    async with AsyncExitStack() as resources:
+        stack = await resources.enter_async_context(Stack(stack_options, _say, _say))
+        # Later flags win, but nobody has a reason to give these.
+        flags = [*flags, "--address", stack.address, "--admin-address", stack.admin_address]
+        for name, service in stack.services.items():
+            flags += ["--watch", f"{name}={service.pid}"]
+        if flags[0] == SWAPPED:
+            for name, model, kind in DRAFTERS:
+                service = await _drafter(name, model)
+                resources.push_async_callback(_stop, service)
+                flags += ["--swap-to", f"{name}=127.0.0.1:{service.facts['port']},{kind}"]
+        return await stack.guard(_test(flags))
+
+
+async def _test(flags: list[str]) -> int:
+    """Run the test as a child; stop it in an orderly way if this process is stopped."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}  # fmt: skip
+    test = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadtest", *flags, env=environment, start_new_session=True
+    )
+    try:
+        return await test.wait()
+    finally:
+        if test.returncode is None:
+            test.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(test.wait(), END_S)
+            if test.returncode is None:
+                test.kill()
+
+
+async def _drafter(name: str, model: str) -> Service:
+    """A further draft service."""
+    service = await Service.start(
+        name, "draft_service",
+        ["--model", str(DEMO_MODELS / model), "--port", "0", "--threads", "1",
+         "--log-level", "error"], 1, _say,
+    )  # fmt: skip
+    await service.ready()
+    return service
+
+
+async def _stop(service: Service) -> None:
+    service.send(signal.SIGTERM)
+    await service.ended()
+
+
+def main() -> int:
+    """Run it; the exit code."""
+    stack_args, flags = parser().parse_known_args()
+    placeholder = ["--swap-to", "x=x:1"] if flags[:1] == [SWAPPED] else []
+    args = options.parser("loadtest.bundled").parse_args(
+        [*flags, *placeholder, "--admin-address", "x:1"] if flags and flags[0] != "--help"
+        and flags[0] != "-h" else flags
+    )  # fmt: skip
+    try:
+        options.check(args)
+        return asyncio.run(run(stack_args, flags))
+    except FlyspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""What users share: the phase that is on, what to ask for next, what became of every request.
+
+No locust in here: events are those of the standard library, which gevent makes cooperative.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flyspec.client import Prompt
+from loadtest.record import Record
+from loadtest.work import Job, Phase
+
+if TYPE_CHECKING:
+    from loadtest.users.transport import Transport
+
+
+class Control:
+    """The state of a test. Users ask `next_job`, make the request and hand in its record."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        next_prompt: Callable[[], Prompt],
+        seed: int,
+        keep_records: bool = True,
+    ) -> None:
+        self.transport = transport
+        self._keep_records = keep_records
+        self.records: list[Record] = []
+        self.rng = random.Random(seed)
+        self.in_flight = 0
+        self.opened = threading.Event()
+        """Set while a phase is on: requests may begin."""
+        self.all_sent = threading.Event()
+        """Set once every arrival of an open phase was sent."""
+        self.phase: Phase | None = None
+        self.phase_began = 0.0
+        self._next_prompt = next_prompt
+        self._begin = time.perf_counter()
+
+    def now(self) -> float:
+        """Seconds since the test began."""
+        return time.perf_counter() - self._begin
+
+    def open_phase(self, phase: Phase) -> None:
+        """Let requests of this phase begin."""
+        self.all_sent.clear()
+        self.phase, self.phase_began = phase, self.now()
+        self.opened.set()
+
+    def add(self, record: Record) -> None:
+        """What became of a request."""
+        if self._keep_records:
+            self.records.append(record)
+
+    def close_phase(self) -> None:
+        """Let nothing more begin."""
+        self.opened.clear()
+
+    def next_job(self, planned: float | None = None) -> Job:
+        """What to ask for now, or for a request that was due at `planned`."""
+        assert self.phase is not None, "no phase is on"
+        phase, rng = self.phase, self.rng
+        (variant,) = rng.choices(phase.variants, [v.weight for v in phase.variants])
+        leaves = phase.cancelled > 0 and rng.random() < phase.cancelled
+        return Job(
+            phase=phase.name,
+            variant=variant,
+            prompt=self._next_prompt(),
+            planned=self.now() if planned is None else planned,
+            leave_after_s=rng.expovariate(1 / phase.cancel_after_s) if leaves else None,
+        )

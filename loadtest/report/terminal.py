@@ -1,0 +1,32 @@
+"""The table that a load test prints."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from loadtest.report.text import highlights, table
+
+
+def show(document: dict[str, Any], width: int | None = None) -> None:
+    """Print phases, findings, checks and the verdict to standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    wide = None if sys.stdout.isatty() else 200
+    console = Console(width=width or wide, highlight=False, markup=False)
+    columns, rows = table(document)
+    shown = Table()
+    for index, column in enumerate(columns):
+        shown.add_column(column, justify="left" if index < 2 else "right")
+    for row in rows:
+        shown.add_row(*row)
+    console.print(shown)
+    for line in highlights(document):
+        console.print(line)
+    for warning in document["warnings"]:
+        console.print(f"warning: {warning}")
+    for check in document["checks"]:
+        console.print(f"{'ok    ' if check['passed'] else 'BROKEN'} {check['name']}: "
+                      f"{check['said']}")  # fmt: skip
+    console.print("PASSED" if document["passed"] else "FAILED")

@@ -1,0 +1,240 @@
+"""Requests summed up: a phase, a way of asking, a stretch of time. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadtest.measures import overlap, percentile, quantiles
+from loadtest.record import METRICS, Metric, Record
+from loadtest.work import Closed, Phase
+
+SETTLE = 0.1
+"""Share of a phase that passes before throughput is counted: users do not begin in step."""
+MAX_BINS = 60
+
+Limits = Mapping[Metric, float]
+"""Times, ms, that a request may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A time over many requests, ms; NaN of none."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Sum up."""
+        return cls(
+            len(values),
+            sum(values) / len(values) if values else math.nan,
+            percentile(values, 0.5),
+            percentile(values, 0.9),
+            percentile(values, 0.99),
+        )
+
+
+def times(records: Sequence[Record], metric: Metric) -> list[float]:
+    """That time of every request that has one, ms."""
+    return [value for r in records if (value := r.metric(metric)) is not None]
+
+
+def meets(record: Record, limits: Limits) -> bool:
+    """Whether a request was completed within all limits."""
+    if record.outcome != "complete":
+        return False
+    return all((record.metric(m) or 0.0) <= limit for m, limit in limits.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What became of requests.
+
+    `requests_per_s` and `tokens_per_s` are of completed requests, each counted for the share of its
+    time that lies in the stretch. `goodput` is the share of all requests, except those that their
+    client gave up, that were completed within the limits; None without limits.
+    """
+
+    sent: int
+    complete: int
+    refused: int
+    cancelled: int
+    failed: int
+    requests_per_s: float
+    tokens_per_s: float
+    tokens_per_round: float
+    ttft: Spread
+    tpot: Spread
+    e2e: Spread
+    refusal: Spread
+    refusals_without_retry: int
+    goodput: float | None
+    late_p99_ms: float
+    moves: int
+    longest_pause_ms: float
+
+    @classmethod
+    def of(
+        cls, records: Sequence[Record], begin: float, end: float, limits: Limits | None = None
+    ) -> Figures:
+        """Sum up; throughput is that of [begin, end], seconds since the test began."""
+        of = {o: [r for r in records if r.outcome == o]
+              for o in ("complete", "refused", "cancelled", "failed")}  # fmt: skip
+        done, refused = of["complete"], of["refused"]
+        shares = [overlap(begin, end, r.sent, r.ended) for r in done]
+        seconds = max(1e-9, end - begin)
+        rounds = sum(r.rounds for r in done)
+        asked = len(records) - len(of["cancelled"])
+        good = sum(meets(r, limits) for r in done) if limits else 0
+        return cls(
+            sent=len(records),
+            complete=len(done),
+            refused=len(refused),
+            cancelled=len(of["cancelled"]),
+            failed=len(of["failed"]),
+            requests_per_s=sum(shares) / seconds,
+            tokens_per_s=sum(s * r.tokens for s, r in zip(shares, done, strict=True)) / seconds,
+            tokens_per_round=sum(r.tokens for r in done) / rounds if rounds else math.nan,
+            ttft=Spread.of(times(done, "ttft")),
+            tpot=Spread.of(times(done, "tpot")),
+            e2e=Spread.of(times(done, "e2e")),
+            refusal=Spread.of([1e3 * (r.ended - r.planned) for r in refused]),
+            refusals_without_retry=sum(r.retry_after_s is None for r in refused),
+            goodput=good / asked if limits and asked else None,
+            late_p99_ms=1e3 * percentile([r.sent - r.planned for r in records], 0.99),
+            moves=sum(r.moves for r in records),
+            longest_pause_ms=max((r.longest_pause_ms for r in records), default=0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """A phase that is over. `began` to `sent_until`: requests could begin, seconds of the test.
+
+    `busy` is the share of one core that the generator took. `quantiles` are 101 of each time, ms.
+    """
+
+    phase: Phase
+    began: float
+    sent_until: float
+    busy: float
+    figures: Figures
+    by_variant: Mapping[str, Figures] = field(default_factory=dict)
+    quantiles: Mapping[Metric, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.figures.tokens_per_s
+
+    @property
+    def latency(self) -> float:
+        """Mean end to end, s."""
+        return self.figures.e2e.mean / 1e3
+
+    @classmethod
+    def of(
+        cls,
+        phase: Phase,
+        began: float,
+        sent_until: float,
+        busy: float,
+        records: Sequence[Record],
+        limits: Limits | None = None,
+    ) -> PhaseResult:
+        """Sum up the requests of a phase."""
+        window = (began + SETTLE * (sent_until - began), sent_until)
+        names = list(dict.fromkeys(v.name for v in phase.variants))
+        return cls(
+            phase=phase,
+            began=began,
+            sent_until=sent_until,
+            busy=busy,
+            figures=Figures.of(records, *window, limits),
+            by_variant={
+                name: Figures.of([r for r in records if r.variant == name], *window, limits)
+                for name in names
+            },
+            quantiles={m: quantiles(times(records, m)) for m in METRICS},
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """For JSON."""
+        load = self.phase.load
+        return {
+            "name": self.phase.name,
+            "series": self.phase.series,
+            "judged": self.phase.judged,
+            "load": str(load),
+            "users": load.users if isinstance(load, Closed) else None,
+            "offered_requests_per_s": None if isinstance(load, Closed) else load.rate,
+            "began_s": self.began,
+            "seconds": self.sent_until - self.began,
+            "generator_busy": self.busy,
+            **to_document(self.figures),
+            "by_variant": {n: to_document(f) for n, f in self.by_variant.items()},
+            "quantiles_ms": {m: list(q) for m, q in self.quantiles.items()},
+        }
+
+
+def to_document(figures: Figures) -> dict[str, Any]:
+    """Figures as JSON: times get `_ms`."""
+    found: dict[str, Any] = {}
+    for name in Figures.__slots__:
+        value = getattr(figures, name)
+        if isinstance(value, Spread):
+            found[f"{name}_ms"] = {n: getattr(value, n) for n in Spread.__slots__}
+        else:
+            found[name] = value
+    return found
+
+
+def timeline(records: Sequence[Record], seconds: float) -> dict[str, Any]:
+    """The whole test in stretches of equal length: what was sent, came out, and how long it took.
+
+    Times are of requests by when they were due; throughput by when it came out.
+    """
+    width = _width(seconds)
+    bins = max(1, math.ceil(seconds / width))
+    due: list[list[Record]] = [[] for _ in range(bins)]
+    tokens, under_way = [0.0] * bins, [0.0] * bins
+    for record in records:
+        due[min(bins - 1, max(0, int(record.planned / width)))].append(record)
+        first = min(bins - 1, max(0, int(record.sent / width)))
+        last = min(bins - 1, max(first, int(record.ended / width)))
+        length = max(1e-9, record.ended - record.sent)
+        for i in range(first, last + 1):
+            share = overlap(i * width, (i + 1) * width, record.sent, record.ended)
+            under_way[i] += share * length / width
+            tokens[i] += share * record.tokens / width
+    spreads = {m: [Spread.of(times(records, m)) for records in due] for m in METRICS}
+    counts = {o: [sum(r.outcome == o for r in records) for records in due]
+              for o in ("complete", "refused", "cancelled", "failed")}  # fmt: skip
+    return {
+        "width_s": width,
+        "begin_s": [i * width for i in range(bins)],
+        "sent": [len(records) for records in due],
+        **counts,
+        "tokens_per_s": tokens,
+        "under_way": under_way,
+        **{
+            f"{m}_{p}_ms": [getattr(s, p) for s in spread]
+            for m, spread in spreads.items()
+            for p in ("p50", "p99")
+        },
+    }
+
+
+def _width(seconds: float) -> float:
+    """A round length, of which at most `MAX_BINS` cover a test."""
+    for width in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0):
+        if seconds / width <= MAX_BINS:
+            return width
+    return 600.0 * math.ceil(seconds / 600.0 / MAX_BINS)

@@ -1,0 +1,148 @@
+"""Locust users: a closed loop, and arrivals that nobody waits for. Import `loadtest.patched` first.
+
+What they measure goes to locust's statistics as well: `Generate` rows end to end, with their
+failures, `TTFT` and `TPOT` rows beside them, `refused` and `cancelled` rows apart from failures.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gevent
+from locust import User, task
+
+from flyspec.client import Completion
+from flyspec.errors import FlyspecError, ResourceExhaustedError
+from flyspec.types import RecoveryKind
+from loadtest.arrivals import poisson
+from loadtest.control import Control
+from loadtest.record import Record
+from loadtest.work import Closed, Job, Open
+
+PAUSE_S = 0.1
+"""After a refusal that did not say when to ask again, and after a failure."""
+
+
+class GenerateUser(User):
+    """Asks for generations and measures them."""
+
+    abstract = True
+
+    @property
+    def control(self) -> Control:
+        """What all users of this test share."""
+        found: Control = self.environment.flyspec_control
+        return found
+
+    def request(self, planned: float | None = None) -> Record:
+        """Make the next request, due now or at `planned`; hand in what became of it."""
+        control = self.control
+        control.in_flight += 1
+        try:
+            record = measure(control, control.next_job(planned))
+        finally:
+            control.in_flight -= 1
+        control.add(record)
+        report(self.environment, record)
+        return record
+
+
+class ClosedLoopUser(GenerateUser):
+    """One request after the other, as long as a phase is on. One that is refused waits as told."""
+
+    @task
+    def generate(self) -> None:
+        """One request."""
+        self.control.opened.wait()
+        record = self.request()
+        if record.outcome == "refused":
+            gevent.sleep(PAUSE_S if record.retry_after_s is None else record.retry_after_s)
+        elif record.outcome == "failed":
+            gevent.sleep(PAUSE_S)
+
+
+class OpenLoopUser(GenerateUser):
+    """Sends requests when they are due, whatever became of those before. One is enough."""
+
+    @task
+    def arrivals(self) -> None:
+        """All requests of a phase."""
+        control = self.control
+        control.opened.wait()
+        phase = control.phase
+        assert phase is not None
+        assert isinstance(phase.load, Open)
+        for due in poisson(phase.load.rate, phase.seconds, control.rng):
+            planned = control.phase_began + due
+            gevent.sleep(max(0.0, planned - control.now()))
+            if not control.opened.is_set():
+                break
+            gevent.spawn(self.request, planned)
+        control.all_sent.set()
+        while control.opened.is_set() and control.phase is phase:
+            gevent.sleep(0.05)
+
+
+def user_class_of(load: Closed | Open) -> type[GenerateUser]:
+    """Who makes a load."""
+    return OpenLoopUser if isinstance(load, Open) else ClosedLoopUser
+
+
+def measure(control: Control, job: Job) -> Record:
+    """Make a request and time it."""
+    sent, first, tokens = control.now(), None, 0
+    completion: Completion | None = None
+    stream, leaving, error = None, None, None
+    try:
+        stream = control.transport.open(job.prompt, job.variant.options)
+        if job.leave_after_s is not None:
+            leaving = gevent.spawn_later(job.leave_after_s, stream.cancel)
+        for piece in stream:
+            if isinstance(piece, Completion):
+                completion = piece
+            elif piece:
+                first = control.now() if first is None else first
+                tokens += piece
+    except (FlyspecError, ValueError) as raised:  # ValueError: a closed channel, a bad request
+        error = raised
+    finally:
+        left = leaving is not None and leaving.ready()
+        if leaving is not None:
+            leaving.kill(block=False)
+        if stream is not None and completion is None:
+            stream.cancel()
+    ended = control.now()
+
+    def record(outcome: Any, **more: Any) -> Record:
+        return Record(job.phase, job.variant.name, job.planned, sent, ended, outcome, **more)
+
+    if completion is not None:
+        pauses = [r.delay_ns / 1e6 for r in completion.recoveries
+                  if r.kind is RecoveryKind.DRAFTER_SWAPPED]  # fmt: skip
+        return record(
+            "complete", first=first, tokens=completion.completion_tokens,
+            rounds=completion.speculation.num_rounds, moves=len(pauses),
+            longest_pause_ms=max(pauses, default=0.0),
+        )  # fmt: skip
+    if left:
+        return record("cancelled", first=first, tokens=tokens)
+    if isinstance(error, ResourceExhaustedError):
+        return record("refused", retry_after_s=error.retry_after_s, error=str(error))
+    status = getattr(error, "status", type(error).__name__)
+    return record("failed", first=first, tokens=tokens, error=f"{status}: {error}")
+
+
+def report(environment: Any, record: Record) -> None:
+    """Tell locust's statistics. Rows beside the requests' own do not count as requests."""
+    name, entries = record.variant, environment.stats.entries
+    elapsed = 1e3 * (record.ended - record.planned)
+    if record.outcome in ("refused", "cancelled"):
+        entries[name, record.outcome].log(elapsed, 0)
+        return
+    environment.events.request.fire(
+        request_type="Generate", name=name, response_time=elapsed, response_length=record.tokens,
+        exception=FlyspecError(record.error) if record.outcome == "failed" else None, context={},
+    )  # fmt: skip
+    for row, value in (("TTFT", record.metric("ttft")), ("TPOT", record.metric("tpot"))):
+        if value is not None:
+            entries[name, row].log(value, 0)
