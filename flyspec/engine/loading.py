@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from flyspec import process
+from flyspec.engine.checkpoint_files import check_files, needs_code
 from flyspec.errors import ConfigError
 from flyspec.tokenizer import fingerprint
 from flyspec.types import ModelInfo, TokenizerBundle
@@ -127,6 +128,7 @@ def load_model(
         plan = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)
         sharded = {"distributed_config": plan}
     try:
+        check_files(name, source, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
@@ -139,6 +141,8 @@ def load_model(
         model, report = loaded
         model = model.eval() if sharded else model.to(where).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except ConfigError:
+        raise
     except Exception as error:
         raise _unloadable(name, error) from error
     if missing := sorted(report["missing_keys"]):
@@ -167,6 +171,8 @@ def load_model(
 
 
 def _unloadable(name: str, error: Exception) -> ConfigError:
+    if (coded := needs_code(name, error)) is not None:
+        return coded
     reason = " ".join(str(error).split()) or repr(error)
     return ConfigError(f"--model {name}: cannot be loaded: {reason:.300}")
 

@@ -145,14 +145,17 @@ async def test_a_key_has_limits_of_its_own_and_says_when_to_come_back(keys):
         assert 20 < caught.value.retry_after_s <= 30
     keys.add("narrow", max_concurrent=1)
     # What a client calls itself does not give it more.
-    async with keys.client("narrow") as client, keys.client("narrow", client_id="b") as other:
-        async with aclosing(client.generate("a", LONG)) as events:
-            await anext(events)
-            with pytest.raises(ResourceExhaustedError, match="as many as one may have") as caught:
-                await other.complete("a", SHORT)
-            assert caught.value.retry_after_s > 0
-            async with keys.client("team") as third:
-                await third.complete("a", SHORT)
+    async with (
+        keys.client("narrow") as client,
+        keys.client("narrow", client_id="b") as other,
+        keys.client("team") as team,
+        aclosing(client.generate("a", LONG)) as events,
+    ):
+        await anext(events)
+        with pytest.raises(ResourceExhaustedError, match="as many as one may have") as caught:
+            await other.complete("a", SHORT)
+        assert caught.value.retry_after_s > 0
+        await team.complete("a", SHORT)
     keys.add("small", max_tokens_per_request=40)
     async with keys.client("small") as client:
         await client.complete("a", SHORT)
@@ -174,13 +177,12 @@ async def test_the_settings_limit_keys_that_have_no_limit_of_their_own(model_dir
 
 async def test_keys_come_and_go_while_streams_run(keys):
     keys.add("new")
-    async with keys.client("new") as client:
-        async with aclosing(client.generate("a", LONG)) as events:
-            await anext(events)
-            keys.remove("new")
-            with pytest.raises(UnauthenticatedError):
-                await client.complete("a", SHORT)
-            await anext(events)  # what runs goes on
+    async with keys.client("new") as client, aclosing(client.generate("a", LONG)) as events:
+        await anext(events)
+        keys.remove("new")
+        with pytest.raises(UnauthenticatedError):
+            await client.complete("a", SHORT)
+        await anext(events)  # what runs goes on
 
 
 async def test_no_key_is_in_a_log_and_admin_calls_name_their_caller(keys, caplog):
