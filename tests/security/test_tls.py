@@ -9,8 +9,10 @@ import pytest
 
 from flyspec import rpc
 from flyspec.client import Client, Credentials
+from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, UnavailableError
 from flyspec.security import ChannelSecurity
+from orchestrator.directory import Directory
 from tests.security.authority import DAY, credentials, files
 from tests.security.ports import STREAM, listening
 
@@ -102,3 +104,19 @@ async def test_a_key_does_not_travel_in_the_clear(ours):
     with pytest.raises(ConfigError, match="would go to elsewhere:1 in the clear"):
         Client("elsewhere:1", credentials=Credentials("fsk_x"))
     assert "fsk_x" not in repr(Credentials("fsk_x"))
+
+
+async def test_a_replica_found_by_a_name_must_have_that_name_in_its_certificate(ours):
+    async with listening(files(ours.pair("localhost"), None)) as address:
+        port = address.rpartition(":")[2]
+        directory = Directory(OrchestratorSettings(ssl_ca_certs=ours.file))
+        for spec, problem in {
+            f"dns:///localhost:{port}": "Method not found",  # it is no draft service
+            f"127.0.0.1:{port}": "Hostname Verification Check failed",
+        }.items():
+            pool = directory._connect_drafter(spec, "x")
+            await pool.start()
+            replica = next(r for r in pool.replicas if r.address == address)
+            assert problem in replica.problem
+            await pool.close()
+        await directory.close()

@@ -34,7 +34,7 @@ def _configured(directory, **values):
     ("damage", "text"),
     [
         (_truncated, "cannot be loaded"),
-        (lambda d: (d / WEIGHTS).unlink(), "cannot be loaded"),
+        (lambda d: (d / WEIGHTS).unlink(), "there is no model.safetensors"),
         (lambda d: (d / "tokenizer.json").write_text("{"), "cannot be loaded"),
         (lambda d: (d / "config.json").unlink(), "no config.json there"),
         (lambda d: _configured(d, hidden_size="wide"), "hidden_size"),
