@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint types imports protos manifests unit stubs models clean images-check \
-	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos
+	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos audit
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -110,6 +110,10 @@ bench-engine: $(VENV)/.installed-dev ## steps, prefill and ranks; many requests 
 MESSAGES ?= 200000
 fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; an hour or two on two cores
 	@$(BIN)/python -m bench.fuzz --messages $(MESSAGES) $(ARGS)
+
+audit: $(VENV)/.installed-dev ## known vulnerabilities of the versions in constraints.txt; needs a registry's advisories
+	@$(PIP_INSTALL) -e ".[audit]"
+	@$(BIN)/python deploy/audit.py $(ARGS)
 
 clean: ## remove what make made
 	rm -rf $(VENV) .venv-manifests node_modules build *.egg-info
