@@ -130,13 +130,11 @@ async def test_a_certificate_of_another_part_may_not_do_the_orchestrators_work(s
             await admin.drain()
 
 
-async def test_a_drafter_that_is_registered_is_spoken_to_over_tls_and_its_name_checked(secure):
+async def test_a_drafter_that_is_registered_is_spoken_to_over_tls(secure):
     port = secure.stack.draft_address.rpartition(":")[2]
     async with secure.admin(secure.operator) as admin:
         drafter, _ = await admin.register_drafter("second", f"dns:///localhost:{port}")
         assert drafter.usable
-        with pytest.raises(UnavailableError, match="Hostname Verification Check failed"):
-            await admin.register_drafter("third", f"127.1:{port}")
         await admin.drain_drafter("second", 5.0)
         await admin.remove_drafter("second")
 
