@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from flyspec.errors import ConfigError
 from flyspec.security import ChannelSecurity, TlsFiles, is_loopback
@@ -31,8 +31,17 @@ class Credentials:
     @classmethod
     def from_environment(cls) -> Credentials:
         """As `FLYSPEC_API_KEY`, `FLYSPEC_SSL_CA_CERTS` and so on say."""
-        names = [f.name for f in fields(cls) if f.name != "allow_insecure"]
-        return cls(**{name: os.environ.get(ENVIRONMENT + name.upper(), "") for name in names})
+
+        def read(name: str) -> str:
+            return os.environ.get(ENVIRONMENT + name.upper(), "")
+
+        return cls(
+            read("api_key"),
+            read("ssl_ca_certs"),
+            read("ssl_certfile"),
+            read("ssl_keyfile"),
+            read("ssl_target_name"),
+        )
 
     def security(self, address: str) -> ChannelSecurity | None:
         """How to speak to a server there; None is in the clear. Raises `ConfigError`."""

@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
 
 from flyspec.errors import ConfigError
 
