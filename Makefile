@@ -6,7 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 PYTEST_ARGS ?=
 
 .PHONY: help demo test lint types imports protos manifests unit stubs models clean images-check \
-	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos audit
+	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos audit loadtest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -106,6 +106,13 @@ bench-engine: $(VENV)/.installed-dev ## steps, prefill and ranks; many requests 
 		--output build/throughput.json --plot docs/images/engine-throughput.svg
 	@$(BIN)/flyspec bench prefill-stall \
 		--output build/prefill-stall.json --plot docs/images/engine-prefill-stall.svg
+
+SCENARIO ?= ramp
+LOAD ?= $(if $(filter ramp,$(SCENARIO)),--steps 1,2,4,8,16 --rule fly --num-speculative-tokens 15 --against 0)
+loadtest: $(VENV)/.installed-dev ## two minutes of load on the bundled pair: SCENARIO=ramp, soak, burst, ...
+	@mkdir -p build
+	@$(BIN)/python -m loadtest.bundled $(SCENARIO) --seconds 100 $(LOAD) \
+		--html build/load-$(SCENARIO).html --json build/load-$(SCENARIO).json $(ARGS)
 
 MESSAGES ?= 200000
 fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; an hour or two on two cores

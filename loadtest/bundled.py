@@ -19,6 +19,7 @@ from flyspec.cli.service import ROOT, Service
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 from flyspec.errors import FlyspecError
 from loadtest import options
+from loadtest.scenarios import SCENARIOS
 
 SWAPPED = "drafter-swap"
 DRAFTERS = (("model-b", "draft", "model"), ("levels", "draft", "multi_level"),
@@ -36,8 +37,10 @@ def parser() -> argparse.ArgumentParser:
     """The flags of the stack; the rest is `loadtest`'s."""
     found = argparse.ArgumentParser(
         prog="loadtest.bundled", add_help=False, allow_abbrev=False,
-        usage="loadtest.bundled [--max-sessions N] [--dtype TYPE] SCENARIO [flags of loadtest]",
+        usage="loadtest.bundled SCENARIO [flags of loadtest] [flags of the stack]",
     )  # fmt: skip
+    found.add_argument("--model", help="another target than the bundled one")
+    found.add_argument("--draft-model", help="another draft model; '' drafts by prompt lookup")
     found.add_argument("--max-sessions", type=int, default=32)
     found.add_argument("--dtype", default="auto")
     found.add_argument("--orchestrator-flags", default="", help="such as '--max-waiting 4'")
@@ -45,8 +48,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def run(stack_args: argparse.Namespace, flags: list[str]) -> int:
-    """Start the stack and the test; the test's exit code."""
+    """Start the stack and the test; the test's exit code. SIGTERM ends it as Ctrl-C does."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     stack_options = StackOptions(
+        model=stack_args.model, draft_model=stack_args.draft_model,
         dtype=stack_args.dtype, max_sessions=stack_args.max_sessions, log_level="error",
         orchestrator_flags=tuple(stack_args.orchestrator_flags.split()),
     )  # fmt: skip
@@ -101,18 +108,17 @@ async def _stop(service: Service) -> None:
 def main() -> int:
     """Run it; the exit code."""
     stack_args, flags = parser().parse_known_args()
-    placeholder = ["--swap-to", "x=x:1"] if flags[:1] == [SWAPPED] else []
-    args = options.parser("loadtest.bundled").parse_args(
-        [*flags, *placeholder, "--admin-address", "x:1"] if flags and flags[0] != "--help"
-        and flags[0] != "-h" else flags
-    )  # fmt: skip
+    # Checked before anything starts; what the stack will add stands in for itself.
+    added = ["--admin-address", "x:1", *(["--swap-to", "x=x:1"] if flags[:1] == [SWAPPED] else [])]
+    given = [*flags, *added] if flags[:1] and flags[0] in SCENARIOS else flags
+    args = options.parser("loadtest.bundled").parse_args(given)
     try:
         options.check(args)
         return asyncio.run(run(stack_args, flags))
     except FlyspecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
 
 

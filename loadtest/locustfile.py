@@ -13,6 +13,7 @@ from typing import Any
 
 from locust import events
 
+from flyspec.client import DEFAULT_ADDRESS
 from loadtest import options
 from loadtest.control import Control
 from loadtest.prompts import FRESH, Source, prompt_mix
@@ -24,18 +25,18 @@ from loadtest.work import Closed, Phase, Variant
 __all__ = ["ClosedLoopUser"]
 
 
-@events.init_command_line_parser.add_listener
+@events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
 def add_flags(parser: Any) -> None:
     """Flags of servers and requests; `--host` is the address."""
     options.add_access(parser)
     options.add_requests(parser)
 
 
-@events.init.add_listener
+@events.init.add_listener  # type: ignore[untyped-decorator]
 def begin(environment: Any, **_: Any) -> None:
     """Give the users what they share; one phase is on without end."""
     args = environment.parsed_options
-    args.address = environment.host or options.DEFAULT_ADDRESS
+    args.address = environment.host or DEFAULT_ADDRESS
     control = Control(
         GrpcTransport(options.endpoint_of(args), args.connections),
         prompt_mix(args.prompt_file or [Source(FRESH)], args.problems, args.chat, args.seed),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
-from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, GenerateOptions
+from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
 from flyspec.errors import ConfigError
-from flyspec.security import TlsFiles
 from flyspec.types import Rule, SamplingParams
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals, metric_of
@@ -64,11 +64,15 @@ def add_access(to: argparse.ArgumentParser) -> None:
         ("--ssl-ca-certs", "encrypt, and trust these authorities: a PEM file, or `system`"),
         ("--ssl-certfile", "this client's own certificate, PEM"),
         ("--ssl-keyfile", "its key, PEM"),
+        ("--ssl-target-name", "name in the server's certificate (default: of the address)"),
     ):
         variable = "FLYSPEC_" + flag[2:].upper().replace("-", "_")
         group.add_argument(
             flag, default=os.environ.get(variable, ""), help=f"{what} (or {variable})"
         )
+    group.add_argument(
+        "--allow-insecure", action="store_true", help="send the key in the clear, elsewhere too"
+    )
     group.add_argument("--connections", type=_natural, default=4, help="TCP connections (4)")
 
 
@@ -147,8 +151,10 @@ def check(args: argparse.Namespace) -> None:
 
 def endpoint_of(args: argparse.Namespace) -> Endpoint:
     """Where the installation is. Raises `ConfigError`."""
-    files = TlsFiles(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
-    return Endpoint(args.address, args.api_key, files)
+    given = {f.name: getattr(args, f.name) for f in fields(Credentials)}
+    endpoint = Endpoint(args.address, Credentials(**given))
+    endpoint.credentials.security(args.address)
+    return endpoint
 
 
 def goals_of(args: argparse.Namespace) -> Goals:

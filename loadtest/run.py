@@ -17,6 +17,7 @@ from flyspec import wire
 from flyspec.errors import FlyspecError
 from loadtest import options as flags
 from loadtest.admin import Admin, Status
+from loadtest.connection import Endpoint
 from loadtest.control import Control
 from loadtest.goals import Check
 from loadtest.prompts import FRESH, Source, prompt_mix
@@ -29,7 +30,11 @@ from loadtest.users.loops import ClosedLoopUser, GenerateUser, OpenLoopUser, use
 from loadtest.watch import Memory, resident_mib
 from loadtest.work import Closed, Phase
 
-SECRET = ("api_key",)
+UNTOLD = frozenset((
+    "api_key", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_target_name", "address",
+    "admin_address", "watch", "html", "json", "plot", "records", "scenario",
+))  # fmt: skip
+"""Flags that the report does not repeat."""
 MAX_SPAWN_RATE = 100
 SETTLE_S = 10.0
 """So long may sessions take to close after the last request."""
@@ -57,7 +62,11 @@ class LoadTest:
         self._control = Control(
             self._transport, prompt_mix(sources, args.problems, args.chat, args.seed), args.seed
         )
-        admin = Admin(endpoint.at(args.admin_address)) if args.admin_address else None
+        admin = (
+            Admin(Endpoint(args.admin_address, endpoint.credentials))
+            if args.admin_address
+            else None
+        )
         self._world = World(
             admin, note=self._note, sleep=gevent.sleep, records=self._control.records
         )
@@ -255,12 +264,10 @@ class LoadTest:
 
     def _options(self) -> dict[str, Any]:
         """The flags, as plain values; no secrets, no addresses, no names of files."""
-        skip = {*SECRET, "scenario", "address", "admin_address", "watch", "html", "json", "plot",
-                "records", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}  # fmt: skip
         return {
             name: value if isinstance(value, int | float | str | bool) else _plain(value)
             for name, value in vars(self._args).items()
-            if name not in skip and value not in (None, "", [])
+            if name not in UNTOLD and value not in (None, "", [])
         }
 
     def _memory_document(self) -> dict[str, dict[str, list[float]]]:

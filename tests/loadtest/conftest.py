@@ -1,0 +1,82 @@
+"""The bundled models in processes of their own, and load tests as children of the tests.
+
+Locust patches the standard library, which must not reach other tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+
+
+@dataclass
+class Ended:
+    """A load test that has ended: exit code, what it printed, what it wrote."""
+
+    code: int
+    printed: str
+    errors: str
+    document: dict[str, Any] = field(default_factory=dict)
+    page: str = ""
+
+    def phase(self, name: str) -> dict[str, Any]:
+        return next(p for p in self.document["phases"] if p["name"] == name)
+
+    def check(self, name: str) -> dict[str, Any]:
+        return next(c for c in self.document["checks"] if c["name"] == name)
+
+
+@pytest.fixture(scope="session")
+async def load_stack():
+    """A stack with few slots, so that a test's load can fill them."""
+    if not (DEMO_MODELS / "target" / "model.safetensors").is_file():
+        pytest.skip("demo/models has no weights; run `make models`")
+    options = StackOptions(
+        log_level="warning", max_sessions=6, orchestrator_flags=("--max-waiting", "2")
+    )
+    async with Stack(options) as running:
+        yield running
+
+
+@pytest.fixture
+def run_load(load_stack, tmp_path):
+    """Run `python -m loadtest` against that stack; with `stop_after`, seconds, SIGTERM ends it."""
+
+    async def run(
+        scenario: str,
+        flags: str = "",
+        stop_after: float | None = None,
+        module: str = "loadtest",
+        page: bool = False,
+    ) -> Ended:
+        html, data = tmp_path / "load.html", tmp_path / "load.json"
+        where = [] if module != "loadtest" else [
+            "--address", load_stack.address, "--admin-address", load_stack.admin_address,
+            "--watch", f"verify={load_stack.services['verify'].pid}", "--every", "0.2",
+        ]  # fmt: skip
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, scenario, *where, "--json", str(data),
+            *(["--html", str(html)] if page else []), *flags.split(),
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        if stop_after is not None:
+            assert child.stderr is not None
+            while b" for " not in await child.stderr.readline():  # a phase has begun
+                pass
+            await asyncio.sleep(stop_after)
+            child.terminate()
+        printed, errors = await child.communicate()
+        ended = Ended(child.returncode or 0, printed.decode(), errors.decode())
+        if data.exists():
+            ended.document = json.loads(data.read_text())
+            ended.page = html.read_text() if page else ""
+        return ended
+
+    return run

@@ -1,0 +1,46 @@
+"""Synchronous channels: in the clear, with TLS, with a certificate of one's own and a key."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from flyspec.client import Credentials
+from flyspec.errors import ConfigError
+from loadtest.connection import Endpoint
+from tests.security.authority import Authority, credentials, files
+from tests.security.ports import listening
+
+
+async def health(endpoint):
+    """Ask, in a thread."""
+
+    def ask():
+        with endpoint.connect() as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            return stub.Check(request, timeout=5.0, metadata=endpoint.metadata).status
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_tls_with_and_without_a_certificate(tmp_path):
+    ours = Authority(tmp_path, "ours")
+    async with listening(files(ours.server("service"), ours)) as address:
+        with_one = Endpoint(address, credentials(ours, ours.pair("load")))
+        assert await health(with_one) == health_pb2.HealthCheckResponse.SERVING
+        for refused in (credentials(ours), Credentials()):
+            with pytest.raises(grpc.RpcError):
+                await health(Endpoint(address, refused))
+
+
+def test_a_key_goes_with_every_call_and_not_in_the_clear():
+    assert Endpoint("127.0.0.1:1").metadata == ()
+    keyed = Endpoint("10.0.0.1:1", Credentials(api_key="secret"))
+    assert keyed.metadata == (("authorization", "Bearer secret"),)
+    assert "secret" not in repr(keyed)
+    with pytest.raises(ConfigError, match="in the clear"):
+        keyed.connect()

@@ -1,0 +1,175 @@
+"""Percentiles, throughput, goodput, growth and the knee, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtest.goals import Goals
+from loadtest.measures import growth, knee, overlap, percentile, quantiles
+from loadtest.summary import Figures, PhaseResult, meets, timeline
+from loadtest.work import Closed, Phase
+from tests.loadtest.load_data import PLAIN, VARIANT, done, other
+
+VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
+SHARES = st.floats(0, 1)
+REQUESTS = st.lists(
+    st.builds(done, planned=st.floats(0, 50), seconds=st.floats(0.001, 20), first=st.just(0.0),
+              tokens=st.integers(0, 300)), max_size=30,
+)  # fmt: skip
+
+
+@given(VALUES, SHARES)
+def test_a_percentile_is_the_least_value_that_covers_its_share(values, share):
+    found = percentile(values, share)
+    assert found in values
+    assert sum(v <= found for v in values) >= share * len(values) - 1e-9
+    below = [v for v in values if v < found]
+    assert len(below) < share * len(values) or not below
+
+
+@given(VALUES, SHARES, SHARES)
+def test_percentiles_ascend(values, one, other_share):
+    low, high = sorted((one, other_share))
+    assert percentile(values, low) <= percentile(values, high)
+
+
+def test_percentiles_of_a_hundred_and_of_none():
+    values = list(range(1, 101))
+    assert [percentile(values, s) for s in (0, 0.5, 0.99, 1.0)] == [1, 50, 99, 100]
+    assert math.isnan(percentile([], 0.5))
+
+
+@given(VALUES)
+def test_quantiles_are_a_line_from_the_least_to_the_greatest(values):
+    found = quantiles(values)
+    assert len(found) == 101
+    assert (found[0], found[-1]) == (min(values), max(values))
+    assert found == sorted(found)
+    assert quantiles([]) == []
+
+
+@given(st.floats(0, 100), st.floats(0, 100), st.lists(st.floats(0, 100), max_size=8))
+def test_the_parts_of_a_request_in_neighbouring_stretches_sum_to_all_of_it(first, length, cuts):
+    edges = [-1.0, *sorted(cuts), 1000.0]
+    parts = [overlap(a, b, first, first + length) for a, b in pairwise(edges)]
+    assert sum(parts) == pytest.approx(1.0)
+    assert all(0.0 <= part <= 1.0 for part in parts)
+
+
+def test_growth_compares_the_last_third_with_the_middle_one():
+    assert growth([5, 5, 5, 10, 10, 10, 11, 11, 11]) == pytest.approx(0.1)
+    assert growth([100, 50, 10, 10, 10, 10, 10, 10, 10]) == 0.0
+    assert growth([1, 2]) is None
+
+
+@dataclass
+class Step:
+    rate: float
+    latency: float
+
+
+def test_the_knee_is_where_throughput_stops_growing_and_latency_begins():
+    # A server whose step costs 1 + N / 8: the knee of its closed loop is at N = 8.
+    users = [1, 2, 4, 8, 16, 32, 64]
+    steps = [Step(n / (1 + n / 8), 1 + n / 8) for n in users]
+    assert users[knee(steps)] == 8
+    assert knee([Step(0.0, math.nan), Step(5.0, 1.0)]) == 1
+    assert knee([]) is None
+    assert knee([Step(0.0, math.nan)]) is None
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(1e-3, 1e3)), min_size=1), st.floats(1, 9))
+def test_the_knee_does_not_depend_on_units(points, factor):
+    steps = [Step(*point) for point in points]
+    scaled = [Step(factor * s.rate, s.latency) for s in steps]
+    power = [s.rate / s.latency for s in steps]
+    assert power[knee(scaled)] == pytest.approx(max(power))
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+def test_times_count_from_when_a_request_was_due():
+    late = done(planned=1.0, seconds=2.0, first=0.5, tokens=16, sent=1.25)
+    assert late.metric("e2e") == pytest.approx(2000)
+    assert late.metric("ttft") == pytest.approx(500)
+    assert late.metric("tpot") == pytest.approx(100)
+    assert done(tokens=1).metric("tpot") is None
+    assert other("refused").metric("e2e") is None
+
+
+def test_outcomes_are_counted_apart():
+    records = [done(), done(planned=1.0), other("refused", retry_after_s=1.0), other("refused"),
+               other("cancelled"), other("failed", error="x")]  # fmt: skip
+    figures = Figures.of(records, 0.0, 2.0, {"e2e": 1500.0})
+    assert (figures.sent, figures.complete, figures.refused) == (6, 2, 2)
+    assert (figures.cancelled, figures.failed, figures.refusals_without_retry) == (1, 1, 1)
+    assert figures.requests_per_s == 1.0
+    assert figures.tokens_per_s == 11.0
+    assert figures.tokens_per_round == 5.5
+    assert figures.e2e.count == 2
+    assert figures.goodput == 2 / 5
+    assert Figures.of(records, 0.0, 2.0).goodput is None
+    assert math.isnan(Figures.of([], 0.0, 1.0).e2e.p99)
+
+
+@given(REQUESTS, st.floats(1, 30_000), st.floats(1, 30_000))
+def test_goodput_is_a_share_that_grows_with_the_limit(records, one, another):
+    low, high = sorted((one, another))
+    few, many = (Figures.of(records, 0, 60, {"e2e": ms}).goodput for ms in (low, high))
+    if not records:
+        assert few is None
+        return
+    assert 0 <= few <= many <= 1
+    assert few * len(records) == pytest.approx(sum(meets(r, {"e2e": low}) for r in records))
+    both = Figures.of(records, 0, 60, {"e2e": low, "ttft": high}).goodput
+    assert both <= few
+
+
+@given(REQUESTS)
+def test_no_token_is_lost_over_time(records):
+    line = timeline(records, 80.0)
+    assert sum(line["tokens_per_s"]) * line["width_s"] == pytest.approx(
+        sum(r.tokens for r in records), rel=1e-6
+    )
+    assert sum(line["sent"]) == len(records) == sum(line["complete"])
+    whole = Figures.of(records, 0.0, 80.0)
+    assert whole.tokens_per_s * 80.0 == pytest.approx(sum(r.tokens for r in records), rel=1e-6)
+
+
+# --- goals ------------------------------------------------------------------------------------
+
+
+def result(records, judged=True, limits=None):
+    phase = Phase("p", Closed(1), 10.0, (VARIANT, PLAIN), judged=judged)
+    return PhaseResult.of(phase, 0.0, 10.0, 0.0, records, limits)
+
+
+def test_goals_are_about_judged_phases_and_failures_about_all():
+    slow = [done(planned=float(i), seconds=3.0) for i in range(9)] + [other("failed", error="x")]
+    goals = Goals({"e2e": 2000.0}, {"e2e": 2000.0}, 0.9, 0.1)
+    checks = {c.name: c for c in goals.check([result(slow, limits={"e2e": 2000.0})])}
+    assert {name for name, c in checks.items() if not c.passed} == {
+        "failures", "p99 e2e", "goodput"
+    }  # fmt: skip
+    assert checks["p99 e2e"].said == "p: 3000 ms, bound 2000 ms"
+    unjudged = goals.check([result(slow, judged=False, limits={"e2e": 2000.0})])
+    assert [c.name for c in unjudged] == ["failures"]
+    assert Goals(max_failures=1).check([result(slow)])[0].passed
+
+
+def test_a_goal_of_a_phase_without_completed_requests_is_missed():
+    (check,) = Goals({}, {"ttft": 5.0}).check([result([other("refused", retry_after_s=1.0)])])[1:]
+    assert not check.passed
+
+
+def test_ways_of_asking_are_summed_up_apart():
+    found = result([done(), done(variant=PLAIN.name, tokens=3)])
+    assert {n: f.complete for n, f in found.by_variant.items()} == {VARIANT.name: 1, PLAIN.name: 1}
+    assert found.to_document()["by_variant"][PLAIN.name]["e2e_ms"]["p50"] == 1000.0

@@ -1,0 +1,150 @@
+"""The report of recorded data: page, plots, table, JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from html.parser import HTMLParser
+
+import pytest
+
+from flyspec.errors import ConfigError
+from loadtest.report.document import read, to_json
+from loadtest.report.figures import plots
+from loadtest.report.page import page
+from loadtest.report.terminal import show
+from loadtest.report.text import duration, highlights, number, table
+from loadtest.report.write import write, write_records
+from tests.loadtest.load_data import document
+
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """Notes what is open and what is loaded from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.counts, self.loaded, self.text = [], {}, [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.loaded += [v for k, v in attrs if k in ("src", "href") and not v.startswith("#")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def parsed(found):
+    reader = Page()
+    reader.feed(page(found))
+    assert reader.open == []
+    return reader
+
+
+def test_the_page_is_one_file_with_every_plot():
+    found = document()
+    reader = parsed(found)
+    assert reader.counts["svg"] == len(plots(found)) == 4
+    assert reader.loaded == []
+    for text in ("of a <test>", "passed", "knee", "16 users, K = 0", "the generator was late"):
+        assert text in reader.text
+
+
+def test_a_broken_check_is_seen_at_once():
+    text = parsed(document(failures=2)).text
+    assert "failed" in text
+    assert "broken" in text
+
+
+def test_a_test_without_curves_begins_with_what_happened_over_time():
+    found = document("soak", series=("",), users=(4,))
+    assert [p.title for p in plots(found)] == [
+        "Ways of asking, side by side", "How long requests take", "Over time"
+    ]  # fmt: skip
+    for phase in found["phases"]:
+        phase["by_variant"] = {}
+    assert [p.title for p in plots(found)] == ["Over time", "How long requests take"]
+
+
+def test_json_is_short_and_can_be_read_again(tmp_path):
+    found = document()
+    found["found"] = {"nothing": math.nan, "long": 1 / 3, "big": 1234567.8}
+    file = tmp_path / "load.json"
+    write(found, json=file)
+    again = read(file)
+    assert again["found"] == {"nothing": None, "long": 0.33333, "big": 1234568}
+    assert file.stat().st_size < 60_000
+    assert parsed(again).counts["svg"] == 4
+    assert [p["name"] for p in again["phases"]] == [p["name"] for p in found["phases"]]
+    assert json.loads(to_json(again)) == again
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not a report"):
+        read(tmp_path / "other.json")
+
+
+def test_plots_and_records_are_written(tmp_path):
+    write(document(), html=tmp_path / "a.html", plot=tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    assert (tmp_path / "a.html").stat().st_size > 20_000
+    write_records(tmp_path / "r.jsonl.gz", ["{}", "{}"])
+    write_records(tmp_path / "r.jsonl", ["{}", "{}"])
+    assert (tmp_path / "r.jsonl").read_text() == "{}\n{}\n"
+    assert (tmp_path / "r.jsonl.gz").stat().st_size < 60
+
+
+def test_the_table_shows_what_there_is(capsys):
+    found = document()
+    columns, rows = table(found)
+    assert len(rows) == len(found["phases"]) * 3
+    assert "goodput" in columns
+    assert all(len(row) == len(columns) for row in rows)
+    show(found, width=240)
+    printed = capsys.readouterr().out
+    assert "PASSED" in printed
+    assert "16 users, fly" in printed
+    assert "…" not in printed
+
+
+def test_a_column_that_says_nothing_is_left_out():
+    found = document()
+    for phase in found["phases"]:
+        for figures in (phase, *phase["by_variant"].values()):
+            figures["cancelled"], figures["goodput"] = 0, None
+    columns, _ = table(found)
+    assert "given up" not in columns
+    assert "goodput" not in columns
+    assert "refused" in columns
+
+
+def test_findings_are_told_in_sentences():
+    found = document()
+    found["found"] = {
+        "curves": {"fly": {"knee_load": "4 users", "knee_tokens_per_s": 400.0,
+                           "knee_e2e_p50_ms": 900.0, "knee_e2e_p99_ms": 1500.0,
+                           "most_tokens_per_s": 450.0}},
+        "memory_growth": {"verify": 0.01},
+        "normal_e2e_ms": 900.0,
+        "normal_again_after_s": None,
+        "turns": [{"activate_ms": 5.0, "drain_ms": 80.0}],
+    }  # fmt: skip
+    said = " ".join(highlights(found))
+    for text in ("knee at 4 users, 400 tokens/s", "verify +1.0%", "no request", "1 swaps moved 0"):
+        assert text in said
+
+
+def test_figures_are_written_for_people():
+    assert [number(v) for v in (None, math.nan, 0.123, 12.34, 1234.5)] == [
+        "–", "–", "0.12", "12.3", "1,234"
+    ]  # fmt: skip
+    assert [duration(v) for v in (None, 9.87, 123.4, 1234.0, 123456.0)] == [
+        "–", "9.9 ms", "123 ms", "1.23 s", "123 s"
+    ]  # fmt: skip

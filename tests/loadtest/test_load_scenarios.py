@@ -1,0 +1,165 @@
+"""Every scenario for some seconds on the bundled models; nothing about how long anything takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from flyspec.cli.service import Service
+from flyspec.client import AdminClient
+from loadtest import options
+from loadtest.scenarios import SCENARIOS
+
+SHORT = "--max-tokens 16 --problems 40 --seed 1"
+
+
+def passed(ended):
+    """A test that ran through, without a failure, and wrote its report."""
+    assert ended.code == 0, ended.errors + ended.printed
+    assert ended.document["passed"]
+    assert "PASSED" in ended.printed
+    assert ended.document["errors"] == {}
+    assert sum(p["failed"] for p in ended.document["phases"]) == 0
+    return True
+
+
+async def test_ramp_on_a_stack_of_its_own(run_load):
+    flags = "--draft-model= --seconds 2 --steps 1,3 --rule exact --num-speculative-tokens 4"
+    ended = await run_load(
+        "ramp", f"{flags} --against 0 {SHORT}", module="loadtest.bundled", page=True
+    )
+    assert passed(ended)
+    series = {p["series"] for p in ended.document["phases"]} - {""}
+    assert series == {"exact, K = 4", "K = 0"}
+    assert set(ended.document["found"]["curves"]) == series
+    assert ended.phase("1 user, K = 0")["tokens_per_round"] == 1.0
+    assert "knee" in ended.page
+    assert "<svg" in ended.page
+    assert set(ended.document["memory"]) == {"verify", "draft", "orchestrator"}
+
+
+async def test_soak(run_load):
+    flags = "--seconds 3 --rate 5 --cancelled 0.3 --max-latency-growth 99 --max-memory-growth 9"
+    ended = await run_load("soak", f"{flags} {SHORT} --temperature 0.7")
+    assert passed(ended)
+    soak = ended.phase("soak")
+    assert soak["cancelled"] > 0
+    assert soak["sent"] == soak["complete"] + soak["cancelled"] + soak["refused"]
+    assert "memory of verify" in {c["name"] for c in ended.document["checks"]}
+    assert ended.document["status"]["seconds"]
+
+
+async def test_burst(run_load):
+    # Three requests a second fit into six slots; sixty do not.
+    ended = await run_load("burst", f"--seconds 4 --rate 3 --factor 20 --ignore-eos {SHORT}")
+    assert passed(ended)
+    burst = ended.phase("burst")
+    assert burst["sent"] > burst["complete"] > 0
+    assert burst["refused"] > 0
+    assert burst["refusals_without_retry"] == 0
+    assert ended.check("after")["passed"]
+
+
+async def test_cancel_storm(run_load):
+    flags = "--seconds 3 --users 2 --cancel-after 0.1 --max-tokens 200 --problems 40"
+    ended = await run_load("cancel-storm", flags)
+    assert passed(ended)
+    storm = ended.phase("storm")
+    assert storm["cancelled"] > storm["complete"]
+    assert ended.check("left open")["said"] == "nothing more than before"
+
+
+async def test_drafter_swap(run_load, load_stack):
+    service = await Service.start(
+        "lookup", "draft_service", ["--model", "", "--port", "0"], 1, lambda line: None
+    )
+    try:
+        await service.ready()
+        async with AdminClient(load_stack.admin_address) as admin:
+            before = [d.name for d in await admin.list_drafters()]
+            flags = f"--seconds 4 --turns 1 --users 3 --max-tokens 100 --ignore-eos --swap-to " \
+                    f"lookup=127.0.0.1:{service.facts['port']},prompt_lookup"  # fmt: skip
+            ended = await run_load("drafter-swap", flags)
+            assert passed(ended)
+            assert [d.name for d in await admin.list_drafters()] == before
+    finally:
+        service.send(subprocess.signal.SIGTERM)  # type: ignore[attr-defined]
+        await service.ended()
+    (turn,) = ended.document["found"]["turns"]
+    assert (turn["drafter"], turn["left"]) == ("lookup", 0)
+    assert {e["text"] for e in ended.document["events"]} >= {"lookup is a canary",
+                                                             "lookup is active"}  # fmt: skip
+
+
+async def test_mixed_rules_and_a_goal_that_is_missed(run_load):
+    flags = "--seconds 3 --users 3 --rules plain,exact,fly --goodput e2e:60000 --max-p99 e2e:0.001"
+    ended = await run_load("mixed-rules", f"{flags} {SHORT}")
+    assert ended.code == 1
+    assert not ended.document["passed"]
+    assert [c["name"] for c in ended.document["checks"] if not c["passed"]] == ["p99 e2e"]
+    mix = ended.phase("mix")
+    assert mix["goodput"] == 1.0
+    rounds = {name: figures["tokens_per_round"] for name, figures in mix["by_variant"].items()}
+    assert rounds["plain"] == 1.0
+    assert min(rounds["exact"], rounds["fly"]) > 1.0
+    assert "FAILED" in ended.printed
+
+
+async def test_a_test_that_is_stopped_reports_what_it_saw(run_load):
+    ended = await run_load("soak", f"--seconds 60 --rate 6 {SHORT}", stop_after=1.5)
+    assert ended.code == 1
+    assert not ended.check("interrupted")["passed"]
+    assert ended.phase("soak")["complete"] > 0
+    assert ended.document["seconds"] < 60
+
+
+async def test_a_server_that_is_not_there(run_load):
+    ended = await run_load("ramp", "--address 127.0.0.1:1")
+    assert ended.code == 2
+    assert ended.errors.startswith("error: 127.0.0.1:1 does not answer")
+
+
+# --- the command line -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["loadtest", "loadtest.bundled"])
+def test_bad_flags_are_refused_before_anything_starts(module):
+    flags = [sys.executable, "-m", module, "ramp", "--goodput", "speed:3"]
+    ended = subprocess.run(flags, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "--goodput speed:3: not METRIC:MS" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("ramp --json a.txt", r"must end in \.json"),
+        ("ramp --html none/a.html", "no directory none"),
+        ("drafter-swap --swap-to a=b:1", "needs --admin-address"),
+        ("soak --min-goodput 0.9", "needs --goodput"),
+        ("soak --watch verify", "not NAME=PID"),
+        ("burst --ssl-certfile a.pem", "ssl-ca-certs"),
+    ],
+)
+def test_what_cannot_work_is_said(flags, message):
+    with pytest.raises(options.ConfigError, match=message):
+        options.check(options.parser().parse_args(flags.split()))
+
+
+@pytest.mark.parametrize("scenario", list(SCENARIOS))
+def test_every_scenario_explains_itself(scenario, capsys):
+    with pytest.raises(SystemExit):
+        options.parser().parse_args([scenario, "--help"])
+    assert "--prompt-file" in capsys.readouterr().out
+    assert SCENARIOS[scenario].about
+    assert SCENARIOS[scenario].__doc__
+
+
+def test_only_what_must_know_locust_imports_it():
+    code = (
+        "import sys, loadtest.options, loadtest.report.write, loadtest.bundled\n"
+        "assert not {'gevent', 'locust', 'torch', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
