@@ -26,6 +26,11 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Who connects and says nothing, or no TLS; gRPC's own default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 ]
+CONNECTION_AGE_MS = 3_600_000
+"""After so long over TLS new calls need a new handshake, and so a certificate that is still good.
+
+Calls under way go on over the old connection until they end.
+"""
 
 
 class GrpcServer:
@@ -54,10 +59,12 @@ class GrpcServer:
         self._names = names
         self._port = port
         self._credentials = credentials
+        age = [("grpc.max_connection_age_ms", CONNECTION_AGE_MS)] if credentials else []
         self._server = grpc.aio.server(
             interceptors=[Gate(checks), MalformedRequests(abort), *interceptors],
             options=[
                 *SERVER_OPTIONS,
+                *age,
                 ("grpc.max_receive_message_length", max_request_bytes),
                 ("grpc.max_concurrent_streams", max_streams),
             ],
