@@ -16,6 +16,7 @@ from typing import Literal
 
 from flyspec.client import Client, Completion, GenerateOptions, Prompt
 from flyspec.errors import FlyspecError, ResourceExhaustedError
+from loadtest.arrivals import poisson
 
 Outcome = Literal["complete", "refused", "failed"]
 
@@ -110,15 +111,13 @@ class Load:
         """
         begin, used = time.perf_counter(), time.process_time()
         tasks: list[asyncio.Task[Result]] = []
-        planned = self._rng.expovariate(rate)
-        while planned < seconds:
+        for planned in poisson(rate, seconds, self._rng):
             wait = begin + planned - time.perf_counter()
             if wait > 0:
                 await asyncio.sleep(wait)
             tasks.append(asyncio.create_task(self.one(begin, planned)))
             if wait <= 0:  # behind: let those that are under way have their turn
                 await asyncio.sleep(0)
-            planned += self._rng.expovariate(rate)
         on_end()
         busy = (time.process_time() - used) / (time.perf_counter() - begin)
         results = await asyncio.gather(*tasks)

@@ -10,7 +10,6 @@ from typing import Any
 
 from flyspec.drawing import save
 
-
 MAX_GROWTH = 0.05
 """Most growth of a process's memory over the run, as a share of it, that counts as none."""
 

@@ -7,14 +7,13 @@ import datetime
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gevent
 from locust.env import Environment
 
 from flyspec import wire
-from flyspec.errors import FlyspecError
 from loadtest import options as flags
 from loadtest.admin import Admin, Status
 from loadtest.connection import Endpoint
@@ -27,7 +26,7 @@ from loadtest.scenarios import SCENARIOS, World
 from loadtest.summary import PhaseResult, timeline
 from loadtest.users.grpc import GrpcTransport
 from loadtest.users.loops import ClosedLoopUser, GenerateUser, OpenLoopUser, user_class_of
-from loadtest.watch import Memory, resident_mib
+from loadtest.watch import Watch
 from loadtest.work import Closed, Phase
 
 UNTOLD = frozenset((
@@ -42,7 +41,6 @@ BESIDE_S = 120.0
 """So long may what goes on beside the load take after it."""
 LATE_MS = 100.0
 """p99 of how late requests are sent, beyond which the generator measures itself."""
-MAX_SAMPLES = 600
 
 
 class Interrupted(BaseException):
@@ -55,7 +53,6 @@ class LoadTest:
     def __init__(self, args: argparse.Namespace, say: Callable[[str], None]) -> None:
         self._args, self._say = args, say
         self._goals = flags.goals_of(args)
-        self._pids: Mapping[str, int] = flags.watched(args)
         endpoint = flags.endpoint_of(args)
         self._transport = GrpcTransport(endpoint, args.connections)
         sources = args.prompt_file or [Source(FRESH)]
@@ -71,9 +68,8 @@ class LoadTest:
             admin, note=self._note, sleep=gevent.sleep, records=self._control.records
         )
         self._done: list[PhaseResult] = []
-        self._memory: list[Memory] = []
-        self._world.memory = self._memory
-        self._statuses: list[tuple[float, Status]] = []
+        self._watch = Watch(flags.watched(args), admin, self._control.now, say)
+        self._world.memory = self._watch.memory
         self._events: list[dict[str, Any]] = []
         self._interrupted = False
         self._who: type[GenerateUser] | None = None
@@ -89,7 +85,7 @@ class LoadTest:
         environment = Environment(user_classes=[ClosedLoopUser, OpenLoopUser])
         environment.flyspec_control = self._control  # type: ignore[attr-defined]
         runner = environment.create_local_runner()
-        watch = gevent.spawn(self._watch)
+        watch = gevent.spawn(self._look)
         beside, load_is_on = gevent.spawn(scenario.beside), True
         self._world.running = lambda: load_is_on
         trouble: list[Check] = []
@@ -127,8 +123,8 @@ class LoadTest:
             "phases": [result.to_document() for result in self._done],
             "errors": _counted(records),
             "events": self._events,
-            "memory": self._memory_document(),
-            "status": self._status_document(),
+            "memory": self._watch.memory_document(),
+            "status": self._watch.status_document(),
             "timeline": timeline(records, seconds),
         }
 
@@ -236,18 +232,9 @@ class LoadTest:
             "drafters": list(models.drafters),
         }
 
-    def _watch(self) -> None:
-        """Look at memory and status all the time."""
+    def _look(self) -> None:
         while True:
-            for name, pid in self._pids.items():
-                mib = resident_mib(pid)
-                if mib is not None:
-                    self._memory.append(Memory(self._control.now(), name, mib))
-            if self._world.admin is not None:
-                try:
-                    self._statuses.append((self._control.now(), self._world.admin.status()))
-                except FlyspecError as error:
-                    self._say(f"status: {error}")
+            self._watch.look()
             gevent.sleep(self._args.every)
 
     def _note(self, text: str) -> None:
@@ -269,32 +256,6 @@ class LoadTest:
             for name, value in vars(self._args).items()
             if name not in UNTOLD and value not in (None, "", [])
         }
-
-    def _memory_document(self) -> dict[str, dict[str, list[float]]]:
-        found = {}
-        for name in self._pids:
-            samples = _thin([m for m in self._memory if m.service == name])
-            if samples:
-                found[name] = {
-                    "seconds": [m.seconds for m in samples],
-                    "mib": [m.mib for m in samples],
-                }
-        return found
-
-    def _status_document(self) -> dict[str, list[float]]:
-        samples = _thin(self._statuses)
-        return {
-            "seconds": [seconds for seconds, _ in samples],
-            "active": [status.active for _, status in samples],
-            "waiting": [status.waiting for _, status in samples],
-            "target_sessions": [status.target_sessions for _, status in samples],
-        }
-
-
-def _thin(samples: list[Any]) -> list[Any]:
-    """At most `MAX_SAMPLES` of them, at even distances."""
-    step = -(-len(samples) // MAX_SAMPLES) or 1
-    return samples[::step]
 
 
 def _counted(records: Sequence[Record]) -> dict[str, int]:

@@ -161,6 +161,7 @@ class PhaseResult:
             by_variant={
                 name: Figures.of([r for r in records if r.variant == name], *window, limits)
                 for name in names
+                if len(names) > 1
             },
             quantiles={m: quantiles(times(records, m)) for m in METRICS},
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flyspec.errors import FlyspecError
 from loadtest.report.document import read
-from loadtest.report.terminal import show
+from loadtest.report.terminal import markdown, show
 from loadtest.report.write import write
 
 
@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("file", type=Path, help="what `--json` wrote")
     parser.add_argument("--html", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE", help=".svg, .png or .pdf")
+    parser.add_argument("--markdown", action="store_true", help="print a table for a document")
     args = parser.parse_args()
     try:
         document = read(args.file)
@@ -25,7 +26,10 @@ def main() -> int:
     except FlyspecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    show(document)
+    if args.markdown:
+        print(markdown(document))
+    else:
+        show(document)
     return 0
 
 

@@ -8,6 +8,14 @@ from typing import Any
 from loadtest.report.text import highlights, table
 
 
+def markdown(document: dict[str, Any]) -> str:
+    """Table and findings for a document."""
+    columns, rows = table(document)
+    lines = [columns, ["---", "---", *["---:"] * (len(columns) - 2)], *rows]
+    found = [f"- {line}" for line in highlights(document)]
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *found])
+
+
 def show(document: dict[str, Any], width: int | None = None) -> None:
     """Print phases, findings, checks and the verdict to standard output."""
     from rich.console import Console

@@ -12,7 +12,7 @@ from flyspec.errors import ConfigError
 from loadtest.report.document import read, to_json
 from loadtest.report.figures import plots
 from loadtest.report.page import page
-from loadtest.report.terminal import show
+from loadtest.report.terminal import markdown, show
 from loadtest.report.text import duration, highlights, number, table
 from loadtest.report.write import write, write_records
 from tests.loadtest.load_data import document
@@ -112,6 +112,13 @@ def test_the_table_shows_what_there_is(capsys):
     assert "PASSED" in printed
     assert "16 users, fly" in printed
     assert "…" not in printed
+
+
+def test_the_same_table_for_a_document():
+    lines = markdown(document()).splitlines()
+    assert lines[0].startswith("| phase | load |")
+    assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
+    assert len([line for line in lines if line.startswith("|")]) == 2 + len(table(document())[1])
 
 
 def test_a_column_that_says_nothing_is_left_out():
