@@ -43,7 +43,7 @@ async def go_on(*readers: Reader) -> None:
     """Wait until each of them has read more."""
     counts = [reader.count for reader in readers]
     async with asyncio.timeout(30):
-        while any(r.count <= n for r, n in zip(readers, counts, strict=True)):  # noqa: ASYNC110
+        while any(r.count <= n for r, n in zip(readers, counts, strict=True)):
             assert not any(reader.task.done() for reader in readers)
             await asyncio.sleep(0.01)
 
