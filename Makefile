@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST_ARGS ?=
 
-.PHONY: help demo test lint types imports protos manifests unit stubs models clean images-check \
+.PHONY: help demo test lint types imports protos manifests prometheus unit stubs models clean images-check \
 	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos audit loadtest
 
 help: ## list the targets
@@ -53,7 +53,11 @@ manifests: $(VENV)/.installed-dev ## Kubernetes manifests and compose files: ren
 	@echo "== kubectl, kubernetes-validate, checkov, docker-compose: what is deployed"
 	@$(BIN)/python deploy/check_manifests.py
 
-unit: $(VENV)/.installed-dev
+prometheus: ## Prometheus and promtool for the tests, from Debian's packages, if this is root
+	@echo "== Prometheus"
+	@sh k8s/monitoring/install.sh
+
+unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -m "not full and not gpu" $(PYTEST_ARGS)
 

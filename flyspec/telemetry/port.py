@@ -76,6 +76,7 @@ def _server_class(security: PortSecurity) -> type[WSGIServer]:
     class Server(ThreadingMixIn, WSGIServer):
         address_family = family
         daemon_threads = True
+        request_queue_size = 128
 
         def server_bind(self) -> None:
             """As the base class, without asking the DNS for this host's name."""

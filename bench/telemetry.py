@@ -1,0 +1,131 @@
+"""What telling of a round costs, without the models: `python -m bench.telemetry`.
+
+A round of 15 drafts, 9 of them accepted, with metrics alone and with a trace. Figures are
+microseconds of CPU, the median of `--repeats` runs of `--rounds` rounds each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from flyspec.telemetry.metrics import EngineMetrics
+from flyspec.telemetry.traces import Traces
+from flyspec.types import Decision, DraftTimings, Origin, Outcome, RoundVerdict, VerifyTimings
+from orchestrator.ledger import Ledger, Round
+from orchestrator.metrics import GenerationMetrics, RoundCounter
+from orchestrator.tracing import GenerationTrace
+from orchestrator.window import Commit, Token
+
+NUM_ACCEPTED = 9
+DECISIONS = [
+    *[Decision(Outcome.EXACT)] * NUM_ACCEPTED,
+    Decision(Outcome.REJECTED, 5, 0.2, 0.3),
+    *[Decision(Outcome.NOT_REACHED)] * 5,
+]
+FINAL = [*[Token(5, Origin.EXACT_MODEL)] * NUM_ACCEPTED, Token(6, Origin.CORRECTION)]
+
+
+def make_round(index: int) -> Round:
+    """The `index`-th round of a generation."""
+    start = 10 * index
+    keep = start + NUM_ACCEPTED
+    timings = VerifyTimings(100_000, 9_000_000, 200_000, 9_500_000)
+    verdict = RoundVerdict(index, keep, 6, keep + 1, DECISIONS, True, timings)
+    drafted = DraftTimings(50_000, 4_000_000, 4_300_000)
+    return Round(
+        [Commit(FINAL)], verdict, start, keep + 1, 4_000_000, 16_000_000, None, "model", index,
+        time.perf_counter_ns(), time.perf_counter_ns(), drafted,
+    )  # fmt: skip
+
+
+def microseconds(work: Callable[[], None], rounds: int) -> float:
+    """CPU time of one of so many rounds."""
+    began = time.process_time_ns()
+    work()
+    return (time.process_time_ns() - began) / rounds / 1e3
+
+
+def metrics_of_rounds(num_rounds: int) -> float:
+    """Counting them in the orchestrator."""
+    ledger = Ledger()
+    counter = RoundCounter(GenerationMetrics(CollectorRegistry()), "fly", ledger)
+    rounds = [make_round(index) for index in range(num_rounds)]
+    for round_ in rounds:
+        ledger.record(round_, FINAL)
+
+    def count() -> None:
+        for round_ in rounds:
+            counter.count(round_, FINAL)
+
+    return microseconds(count, num_rounds)
+
+
+def metrics_of_steps(num_steps: int) -> float:
+    """Counting an engine's steps."""
+    engine = EngineMetrics(CollectorRegistry(), "verify")
+
+    def count() -> None:
+        for _ in range(num_steps):
+            engine.step(9_000_000, 8, 128)
+
+    return microseconds(count, num_steps)
+
+
+def trace_of_rounds(num_rounds: int, file: Path) -> float:
+    """Making the orchestrator's three spans of each, with their export."""
+    traces = Traces("bench", file=str(file))
+    span = traces.begin("", time.perf_counter_ns())
+    assert span is not None
+    trace = GenerationTrace(traces, span, "bench")
+    rounds = [make_round(index) for index in range(num_rounds)]
+
+    def run() -> None:
+        for round_ in rounds:
+            trace.waits_for("draft", round_.round_id)
+            trace.waits_for("verify", round_.round_id)
+            trace.round(round_, len(FINAL))
+        trace.end("bench", time.perf_counter_ns())
+        traces.close()
+
+    return microseconds(run, num_rounds)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "spans.jsonl"
+        found = {
+            "metrics_us_per_round": [
+                metrics_of_rounds(options.rounds) for _ in range(options.repeats)
+            ],
+            "metrics_us_per_step": [
+                metrics_of_steps(options.rounds) for _ in range(options.repeats)
+            ],
+            "trace_us_per_round": [
+                trace_of_rounds(options.rounds, file) for _ in range(options.repeats)
+            ],
+        }
+    medians = {name: round(statistics.median(values), 2) for name, values in found.items()}
+    if options.json:
+        print(json.dumps(medians))
+        return
+    print(f"metrics, orchestrator: {medians['metrics_us_per_round']} us a round")
+    print(f"metrics, engine:       {medians['metrics_us_per_step']} us a step")
+    print(f"trace, if sampled:     {medians['trace_us_per_round']} us a round, export included")
+
+
+if __name__ == "__main__":
+    main()

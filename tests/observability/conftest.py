@@ -1,0 +1,83 @@
+"""The bundled models in separate processes, which log as JSON and write their spans to files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from tests.observability.scraping import Scrape, scrape
+
+SERVICES = ("orchestrator", "draft", "verify")
+
+
+@dataclass
+class Observed:
+    """A stack, what it logged so far, and where its spans go."""
+
+    stack: Stack
+    logs: list[str]
+    traces: dict[str, Path]
+
+    def port(self, service: str) -> int:
+        """Where a service's metrics are."""
+        return self.stack.services[service].facts["metrics_port"]
+
+    def scrape(self, service: str) -> Scrape:
+        """A service's metrics now."""
+        return scrape(self.port(service))
+
+    async def since(self, before: Scrape, num_requests: int) -> Scrape:
+        """What was added to the orchestrator's metrics, once so many requests have ended there.
+
+        A client has its completion a moment earlier.
+        """
+        for _ in range(200):
+            added = self.scrape("orchestrator").since(before)
+            if added.total("flyspec_requests_total") >= num_requests:
+                break
+            await asyncio.sleep(0.05)
+        assert added.total("flyspec_requests_total") == num_requests
+        return added
+
+
+@contextmanager
+def environment(variables: dict[str, str]) -> Iterator[None]:
+    """Variables for the processes that are started in the block."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def need_models() -> None:
+    for name in ("target", "draft"):
+        if not (DEMO_MODELS / name / "model.safetensors").is_file():
+            pytest.skip(f"demo/models/{name} has no weights; run `make models`")
+
+
+@pytest.fixture(scope="session")
+async def observed(need_models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("observed")
+    traces = {service: folder / f"{service}.jsonl" for service in SERVICES}
+    variables = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms; the SDK's own is 5 s
+    for service, path in traces.items():
+        prefix = f"FLYSPEC_{service.upper()}"
+        variables |= {f"{prefix}_TRACES_FILE": str(path), f"{prefix}_LOG_FORMAT": "json"}
+    logs: list[str] = []
+    on_log: Callable[[str], None] = logs.append
+    options = StackOptions(
+        log_level="debug", orchestrator_flags=("--max-concurrent-per-client", "4")
+    )
+    with environment(variables):
+        async with Stack(options, on_log=on_log) as stack:
+            yield Observed(stack, logs, traces)

@@ -1,0 +1,121 @@
+"""Lines that machines read, and a request's id in those of all three services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import grpc
+import pytest
+
+from flyspec.telemetry import fields, request_id_of, set_request_id
+from flyspec.telemetry.logs import JsonFormatter, TextFormatter
+from flyspec.v1 import generation_pb2, generation_pb2_grpc
+from tests.observability.conftest import SERVICES
+
+
+def record(message, *arguments, level=logging.INFO, error=None, **extra):
+    info = (type(error), error, error.__traceback__) if error else None
+    made = logging.LogRecord("here", level, __file__, 1, message, arguments, info)
+    made.__dict__.update(extra)
+    return made
+
+
+def test_a_json_line_is_one_object():
+    try:
+        raise ValueError("two\nlines")
+    except ValueError as error:
+        line = JsonFormatter("draft").format(
+            record('it "failed"\n%s', "\u2028", error=error, **fields(tokens=3, name="ü"))
+        )
+    assert "\n" not in line
+    assert "\u2028" not in line
+    found = json.loads(line)
+    assert found["message"] == 'it "failed"\n\u2028'
+    assert found["level"] == "info"
+    assert found["service"] == "draft"
+    assert found["tokens"] == 3
+    assert found["name"] == "ü"
+    assert "ValueError: two" in found["exception"]
+    assert found["time"].endswith("Z")
+    assert "request_id" not in found
+
+
+async def test_the_request_id_is_that_of_the_task():
+    async def of(identifier):
+        set_request_id(identifier)
+        await asyncio.sleep(0)
+        return json.loads(JsonFormatter("x").format(record("hello")))["request_id"]
+
+    assert await asyncio.gather(asyncio.create_task(of("a")), asyncio.create_task(of("b"))) == [
+        "a",
+        "b",
+    ]
+
+
+def test_a_text_line_has_the_fields_after_the_message():
+    line = TextFormatter("verify").format(record("done", **fields(tokens=3)))
+    assert line.endswith(" verify INFO done tokens=3")
+
+
+@pytest.mark.parametrize(
+    ("value", "taken"),
+    [
+        ("abc-123", True),
+        ("0f8fad5b-d9cb-469f-a165-70867728950e", True),
+        ("a" * 128, True),
+        ("a" * 129, False),
+        ("", False),
+        ("two words", False),
+        ('x"}', False),
+        ("x\n", False),
+        (b"bytes", False),
+    ],
+)
+def test_ids_that_clients_make_up_go_into_logs_only_if_they_can(value, taken):
+    assert request_id_of((("x-request-id", value),)) == (value if taken else "")
+
+
+async def generate(observed, metadata=()):
+    request = generation_pb2.GenerateRequest(text="def fibonacci(n):", max_tokens=8)
+    async with grpc.aio.insecure_channel(observed.stack.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        messages = [m async for m in stub.Generate(request, metadata=metadata)]
+    return messages[0].started.request_id
+
+
+async def lines_of(observed, identifier):
+    """Lines of a request, once every service has said something."""
+    for _ in range(100):
+        found = [json.loads(x) for x in observed.logs if f'"{identifier}"' in x]
+        if {x["service"] for x in found} == set(SERVICES):
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(found)
+
+
+async def test_a_requests_id_is_in_the_lines_of_all_services(observed):
+    assert await generate(observed, (("x-request-id", "ticket:4711"),)) == "ticket:4711"
+    found = await lines_of(observed, "ticket:4711")
+    assert all(line["request_id"] == "ticket:4711" for line in found)
+    (ended,) = [line for line in found if line["message"] == "request ended"]
+    assert ended["service"] == "orchestrator"
+    assert ended["status"] == "OK"
+    assert ended["output_tokens"] == 8
+    assert ended["total_ms"] >= ended["first_token_ms"] > 0
+
+
+async def test_a_request_without_an_id_gets_one(observed):
+    identifiers = [await generate(observed) for _ in range(2)]
+    assert len({*identifiers}) == 2
+    assert await lines_of(observed, identifiers[1])
+
+
+async def test_every_line_of_every_service_parses(observed):
+    await generate(observed)
+    for line in observed.logs:
+        found = json.loads(line)
+        assert {"time", "level", "service", "logger", "message"} <= set(found)
+        assert found["service"] in SERVICES
+        assert "fibonacci" not in line

@@ -1,0 +1,141 @@
+"""The port that Prometheus scrapes: where it listens, over TLS too, and what it puts up with."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+
+from flyspec.config import DraftSettings, OrchestratorSettings
+from flyspec.errors import ConfigError
+from flyspec.security import PortSecurity, TlsFiles
+from flyspec.telemetry import Telemetry
+from flyspec.telemetry.metrics import new_registry
+from flyspec.telemetry.port import MetricsPort
+from tests.observability.scraping import parse, scrape
+from tests.security.authority import Authority
+
+LOOPBACK = PortSecurity("127.0.0.1", TlsFiles())
+
+
+@pytest.fixture
+def port():
+    opened = MetricsPort(LOOPBACK, 0, new_registry("test"))
+    yield opened
+    opened.close()
+
+
+def test_metrics_are_at_their_path_alone(port):
+    found = scrape(port.port)
+    assert found.total("flyspec_build_info", service="test") == 1
+    assert "process_resident_memory_bytes" in found.names
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"http://127.0.0.1:{port.port}/", timeout=5)
+    assert caught.value.code == 404
+
+
+def test_a_port_in_use_is_said(port):
+    with pytest.raises(ConfigError, match=r"--metrics-port .*choose another port"):
+        MetricsPort(LOOPBACK, port.port, new_registry("test"))
+
+
+def test_clients_that_say_nothing_hold_up_nobody(port):
+    silent = [socket.create_connection(("127.0.0.1", port.port)) for _ in range(20)]
+    assert scrape(port.port).names
+    for connection in silent:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (DraftSettings(port=0), "some"),
+        (DraftSettings(port=0, metrics_port=-1), None),
+        (OrchestratorSettings(port=0, metrics_port=0), "some"),
+    ],
+)
+def test_which_port(settings, expected):
+    telemetry = Telemetry("draft", settings)
+    port = telemetry.listen()
+    try:
+        assert port is None if expected is None else 1024 <= port <= 65535
+    finally:
+        telemetry.close()
+
+
+def serial_of(port: int, context: ssl.SSLContext) -> str:
+    """The serial number of the certificate that a port shows."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        return connection.getpeercert()["serialNumber"]
+
+
+def fetch(port: int, context: ssl.SSLContext):
+    url = f"https://localhost:{port}/metrics"
+    with urllib.request.urlopen(url, timeout=5, context=context) as response:
+        return parse(response.read().decode())
+
+
+def test_over_tls_with_certificates_that_are_read_again(tmp_path):
+    authority = Authority(tmp_path)
+    server, client = authority.server(), authority.pair("prometheus")
+    files = TlsFiles(server.certfile, server.keyfile, authority.file)
+    opened = MetricsPort(PortSecurity("127.0.0.1", files), 0, new_registry("test"))
+    refused = (ssl.SSLError, urllib.error.URLError, ConnectionError)
+    try:
+        context = ssl.create_default_context(cafile=authority.file)
+        with pytest.raises(refused):
+            fetch(opened.port, context)
+        context.load_cert_chain(client.certfile, client.keyfile)
+        assert fetch(opened.port, context).names
+        silent = [socket.create_connection(("127.0.0.1", opened.port)) for _ in range(5)]
+        assert fetch(opened.port, context).names
+        for connection in silent:
+            connection.close()
+        with pytest.raises(refused):
+            urllib.request.urlopen(f"http://127.0.0.1:{opened.port}/metrics", timeout=5)
+        before = serial_of(opened.port, context)
+        authority.server()  # the same files, another certificate
+        assert serial_of(opened.port, context) != before
+        assert fetch(opened.port, context).names
+    finally:
+        opened.close()
+
+
+def test_certificates_that_cannot_be_used_are_said(tmp_path):
+    files = TlsFiles(str(tmp_path / "no.crt"), str(tmp_path / "no.key"))
+    with pytest.raises(ConfigError, match="--ssl-certfile"):
+        MetricsPort(PortSecurity("127.0.0.1", files), 0, new_registry("test"))
+
+
+async def test_a_loop_that_does_not_come_round_fails_the_scrape(monkeypatch):
+    from flyspec.telemetry import metrics
+
+    monkeypatch.setattr(metrics, "SCRAPE_WAIT_S", 0.2)
+    telemetry = Telemetry("draft", DraftSettings(port=0))
+    telemetry.collect(lambda: [metrics.gauge("flyspec_test", "A test.", 1)])
+    port = telemetry.listen()
+    try:
+        found = await asyncio.to_thread(scrape, port)
+        assert found.total("flyspec_test") == 1
+        result = {}
+
+        def ask():
+            try:
+                result["found"] = scrape(port)
+            except Exception as error:
+                result["error"] = error
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asking.join(5)  # this blocks the loop
+        assert isinstance(result.get("error"), urllib.error.HTTPError | OSError)
+    finally:
+        telemetry.close()

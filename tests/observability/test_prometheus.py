@@ -1,0 +1,183 @@
+"""A real Prometheus scrapes the running stack: what dashboards and alerts ask for is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flyspec.client import Client, GenerateOptions
+from flyspec.errors import FlyspecError
+from flyspec.types import Rule
+from tests.observability.conftest import SERVICES
+from tests.observability.tools import tool
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "k8s" / "monitoring"
+NAME = re.compile(r"\b(?:flyspec[_:][a-z0-9_:]+|process_[a-z_]+|up\b)")
+
+
+class Prometheus:
+    """A running one; `query` asks it."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str, **parameters: str) -> dict:
+        url = f"{self._url}{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            return json.load(response)["data"]
+
+    def query(self, expression: str) -> list[dict]:
+        """The series that an instant query returns."""
+        return self.get("/api/v1/query", query=expression)["result"]
+
+    def ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    async def missing(self, expressions, seconds: float = 60.0) -> list[str]:
+        """Those that return nothing, however long one waits."""
+        left = list(expressions)
+        deadline = time.monotonic() + seconds
+        while left and time.monotonic() < deadline:
+            left = [e for e in left if not await asyncio.to_thread(self.query, e)]
+            await asyncio.sleep(1.0)
+        return left
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def traffic(address: str) -> None:
+    """A bit of everything: rules with and without loss, no drafts, an error."""
+    async with Client(address) as client:
+        for rule in (Rule("exact"), Rule("fly"), Rule("margin")):
+            await client.complete("def f(x):", GenerateOptions(rule=rule, max_tokens=12))
+        await client.complete("a", GenerateOptions(num_speculative_tokens=0, max_tokens=4))
+        with pytest.raises(FlyspecError):
+            await client.complete("", GenerateOptions())
+
+
+@pytest.fixture(scope="module")
+async def prometheus(observed, tmp_path_factory):
+    program = tool("prometheus")
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(MONITORING / "rules.yaml")],
+        "scrape_configs": [
+            {
+                "job_name": f"flyspec-{service}",
+                "static_configs": [{"targets": [f"127.0.0.1:{observed.port(service)}"]}],
+            }
+            for service in SERVICES
+        ],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+    port = free_port()
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(  # noqa: ASYNC220 - returns at once
+            [
+                program,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    running = Prometheus(port)
+    try:
+        for _ in range(300):
+            if await asyncio.to_thread(running.ready):
+                break
+            assert process.poll() is None, (folder / "log").read_text()
+            await asyncio.sleep(0.1)
+        # A counter's increase shows once it was scraped twice.
+        for _ in range(2):
+            await traffic(observed.stack.address)
+            await asyncio.sleep(2.5)
+        yield running
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+async def test_every_service_is_up(prometheus):
+    assert await prometheus.missing(f'up{{job="flyspec-{s}"}} == 1' for s in SERVICES) == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((MONITORING / "dashboards").glob("*.json")), ids=lambda p: p.stem
+)
+async def test_every_query_of_a_dashboard_returns_series(prometheus, path):
+    queries = []
+    for panel in json.loads(path.read_text())["panels"]:
+        for target in panel.get("targets", ()):
+            query = re.sub(r"\$(namespace|drafter|rule)\b", ".*", target["expr"])
+            queries.append(query.replace("$__rate_interval", "1m"))
+    assert len(queries) > 20
+    assert not [query for query in queries if "$" in query]
+    assert await prometheus.missing(queries) == []
+
+
+async def test_what_dashboards_choose_from_is_there(prometheus):
+    for path in (MONITORING / "dashboards").glob("*.json"):
+        for variable in json.loads(path.read_text())["templating"]["list"]:
+            if variable["type"] == "query" and variable["name"] != "namespace":
+                metric = re.match(r"label_values\((\w+), (\w+)\)", variable["definition"])
+                name, label = metric.groups()
+                assert prometheus.query(f'{name}{{{label}!=""}}')
+
+
+async def test_every_metric_of_a_rule_has_series(prometheus):
+    rules = yaml.safe_load((MONITORING / "rules.yaml").read_text())
+    names = {n for g in rules["groups"] for r in g["rules"] for n in NAME.findall(r["expr"])}
+    assert {"up", "flyspec_draining", "flyspec:loose_share:rate5m"} <= names
+    assert await prometheus.missing(f"count({name})" for name in sorted(names)) == []
+
+
+async def test_every_rule_is_evaluated_without_error(prometheus):
+    for _ in range(100):
+        groups = prometheus.get("/api/v1/rules")["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        if all(rule["health"] != "unknown" for rule in rules):
+            break
+        await asyncio.sleep(0.1)
+    assert len(rules) == 30
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+
+
+async def test_what_autoscaling_asks_for_is_there(prometheus):
+    names = set()
+    for path in (ROOT / "k8s").rglob("prometheus-adapter.yaml"):
+        names |= set(re.findall(r"\b(flyspec_[a-z0-9_]+)\{", path.read_text()))
+    assert await prometheus.missing(f"count({name})" for name in sorted(names)) == []
+
+
+async def test_every_metric_is_in_the_docs(observed):
+    """By its own name, without what Prometheus appends."""
+    text = (ROOT / "docs" / "observability.md").read_text()
+    documented = set(re.findall(r"`(flyspec_[a-z0-9_]+)", text))
+    exposed = set()
+    for service in SERVICES:
+        for name in observed.scrape(service).names:
+            if name.startswith("flyspec_"):
+                exposed.add(re.sub(r"_(bucket|count|sum)$", "", name))
+    assert sorted(exposed - documented) == []

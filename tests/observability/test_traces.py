@@ -1,0 +1,260 @@
+"""One trace of one request, over the three services, with the right tree and no text in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from flyspec.client import Chat, Client, GenerateOptions
+from flyspec.config import OrchestratorSettings
+from flyspec.errors import ConfigError
+from flyspec.telemetry import REQUEST_ID_KEY, Telemetry
+from flyspec.telemetry.traces import Traces, traceparent_of
+from flyspec.types import Rule, SamplingParams
+from flyspec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+from tests.observability.conftest import SERVICES, Observed
+
+PROMPT = "Mia has 12 stamps and buys 30 more."
+TREE = {
+    # name: (service, name of the parent)
+    "queue": ("flyspec-orchestrator", "request"),
+    "round": ("flyspec-orchestrator", "request"),
+    "draft": ("flyspec-orchestrator", "round"),
+    "verify": ("flyspec-orchestrator", "round"),
+    "propose": ("flyspec-draft", "draft"),
+    "check": ("flyspec-verify", "verify"),
+}
+
+
+def spans_of(observed: Observed, trace_id: str) -> list[dict]:
+    """What all services have written of a trace."""
+    lines = [line for s in SERVICES for line in observed.traces[s].read_text().splitlines()]
+    spans = [json.loads(line) for line in lines if trace_id in line]
+    return [span for span in spans if span["context"]["trace_id"] == f"0x{trace_id}"]
+
+
+async def whole_trace(observed: Observed, trace_id: str) -> list[dict]:
+    """The spans, once every parent is there: they are sent every few seconds."""
+    for _ in range(150):
+        spans = spans_of(observed, trace_id)
+        known = {span["context"]["span_id"] for span in spans}
+        names = {span["name"] for span in spans}
+        orphans = [span for span in spans if span["parent_id"] not in known]
+        if {"propose", "check"} <= names and len(orphans) == 1:
+            await asyncio.sleep(1.0)
+            return spans_of(observed, trace_id)
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"no whole trace: {sorted(names)}, {len(orphans)} orphans")
+
+
+async def generate(observed: Observed, metadata, **fields) -> list[generation_pb2.GenerateResponse]:
+    """A generation over a plain stub: its messages."""
+    request = generation_pb2.GenerateRequest(
+        text=PROMPT, max_tokens=24, speculation={"rule": common_pb2.Rule(name="fly")}, **fields
+    )
+    async with grpc.aio.insecure_channel(observed.stack.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        return [message async for message in stub.Generate(request, metadata=metadata)]
+
+
+async def test_one_request_is_one_tree(observed):
+    trace_id, caller = 0x1234ABCD, 0x77
+    header = traceparent_of(trace_id, caller)
+    messages = await generate(observed, (("traceparent", header), (REQUEST_ID_KEY, "trace-me")))
+    completion = messages[-1].completion
+    spans = await whole_trace(observed, f"{trace_id:032x}")
+    by_id = {span["context"]["span_id"]: span for span in spans}
+    (root,) = [span for span in spans if span["parent_id"] not in by_id]
+    assert root["parent_id"] == f"0x{caller:016x}"
+    assert root["name"].startswith("text_completion ")
+    for span in spans:
+        if span is root:
+            continue
+        service, parent = TREE[span["name"]]
+        above = by_id[span["parent_id"]]
+        assert span["resource"]["attributes"]["service.name"] == service
+        assert above is root if parent == "request" else above["name"] == parent
+        # Clocks of one machine: a span lies within its parent, but for what was abandoned.
+        if "flyspec.abandoned" not in above["attributes"]:
+            assert above["start_time"] <= span["start_time"]
+            assert span["end_time"] <= above["end_time"] or span["name"] in ("propose", "check")
+    rounds = [s for s in spans if s["name"] == "round"]
+    finished = [s for s in rounds if "flyspec.abandoned" not in s["attributes"]]
+    assert len(finished) == completion.speculation.num_rounds
+    assert len(rounds) - len(finished) in (0, 1)  # the last proposal was asked for in advance
+    accepted = sum(s["attributes"]["flyspec.num_draft_tokens"] for s in finished)
+    assert accepted == completion.speculation.num_draft_tokens
+    for name in ("verify", "check"):
+        assert sum(s["name"] == name for s in spans) == len(finished)
+    for name in ("draft", "propose"):
+        assert sum(s["name"] == name for s in spans) in (len(finished), len(finished) + 1)
+
+
+async def test_attributes_are_those_of_gen_ai_and_hold_no_text(observed):
+    trace_id = 0x5EED
+    messages = await generate(
+        observed, (("traceparent", traceparent_of(trace_id, 1)), (REQUEST_ID_KEY, "attributes-1"))
+    )
+    completion, text = messages[-1].completion, "".join(m.chunk.text for m in messages)
+    assert messages[0].started.request_id == "attributes-1"
+    spans = await whole_trace(observed, f"{trace_id:032x}")
+    root = next(span for span in spans if span["name"].startswith("text_completion"))
+    found = root["attributes"]
+    assert found["gen_ai.operation.name"] == "text_completion"
+    assert found["gen_ai.provider.name"] == "flyspec"
+    assert found["gen_ai.request.max_tokens"] == 24
+    assert found["gen_ai.usage.input_tokens"] == completion.usage.prompt_tokens
+    assert found["gen_ai.usage.output_tokens"] == completion.usage.completion_tokens
+    assert found["gen_ai.response.finish_reasons"] == ["length"]
+    assert found["gen_ai.response.id"] == found["flyspec.request_id"] == "attributes-1"
+    assert found["flyspec.rule"] == "fly"
+    assert found["flyspec.num_rounds"] == completion.speculation.num_rounds
+    everything = json.dumps(spans)
+    assert "stamps" not in everything
+    assert len(text) > 20
+    assert json.dumps(text[:20])[1:-1] not in everything
+
+
+async def test_a_request_that_fails_says_so(observed):
+    trace_id = 0xBAD
+    with pytest.raises(grpc.aio.AioRpcError):
+        await generate(observed, (("traceparent", traceparent_of(trace_id, 1)),), logprobs=1000)
+    for _ in range(150):
+        if spans := spans_of(observed, f"{trace_id:032x}"):
+            break
+        await asyncio.sleep(0.1)
+    (span,) = spans
+    assert span["status"]["status_code"] == "ERROR"
+    assert span["attributes"]["error.type"] == "INVALID_ARGUMENT"
+
+
+async def test_a_client_that_samples_nothing_is_not_traced(observed):
+    trace_id = f"{0xCAFE:032x}"
+    await generate(observed, (("traceparent", f"00-{trace_id}-{1:016x}-00"),))
+    await asyncio.sleep(1.5)
+    assert spans_of(observed, trace_id) == []
+
+
+async def test_plain_decoding_is_one_round_a_request_to_the_target(observed):
+    trace_id = 0xF1A7
+    fields = {"speculation": generation_pb2.Speculation(num_speculative_tokens=0)}
+    request = generation_pb2.GenerateRequest(text=PROMPT, max_tokens=20, ignore_eos=True, **fields)
+    async with grpc.aio.insecure_channel(observed.stack.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        header = (("traceparent", traceparent_of(trace_id, 1)),)
+        async for _ in stub.Generate(request, metadata=header):
+            pass
+    for _ in range(150):
+        spans = spans_of(observed, f"{trace_id:032x}")
+        if any(s["name"] == "check" for s in spans) and any(s["name"] == "round" for s in spans):
+            break
+        await asyncio.sleep(0.1)
+    (round_,) = [s for s in spans if s["name"] == "round"]
+    (check,) = [s for s in spans if s["name"] == "check"]
+    assert round_["attributes"]["flyspec.num_verdicts"] == 20
+    assert check["attributes"]["flyspec.num_verdicts"] == 20
+
+
+async def test_many_rounds_of_windows_hang_together(observed):
+    """Windows across rounds, chat, temperature: no span is lost or left without its parent."""
+    before = observed.traces["orchestrator"].read_text()
+    async with Client(observed.stack.address) as client:
+        options = GenerateOptions(
+            rule=Rule("margin", margin_threshold=3.0),
+            max_tokens=64,
+            sampling=SamplingParams(temperature=0.7),
+            seed=3,
+        )
+        done = await client.complete(Chat.of_user(PROMPT), options)
+    mine = done.started.request_id
+    for _ in range(150):
+        new = observed.traces["orchestrator"].read_text()[len(before) :]
+        roots = [json.loads(x) for x in new.splitlines() if mine in x]
+        if roots:
+            break
+        await asyncio.sleep(0.1)
+    (root,) = roots
+    assert root["name"].startswith("chat ")
+    assert root["parent_id"] is None
+    spans = await whole_trace(observed, root["context"]["trace_id"][2:])
+    rounds = [s for s in spans if s["name"] == "round"]
+    checks = [s for s in spans if s["name"] == "check"]
+    assert len(checks) == done.completion.speculation.num_rounds <= len(rounds)
+
+
+def test_sampling_keeps_its_share(tmp_path):
+    file = tmp_path / "spans.jsonl"
+    traces = Traces("test", file=str(file), sample_ratio=0.25)
+    kept = [traces.begin("", time.perf_counter_ns()) for _ in range(400)]
+    for span in kept:
+        if span is not None:
+            span.end()
+    traces.close()
+    assert 50 < sum(span is not None for span in kept) < 160
+    assert len(file.read_text().splitlines()) == sum(span is not None for span in kept)
+
+
+def test_a_traceparent_that_cannot_be_read_is_no_parent(tmp_path):
+    traces = Traces("test", file=str(tmp_path / "spans.jsonl"))
+    for hostile in ("", "00-xyz", "0" * 55, "00-" + "0" * 32 + "-" + "0" * 16 + "-01", "x" * 10**6):
+        assert traces.add("check", "SERVER", hostile, 1, 2, {}) == ""
+        span = traces.begin(hostile, time.perf_counter_ns())
+        assert span is not None
+        assert span.parent is None
+        span.end()
+    traces.close()
+
+
+def test_without_a_destination_nothing_of_opentelemetry_is_loaded():
+    import subprocess
+    import sys
+
+    code = (
+        "import orchestrator.server, sys; from flyspec.telemetry import Telemetry; "
+        "Telemetry('orchestrator'); "
+        "assert not [m for m in sys.modules if m.startswith(('opentelemetry', 'torch'))]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_cannot_be_written_is_said():
+    settings = OrchestratorSettings(traces_file="/nowhere/spans.jsonl")
+    with pytest.raises(ConfigError, match="--traces-file /nowhere"):
+        Telemetry("orchestrator", settings)
+
+
+def test_spans_reach_a_collector():
+    """A real OTLP exporter to a collector's port: its service is a few lines of gRPC."""
+    otlp = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
+
+    received = []
+
+    class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+        def Export(self, request, context):
+            received.append(request)
+            return otlp.ExportTraceServiceResponse()
+
+    server = grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        traces = Traces("test", endpoint=f"http://127.0.0.1:{port}")
+        span = traces.begin("", time.perf_counter_ns())
+        assert span is not None
+        span.end()
+        traces.close()
+    finally:
+        server.stop(0)
+    (request,) = received
+    (resource,) = request.resource_spans
+    names = [s.name for scope in resource.scope_spans for s in scope.spans]
+    assert names == ["request"]
+    attributes = {a.key: a.value.string_value for a in resource.resource.attributes}
+    assert attributes["service.name"] == "flyspec-test"
