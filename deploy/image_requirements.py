@@ -1,7 +1,8 @@
 """Writes what the images install: python image_requirements.py PYPROJECT CONSTRAINTS DIRECTORY.
 
 The image's layers of dependencies are rebuilt only when these files change, and not with every
-line of pyproject.toml: core.txt (every service), models.txt (draft and verify), torch.txt (the
+line of pyproject.toml: core.txt (every service, with the
+exporter of traces), models.txt (draft and verify), torch.txt (the
 version of torch alone, since it comes from an index of its own).
 """
 
@@ -22,7 +23,7 @@ def main(pyproject: Path, constraints: Path, directory: Path) -> None:
         raise SystemExit(f"{constraints}: has no line torch==VERSION")
     directory.mkdir(parents=True, exist_ok=True)
     for name, lines in {
-        "core": project["dependencies"],
+        "core": [*project["dependencies"], *project["optional-dependencies"]["otlp"]],
         "models": [m for m in models if not re.match(r"torch\b", m)],
         "torch": [torch[1]],
     }.items():

@@ -26,6 +26,10 @@ SILENCE_S = 10.0
 """A connection that says nothing, or reads nothing, for so long is closed."""
 
 
+class PortTakenError(ConfigError):
+    """Nothing can listen there."""
+
+
 class MetricsPort:
     """A listening port; `close` ends it. `port` 0 picks a free one.
 
@@ -39,7 +43,7 @@ class MetricsPort:
         try:
             self._server = make_server(host, port, _only_metrics(registry), server, _Handler)
         except (OSError, OverflowError) as error:
-            raise ConfigError(
+            raise PortTakenError(
                 f"--metrics-port {port}: cannot listen on {host}: "
                 f"{getattr(error, 'strerror', None) or error}; stop the other process, choose "
                 "another port (0 picks a free one), or none (-1)"

@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.telemetry.calls import CallMetrics, Calls
 from flyspec.telemetry.metrics import OnLoop, new_registry
-from flyspec.telemetry.port import MetricsPort
+from flyspec.telemetry.port import MetricsPort, PortTakenError
 from flyspec.telemetry.traces import Traces
 
 log = logging.getLogger(__name__)
@@ -53,18 +53,35 @@ class Telemetry:
         self.registry.register(OnLoop(read))
 
     def listen(self) -> int | None:
-        """Open the metrics port; its number, None if there is to be none. Raises `ConfigError`."""
+        """Open the metrics port; its number, None if there is to be none.
+
+        Raises `ConfigError` if the settings name one that cannot be had.
+        """
         settings = self._settings
         if settings is None:
             return None
         port = settings.metrics_port
-        if port is None:
-            port = DEFAULT_PORTS[self.service] if settings.port else 0
         if port == NO_PORT:
             return None
-        self._port = MetricsPort(settings.port_security, port, self.registry)
+        self._port = self._open_default() if port is None else self._open(port)
         log.info("metrics at %s:%d", settings.host, self._port.port)
         return self._port.port
+
+    def _open(self, port: int) -> MetricsPort:
+        assert self._settings is not None
+        return MetricsPort(self._settings.port_security, port, self.registry)
+
+    def _open_default(self) -> MetricsPort:
+        """The port that nobody chose: if it is taken, a service rather serves than ends."""
+        assert self._settings is not None
+        if not self._settings.port:
+            return self._open(0)
+        port = DEFAULT_PORTS[self.service]
+        try:
+            return self._open(port)
+        except PortTakenError:
+            log.warning("the metrics port %d is in use; taking another, see --metrics-port", port)
+            return self._open(0)
 
     def close(self) -> None:
         """Close the port and send the spans that wait."""

@@ -68,6 +68,18 @@ def test_which_port(settings, expected):
         telemetry.close()
 
 
+def test_a_default_port_in_use_stops_nobody(monkeypatch, port):
+    """Two stacks on one machine, of which nobody said where their metrics are to be."""
+    from flyspec.telemetry import service
+
+    monkeypatch.setitem(service.DEFAULT_PORTS, "draft", port.port)
+    telemetry = Telemetry("draft", DraftSettings(port=50051))
+    try:
+        assert telemetry.listen() not in (None, port.port)
+    finally:
+        telemetry.close()
+
+
 def serial_of(port: int, context: ssl.SSLContext) -> str:
     """The serial number of the certificate that a port shows."""
     with (
