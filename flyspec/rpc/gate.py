@@ -63,7 +63,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             for check in self._checks:
                 check(method, context)
         except FlyspecError as error:
-            log.info("%s from %s refused: %s", method, context.peer(), error)
+            log.info("%s from %s refused: %s", method.lstrip("/"), context.peer(), error)
             await abort(context, method, error)
 
 

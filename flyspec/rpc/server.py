@@ -39,8 +39,8 @@ class GrpcServer:
     `services` pairs each generated `add_*Servicer_to_server` with a servicer; `names` are the full
     names of those services. `max_streams` bounds the calls at once on one connection,
     `max_request_bytes` a request. The port is in the clear without `credentials`. `interceptors`
-    see every call, the first one first; what cannot be read never reaches their handlers. `checks`
-    refuse calls before anything is read of them.
+    see every call, the first one first, refused or not. Then `checks` refuse calls before anything
+    is read of them, and what cannot be read is refused.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class GrpcServer:
         self._credentials = credentials
         age = [("grpc.max_connection_age_ms", CONNECTION_AGE_MS)] if credentials else []
         self._server = grpc.aio.server(
-            interceptors=[Gate(checks), MalformedRequests(abort), *interceptors],
+            interceptors=[*interceptors, Gate(checks), MalformedRequests(abort)],
             options=[
                 *SERVER_OPTIONS,
                 *age,

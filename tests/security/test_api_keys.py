@@ -35,6 +35,7 @@ class Keys:
         self._entries: dict[str, str] = {}
         self.keys: dict[str, str] = {}
         self.address = self.admin_address = ""
+        self.registry = None
 
     def add(self, name: str, scopes=GENERATE, **limits) -> None:
         self.keys[name] = new_key()
@@ -62,6 +63,7 @@ async def keyed_stack(model_dirs, file, **options):  # noqa: F811
     keys.add("operator", {Scope.ADMIN})
     async with start_stack(model_dirs, api_keys_file=str(file), **options) as running:
         keys.address, keys.admin_address = running.client.address, running.admin.address
+        keys.registry = running.orchestrator._telemetry.registry
         yield keys
 
 
@@ -133,6 +135,15 @@ async def test_nothing_is_read_of_a_request_without_a_key(keys):
         # A request that never comes is not waited for.
         silent = channel.stream_stream("/flyspec.v1.GenerationService/Generate")()
         assert await asyncio.wait_for(silent.code(), 2) is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_refusals_are_counted_with_their_status(keys):
+    labels = {"method": "flyspec.v1.GenerationService/ListModels", "code": "UNAUTHENTICATED"}
+    before = keys.registry.get_sample_value("flyspec_rpc_calls_total", labels) or 0
+    async with keys.client("") as client:
+        with pytest.raises(UnauthenticatedError):
+            await client.list_models()
+    assert keys.registry.get_sample_value("flyspec_rpc_calls_total", labels) == before + 1
 
 
 async def test_a_key_has_limits_of_its_own_and_says_when_to_come_back(keys):
