@@ -81,7 +81,7 @@ def install_tools() -> None:
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     print(f"  installing {REQUIREMENTS.relative_to(ROOT)} into {TOOLS.name}")
-    steps = [
+    steps: list[list[str | Path]] = [
         [sys.executable, "-m", "venv", TOOLS],
         [TOOLS / "bin" / "pip", "install", "--quiet", "-r", REQUIREMENTS],
     ]

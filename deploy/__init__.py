@@ -1,0 +1,1 @@
+"""What belongs to deploying flyspec: checks of manifests and images, compose's configuration."""

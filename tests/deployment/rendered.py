@@ -1,0 +1,92 @@
+"""The manifests as kubectl renders them, and what is found in them."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
+SERVICES = ("orchestrator", "draft", "verify")
+Object = dict[str, Any]
+
+
+@functools.cache
+def render(overlay: str) -> tuple[Object, ...]:
+    """The objects of an overlay; skips the test where there is no kubectl."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run(
+        ["kubectl", "kustomize", ROOT / "k8s" / "overlays" / overlay],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(document for document in yaml.safe_load_all(done.stdout) if document)
+
+
+def of_kind(overlay: str, *kinds: str) -> list[Object]:
+    """An overlay's objects of some kinds."""
+    return [o for o in render(overlay) if o["kind"] in kinds]
+
+
+def pods(overlay: str) -> Iterator[tuple[str, Object]]:
+    """Every pod template of an overlay, with the name of what makes it."""
+    for workload in of_kind(overlay, "Deployment", "LeaderWorkerSet"):
+        spec, name = workload["spec"], workload["metadata"]["name"]
+        if workload["kind"] == "Deployment":
+            yield name, spec["template"]
+            continue
+        for index, role in enumerate(("leaderTemplate", "workerTemplate")):
+            template = spec["leaderWorkerTemplate"][role]
+            # What the controller adds.
+            metadata = template["metadata"]
+            metadata["labels"]["leaderworkerset.sigs.k8s.io/worker-index"] = str(index)
+            yield f"{name}-{role}", template
+
+
+def labels(template: Object) -> dict[str, str]:
+    """A pod's labels."""
+    found: dict[str, str] = template["metadata"]["labels"]
+    return found
+
+
+def container(template: Object) -> Object:
+    """A pod's only container."""
+    (found,) = template["spec"]["containers"]
+    return found
+
+
+def matches(selector: dict[str, str], template: Object) -> bool:
+    """Whether a selector of labels selects a pod."""
+    return selector.items() <= labels(template).items()
+
+
+def environment(overlay: str, template: Object) -> dict[str, str]:
+    """A pod's environment: its ConfigMaps, then its own variables."""
+    maps = {o["metadata"]["name"]: o["data"] for o in of_kind(overlay, "ConfigMap")}
+    found: dict[str, str] = {}
+    for source in container(template).get("envFrom", []):
+        found |= maps[source["configMapRef"]["name"]]
+    return found | {v["name"]: v["value"] for v in container(template).get("env", [])}
+
+
+def compose(*files: str) -> Object:
+    """The compose file, with an override's services merged as far as the tests look."""
+    merged: Object = {}
+    for file in files:
+        document = yaml.safe_load((ROOT / file).read_text())
+        for name, service in document["services"].items():
+            ours = merged.setdefault(name, {})
+            for key, value in service.items():
+                old = ours.get(key)
+                ours[key] = old | value if isinstance(old, dict) else value
+    return merged

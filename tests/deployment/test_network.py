@@ -1,0 +1,156 @@
+"""Ports and selectors: who is reached, by whom, and where."""
+
+from __future__ import annotations
+
+import pytest
+
+from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
+from flyspec.telemetry.service import DEFAULT_PORTS
+from tests.deployment.rendered import (
+    OVERLAYS,
+    ROOT,
+    Object,
+    compose,
+    container,
+    labels,
+    matches,
+    of_kind,
+    pods,
+)
+
+PORTS = {
+    "orchestrator": {
+        "grpc": GENERATION_PORT,
+        "admin": ADMIN_PORT,
+        "metrics": DEFAULT_PORTS["orchestrator"],
+    },
+    "draft": {"grpc": DRAFT_PORT, "metrics": DEFAULT_PORTS["draft"]},
+    "verify": {"grpc": VERIFY_PORT, "metrics": DEFAULT_PORTS["verify"]},
+}
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+def component(template: Object) -> str:
+    return labels(template)["app.kubernetes.io/component"]
+
+
+def ports(template: Object) -> dict[str, int]:
+    return {p["name"]: p["containerPort"] for p in container(template).get("ports", [])}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_ports_are_those_that_the_services_listen_on(overlay: str) -> None:
+    for name, template in pods(overlay):
+        if "worker" not in name:  # ranks that listen for nobody
+            assert ports(template) == PORTS[component(template)], name
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_probes_ask_ports_that_are_there(overlay: str) -> None:
+    """By gRPC in the clear, and by our own client where ports want TLS."""
+    for name, template in pods(overlay):
+        if "worker" in name:
+            assert not set(PROBES) & set(container(template))
+            continue
+        for probe in (container(template)[kind] for kind in PROBES):
+            if overlay == "cpu-demo":
+                asked = probe["grpc"]["port"]
+            else:
+                assert "grpc" not in probe, name
+                *command, address = probe["exec"]["command"]
+                assert command == ["flyspec", "healthcheck", "--address"]
+                asked = int(address.removeprefix("localhost:"))
+            assert asked in ports(template).values(), name
+        # An orchestrator that takes no requests is not dead.
+        if component(template) == "orchestrator":
+            assert str(ADMIN_PORT) in str(container(template)["livenessProbe"])
+            assert str(GENERATION_PORT) in str(container(template)["readinessProbe"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_services_find_pods_and_their_ports(overlay: str) -> None:
+    for service in of_kind(overlay, "Service"):
+        name = service["metadata"]["name"]
+        found = [t for _, t in pods(overlay) if matches(service["spec"]["selector"], t)]
+        assert len(found) == 1, name
+        for port in service["spec"]["ports"]:
+            assert ports(found[0])[port["targetPort"]] == port["port"], name
+        # The admin port is for operators: no Service leads to it.
+        assert ADMIN_PORT not in [p["port"] for p in service["spec"]["ports"]]
+    headless = {o["metadata"]["name"] for o in of_kind(overlay, "Service")
+                if o["spec"].get("clusterIP") == "None"}  # fmt: skip
+    assert {"draft", "verify"} <= headless
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_selector_selects_a_pod(overlay: str) -> None:
+    for kind in ("PodDisruptionBudget", "NetworkPolicy"):
+        for o in of_kind(overlay, kind):
+            spec = o["spec"]
+            selector = (spec["selector"] if "selector" in spec else spec["podSelector"]).get(
+                "matchLabels", {}
+            )
+            assert any(matches(selector, t) for _, t in pods(overlay)), o["metadata"]["name"]
+    for _, template in pods(overlay):
+        for spread in template["spec"].get("topologySpreadConstraints", []):
+            assert matches(spread["labelSelector"]["matchLabels"], template)
+
+
+def allowed(overlay: str, target: Object, port: int, source: Object | None) -> bool:
+    """Whether the policies let a pod of the namespace, or somebody outside it, reach a port."""
+    policies = [
+        p["spec"] for p in of_kind(overlay, "NetworkPolicy")
+        if "Ingress" in p["spec"]["policyTypes"]
+        and matches(p["spec"]["podSelector"].get("matchLabels", {}), target)
+    ]  # fmt: skip
+    assert policies, "every pod is under a policy"
+    for rule in (rule for policy in policies for rule in policy.get("ingress", [])):
+        if port not in [p["port"] for p in rule.get("ports", [{"port": port}])]:
+            continue
+        if "from" not in rule:
+            return True
+        for peer in rule["from"]:
+            inside = "namespaceSelector" not in peer
+            if inside and source and matches(peer["podSelector"]["matchLabels"], source):
+                return True
+    return False
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_the_orchestrator_reaches_draft_and_verify(overlay: str) -> None:
+    templates = dict(pods(overlay))
+    stranger: Object = {"metadata": {"labels": {"app.kubernetes.io/name": "flyspec"}}}
+    ranks = "LeaderWorkerSet" in [o["kind"] for o in of_kind(overlay, "LeaderWorkerSet")]
+    for target in templates.values():
+        port = PORTS[component(target)]["grpc"]
+        for source in [*templates.values(), stranger]:
+            expected = (
+                component(target) == "orchestrator"
+                or source is templates["orchestrator"]
+                or (ranks and source is not stranger
+                    and component(source) == component(target) == "verify")
+            )  # fmt: skip
+            assert allowed(overlay, target, port, source) is expected
+        assert allowed(overlay, target, port, None) is (component(target) == "orchestrator")
+    assert not allowed(overlay, templates["orchestrator"], ADMIN_PORT, stranger)
+
+
+def test_compose_publishes_the_orchestrator_alone() -> None:
+    published = {}
+    for name, service in compose("docker-compose.yml").items():
+        if "ports" in service:
+            published[name] = service["ports"]
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+    assert set(published) == {"orchestrator", "grafana"}
+    assert all("127.0.0.1" in port for ports in published.values() for port in ports)
+
+
+def test_images_expose_and_ask_the_same_ports() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for service, named in PORTS.items():
+        stage = dockerfile.partition(f" AS {service}\n")[2].partition("\nFROM ")[0]
+        (exposed,) = (line for line in stage.splitlines() if line.startswith("EXPOSE"))
+        assert {int(p) for p in exposed.split()[1:]} == set(named.values())
+        assert f'"localhost:{named["grpc"]}"' in stage

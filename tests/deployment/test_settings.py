@@ -1,0 +1,122 @@
+"""What manifests say to the services is what the services understand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from flyspec.config import DraftSettings, OrchestratorSettings, ServerSettings, VerifySettings
+from tests.deployment.rendered import (
+    OVERLAYS,
+    ROOT,
+    compose,
+    container,
+    environment,
+    labels,
+    of_kind,
+    pods,
+)
+
+SETTINGS: dict[str, type[ServerSettings]] = {
+    "orchestrator": OrchestratorSettings,
+    "draft": DraftSettings,
+    "verify": VerifySettings,
+}
+CLIENT = {"FLYSPEC_SSL_CERTFILE", "FLYSPEC_SSL_KEYFILE", "FLYSPEC_SSL_CA_CERTS"}
+DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
+
+
+def read(component: str, variables: dict[str, str]) -> Any:
+    """The settings that a service reads from its environment."""
+    prefix = f"FLYSPEC_{component.upper()}_"
+    given = {}
+    for name, value in variables.items():
+        if not name.startswith("FLYSPEC_") or name in CLIENT:
+            continue
+        assert name.startswith(prefix), f"{name} means nothing to {component}"
+        field = name.removeprefix(prefix).lower()
+        assert field in SETTINGS[component].model_fields, f"{name} is no setting"
+        given[field] = value
+    return SETTINGS[component].model_validate(given)
+
+
+def seconds(text: str) -> int:
+    return int(re.fullmatch(r"(\d+)s", text)[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_variable_is_a_setting_and_has_a_value_that_it_takes(overlay: str) -> None:
+    for _, template in pods(overlay):
+        component = labels(template)["app.kubernetes.io/component"]
+        settings = read(component, environment(overlay, template))
+        assert settings.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pod_gets_the_time_that_draining_takes(overlay: str) -> None:
+    for name, template in pods(overlay):
+        component = labels(template)["app.kubernetes.io/component"]
+        settings = read(component, environment(overlay, template))
+        hook = container(template).get("lifecycle", {}).get("preStop", {}).get("sleep", {})
+        needed = settings.drain_grace_s + hook.get("seconds", 0)
+        assert template["spec"]["terminationGracePeriodSeconds"] > needed, name
+        if "torch.distributed.run" in container(template).get("command", []):
+            (flag,) = (a for a in container(template)["args"] if "shutdown-timeout" in a)
+            assert int(flag.partition("=")[2]) > settings.drain_grace_s
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_the_demo_speaks_in_the_clear(overlay: str) -> None:
+    for name, template in pods(overlay):
+        component = labels(template)["app.kubernetes.io/component"]
+        settings = read(component, environment(overlay, template))
+        assert settings.allow_insecure is (overlay == "cpu-demo"), name
+        mounts = [m["mountPath"] for m in container(template)["volumeMounts"]]
+        for path in (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs):
+            assert bool(path) is (overlay != "cpu-demo"), name
+            assert not path or path.rpartition("/")[0] in mounts, f"{name}: {path} is mounted"
+
+
+def test_the_demo_asks_for_models_that_its_images_hold() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    for _, template in pods("cpu-demo"):
+        component = labels(template)["app.kubernetes.io/component"]
+        if component == "orchestrator":
+            continue
+        model = read(component, environment("cpu-demo", template)).model
+        assert re.search(rf"^COPY demo{model} {model}$", dockerfile, re.MULTILINE)
+        assert container(template)["image"].startswith(f"flyspec-{component}-demo:")
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "multi-node"])
+def test_ranks_are_as_many_as_gpus(overlay: str) -> None:
+    gpus, sizes = 0, set()
+    for _, template in pods(overlay):
+        if labels(template)["app.kubernetes.io/component"] == "verify":
+            gpus += int(container(template)["resources"]["limits"]["nvidia.com/gpu"])
+            sizes.add(read("verify", environment(overlay, template)).tensor_parallel_size)
+            medium = {v["name"]: v.get("emptyDir", {}).get("medium")
+                      for v in template["spec"]["volumes"]}  # fmt: skip
+            mounts = {m["mountPath"]: m["name"] for m in container(template)["volumeMounts"]}
+            assert medium[mounts["/dev/shm"]] == "Memory"
+    for workload in of_kind(overlay, "LeaderWorkerSet"):
+        assert workload["spec"]["leaderWorkerTemplate"]["size"] == 2
+    assert sizes == {gpus}
+
+
+@pytest.mark.parametrize("files", [("docker-compose.yml",),
+                                   ("docker-compose.yml", "docker-compose.tls.yml")])  # fmt: skip
+def test_compose_says_what_the_services_understand(files: tuple[str, ...]) -> None:
+    seen = set()
+    for name, service in compose(*files).items():
+        component = name.partition("-")[0]
+        if component not in SETTINGS:
+            continue
+        seen.add(component)
+        variables = {k: DEFAULT.sub(r"\1", v) for k, v in service["environment"].items()}
+        settings = read(component, variables)
+        assert seconds(service["stop_grace_period"]) > settings.drain_grace_s
+        assert settings.allow_insecure is (len(files) == 1), name
+    assert seen == set(SETTINGS)

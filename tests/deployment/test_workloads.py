@@ -1,0 +1,121 @@
+"""Images, secrets, files and metrics that manifests name are there."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+import yaml
+
+from orchestrator.rule_files import load_rules
+from tests.deployment.rendered import (
+    OVERLAYS,
+    ROOT,
+    compose,
+    container,
+    labels,
+    of_kind,
+    pods,
+)
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+SERIES_SUFFIX = re.compile(r"_(total|sum|count|bucket)$")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_images_are_targets_of_the_dockerfile(overlay: str) -> None:
+    for name, template in pods(overlay):
+        image, _, tag = container(template)["image"].partition(":")
+        target = image.removeprefix("flyspec-")
+        assert f" AS {target}\n" in DOCKERFILE, name
+        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+        assert tag.split("-")[0] == version
+        component = labels(template)["app.kubernetes.io/component"]
+        on_gpu = overlay != "cpu-demo" and component != "orchestrator"
+        assert tag.endswith("-cuda") is on_gpu, name
+        assert target.endswith("-demo") is (overlay == "cpu-demo" and component != "orchestrator")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_secrets_are_named_and_never_held(overlay: str) -> None:
+    assert not of_kind(overlay, "Secret")
+    made = {o["spec"]["secretName"] for o in of_kind(overlay, "Certificate")}
+    for _, template in pods(overlay):
+        named = {v["secret"]["secretName"] for v in template["spec"]["volumes"] if "secret" in v}
+        assert named <= made | {"flyspec-api-keys"}
+        for volume in template["spec"]["volumes"]:
+            if "secret" in volume:  # a subPath would never see a renewed certificate
+                mounts = container(template)["volumeMounts"]
+                assert all("subPath" not in m for m in mounts if m["name"] == volume["name"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_namespaces_want_restricted_pods_and_pods_are(overlay: str) -> None:
+    (namespace,) = of_kind(overlay, "Namespace")
+    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    for name, template in pods(overlay):
+        pod, own = template["spec"]["securityContext"], container(template)["securityContext"]
+        assert pod["runAsNonRoot"] is True
+        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert own["allowPrivilegeEscalation"] is False
+        assert own["capabilities"] == {"drop": ["ALL"]}
+        assert own["readOnlyRootFilesystem"] is True
+        assert re.search(rf"^USER {pod['runAsUser']}:", DOCKERFILE, re.MULTILINE), name
+        mounts = {m["mountPath"] for m in container(template)["volumeMounts"]}
+        (declared,) = re.findall(r"^VOLUME (.*)$", DOCKERFILE, re.MULTILINE)
+        assert set(yaml.safe_load(declared)) <= mounts, name
+
+
+def test_the_rules_file_can_be_read() -> None:
+    load_rules(str(ROOT / "k8s/base/rules.toml"), "fly", 15)
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "multi-node"])
+def test_metrics_that_are_scaled_by_exist(overlay: str) -> None:
+    adapter = yaml.safe_load(
+        (ROOT / "k8s/components/autoscaling/prometheus-adapter.yaml").read_text()
+    )["rules"]
+    offered = {"Pods": {r["name"]["as"] for r in adapter["custom"]},
+               "External": {r["name"]["as"] for r in adapter["external"]}}  # fmt: skip
+    workloads = {(o["kind"], o["metadata"]["name"])
+                 for o in of_kind(overlay, "Deployment", "LeaderWorkerSet")}  # fmt: skip
+    for scaler in of_kind(overlay, "HorizontalPodAutoscaler"):
+        target = scaler["spec"]["scaleTargetRef"]
+        assert (target["kind"], target["name"]) in workloads
+        for metric in scaler["spec"]["metrics"]:
+            if metric["type"] != "Resource":
+                name = metric[metric["type"].lower()]["metric"]["name"]
+                assert name in offered[metric["type"]]
+    source = "".join(
+        path.read_text()
+        for folder in ("flyspec/telemetry", "orchestrator", "draft_service", "verify_service")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    # EngineMetrics and session_metrics put the service's name into theirs.
+    source = source.replace('"{prefix}_', '"flyspec_draft_') + source.replace(
+        '"{prefix}_', '"flyspec_verify_'
+    )
+    queries = [r[key] for rules in (adapter["custom"], adapter["external"]) for r in rules
+               for key in ("seriesQuery", "metricsQuery")]  # fmt: skip
+    for name in set(re.findall(r"flyspec_\w+", " ".join(queries))):
+        assert f'"{SERIES_SUFFIX.sub("", name)}"' in source, name
+
+
+def test_compose_starts_the_demo_if_nothing_is_said() -> None:
+    assert "COMPOSE_PROFILES=cpu\n" in (ROOT / ".env").read_text()
+    services = compose("docker-compose.yml")
+    started = {n for n, s in services.items() if "cpu" in s.get("profiles", ["cpu"])}
+    assert started == {"orchestrator", "verify", "draft"}
+    for file in ("docker-compose.yml", "docker-compose.tls.yml"):
+        for path in re.findall(r"^ +- (\./[^:$]+):", (ROOT / file).read_text(), re.MULTILINE):
+            assert (ROOT / path).exists(), path
+
+
+def test_images_get_what_they_copy() -> None:
+    kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
+            if line.startswith("!")]  # fmt: skip
+    for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE):
+        for source in sources.split():
+            assert (ROOT / source).exists()
+            assert any(source == k or source.startswith(f"{k}/") for k in kept), source
