@@ -12,6 +12,8 @@ from flyspec.telemetry.request_ids import request_id
 
 LogFormat = Literal["text", "json"]
 
+_ONE_LINE = str.maketrans({"\n": "\\n", "\r": "\\r"})
+
 
 class TextFormatter(logging.Formatter):
     """A line for people: time, service, level, message, then fields as `name=value`."""
@@ -20,9 +22,10 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s {service} %(levelname)s %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line without a traceback."""
+        """The line without a traceback; what a peer sent may be quoted in it, and stays in it."""
         line = super().formatMessage(record)
-        return " ".join([line, *(f"{name}={value}" for name, value in _fields(record).items())])
+        parts = [line, *(f"{name}={value}" for name, value in _fields(record).items())]
+        return " ".join(parts).translate(_ONE_LINE)
 
 
 class JsonFormatter(logging.Formatter):

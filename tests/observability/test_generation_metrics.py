@@ -135,7 +135,11 @@ async def test_how_requests_end_and_are_refused(observed):
     assert added.total("flyspec_requests_total", status="RESOURCE_EXHAUSTED") == 1
     assert added.total("flyspec_requests_refused_total", reason="client_limit") == 1
     assert added.total("flyspec_requests_refused_total") == 1
-    assert observed.scrape("orchestrator").total("flyspec_generations_active") == 0
+    calls = "flyspec_rpc_calls_total"
+    for code, count in (("CANCELLED", 4), ("INVALID_ARGUMENT", 1), ("RESOURCE_EXHAUSTED", 1)):
+        assert added.total(calls, code=code) == count, list(added.find(calls))
+    now = observed.scrape("orchestrator")
+    assert now.total("flyspec_generations_active") == now.total("flyspec_rpc_open_calls") == 0
 
 
 async def test_what_clients_make_up_is_no_label(observed):

@@ -59,6 +59,11 @@ def test_a_text_line_has_the_fields_after_the_message():
     assert line.endswith(" verify INFO done tokens=3")
 
 
+def test_what_a_peer_sent_makes_no_line_of_its_own():
+    line = TextFormatter("verify").format(record("refused: %s", "a\n12:00:00 verify INFO fine"))
+    assert len(line.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("value", "taken"),
     [
