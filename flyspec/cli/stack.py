@@ -251,7 +251,7 @@ class Stack:
                   "--dtype", o.dtype, "--threads", str(o.threads),
                   "--tensor-parallel-size", str(o.tensor_parallel_size)]  # fmt: skip
         if o.batch_invariant is not None:
-            verify.append("--batch-invariant" if o.batch_invariant else "--no-batch-invariant")
+            verify += ["--batch-invariant", str(o.batch_invariant).lower()]
         draft = ["--model", str(o.draft_model), "--port", str(o.draft_port), "--device",
                  str(o.draft_device), "--dtype", o.draft_dtype, "--threads",
                  str(o.draft_threads), "--drafter", o.drafter]  # fmt: skip
