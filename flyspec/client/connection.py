@@ -31,9 +31,7 @@ class Connection:
         self.address = address
         self._credentials = credentials or Credentials()
         self._link = rpc.Link(address, self._credentials.security(address))
-        self._metadata: tuple[tuple[str, str], ...] = ()
-        if key := self._credentials.api_key:
-            self._metadata = ((rpc.AUTHORIZATION_KEY, f"Bearer {key}"),)
+        self._metadata = self._credentials.metadata()
 
     @property
     def _channel(self) -> grpc.aio.Channel:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from flyspec.errors import ConfigError
+from flyspec.rpc import AUTHORIZATION_KEY
 from flyspec.security import ChannelSecurity, TlsFiles, is_loopback
 
 ENVIRONMENT = "FLYSPEC_"
@@ -42,6 +43,13 @@ class Credentials:
             read("ssl_keyfile"),
             read("ssl_target_name"),
         )
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with every call. Raises `ConfigError` for a key that cannot be sent."""
+        key = self.api_key.strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("--api-key: has characters that no key has; was it copied whole?")
+        return ((AUTHORIZATION_KEY, f"Bearer {key}"),) if key else ()
 
     def security(self, address: str) -> ChannelSecurity | None:
         """How to speak to a server there; None is in the clear. Raises `ConfigError`."""

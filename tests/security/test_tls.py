@@ -106,6 +106,15 @@ async def test_a_key_does_not_travel_in_the_clear(ours):
     assert "fsk_x" not in repr(Credentials("fsk_x"))
 
 
+def test_a_key_that_cannot_be_sent_is_told_before():
+    assert Credentials("fsk_x\n").metadata() == (("authorization", "Bearer fsk_x"),)
+    assert Credentials().metadata() == ()
+    for key in ("fsk_\nx", "fsk_\u00e4"):
+        with pytest.raises(ConfigError, match="has characters that no key has") as caught:
+            Client("127.0.0.1:1", credentials=Credentials(key))
+        assert key not in str(caught.value)
+
+
 async def test_a_replica_found_by_a_name_must_have_that_name_in_its_certificate(ours):
     async with listening(files(ours.pair("localhost"), None)) as address:
         port = address.rpartition(":")[2]
