@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
@@ -15,6 +16,7 @@ from flyspec.security import PortSecurity
 
 log = logging.getLogger(__name__)
 
+LOGGED_A_SECOND = 10
 HEALTH = "/grpc.health.v1.Health/"
 
 Check = Callable[[str, Any], None]
@@ -29,6 +31,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, checks: Collection[Check]) -> None:
         self._checks = list(checks)
+        self._second, self._logged = 0, 0
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
@@ -63,8 +66,17 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             for check in self._checks:
                 check(method, context)
         except FlyspecError as error:
-            log.info("%s from %s refused: %s", method.lstrip("/"), context.peer(), error)
+            if self._is_to_be_logged():
+                log.info("%s from %s refused: %s", method.lstrip("/"), context.peer(), error)
             await abort(context, method, error)
+
+    def _is_to_be_logged(self) -> bool:
+        """Whether a refusal that comes now is: who is refused must not fill the disk."""
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._logged = second, 0
+        self._logged += 1
+        return self._logged <= LOGGED_A_SECOND
 
 
 class CertificateNames:

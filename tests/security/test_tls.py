@@ -129,3 +129,10 @@ async def test_a_replica_found_by_a_name_must_have_that_name_in_its_certificate(
             assert problem in replica.problem
             await pool.close()
         await directory.close()
+
+
+def test_who_is_refused_does_not_fill_the_log(monkeypatch):
+    gate = rpc.Gate([])
+    for second in (1.5, 2.0, 7.9):
+        monkeypatch.setattr("time.monotonic", lambda now=second: now)
+        assert sum(gate._is_to_be_logged() for _ in range(300)) == 10
