@@ -137,10 +137,10 @@ def split(rendered: Path) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def check_known(path: Path, report: Report) -> None:
-    """Hold a file against Kubernetes' schemas."""
-    done = run(TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", KUBERNETES, path)
-    name = f"{path.name}: {len(read(path))} objects of Kubernetes {KUBERNETES}"
+def check_known(paths: list[Path], report: Report) -> None:
+    """Hold files against Kubernetes' schemas."""
+    done = run(TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", KUBERNETES, *paths)
+    name = f"{sum(len(read(path)) for path in paths)} objects of Kubernetes {KUBERNETES}"
     if done.returncode:
         report.failure(name, done.stdout + done.stderr)
     else:
@@ -256,9 +256,8 @@ def main() -> int:
     except Missing as error:
         report.skipped("kubernetes-validate and checkov", str(error))
     else:
-        for path in known:
-            check_known(path, report)
         if known:
+            check_known(known, report)
             check_safety(known, report)
     try:
         check_custom(custom, report)

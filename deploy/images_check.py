@@ -16,11 +16,13 @@ import argparse
 import asyncio
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,6 +99,20 @@ def find_base(containers: Containers, asked: str, log: Log) -> str:
     log.say(f"base image: no registry has {DEFAULT_BASE} for us; made by debootstrap in "
             f"{time.monotonic() - began:.0f} s")  # fmt: skip
     return base
+
+
+def find_torch(asked: str | None, log: Log) -> dict[str, str]:
+    """The build argument that says where CPU builds of torch are; none if the default will do."""
+    if asked is not None:
+        return {"TORCH_CPU_INDEX": asked}
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (default,) = re.findall(r"^ARG TORCH_CPU_INDEX=(\S+)$", dockerfile, re.MULTILINE)
+    try:
+        urllib.request.urlopen(default, timeout=20).close()
+    except OSError:
+        log.say("PyTorch's index cannot be reached: torch from where pip here is told to look")
+        return {"TORCH_CPU_INDEX": ""}
+    return {}
 
 
 def build(containers: Containers, base: str, arguments: dict[str, str], log: Log) -> None:
@@ -196,9 +212,7 @@ def main() -> int:
         return 2
     work = options.work or Path(tempfile.mkdtemp(prefix="flyspec-images-"))
     work.mkdir(parents=True, exist_ok=True)
-    arguments = {}
-    if options.torch_cpu_index is not None:
-        arguments["TORCH_CPU_INDEX"] = options.torch_cpu_index
+    arguments = find_torch(options.torch_cpu_index, log)
     containers = Containers(work, ADDRESSES)
     steps: list[Callable[[Containers, Log], None]] = [look_inside, refuses_in_the_clear, run_stack]
     try:
