@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.telemetry.calls import CallMetrics, Calls
+from flyspec.telemetry.certificates import CertificateExpiry
 from flyspec.telemetry.metrics import OnLoop, new_registry
 from flyspec.telemetry.port import MetricsPort, PortTakenError
 from flyspec.telemetry.traces import Traces
@@ -42,6 +43,8 @@ class Telemetry:
                 settings.traces_file,
                 settings.traces_sample_ratio,
             )
+            if settings.ssl_certfile:
+                self.registry.register(CertificateExpiry(settings.tls_files))
         self._port: MetricsPort | None = None
 
     def interceptors(self, make_ids: bool = False) -> list[grpc.aio.ServerInterceptor]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
+from flyspec.config import DraftSettings
 from flyspec.errors import ConfigError
 from flyspec.security import TlsFiles, watch_certificates
 from flyspec.security.certificates import read_certificates
+from flyspec.telemetry import Telemetry
 from tests.security.authority import DAY, files
 
 
@@ -74,3 +77,16 @@ def test_a_link_that_is_swapped_as_kubernetes_does_is_noticed(ours, tmp_path):
     os.replace(tmp_path / "new", data)
     assert watched.current() is not first
     assert watched.current().chain == (tmp_path / "two" / "tls.crt").read_bytes()
+
+
+def test_when_a_certificate_expires_is_a_metric(ours):
+    pair = ours.server(end=DAY)
+    settings = DraftSettings(ssl_certfile=pair.certfile, ssl_keyfile=pair.keyfile)
+    registry = Telemetry("draft", settings).registry
+    expiry = "flyspec_certificate_expiry_timestamp_seconds"
+    assert registry.get_sample_value(expiry) == pytest.approx(time.time() + 86_400, abs=60)
+    renewed = ours.server("renewed", end=3 * DAY)
+    shutil.copyfile(renewed.certfile, pair.certfile)
+    shutil.copyfile(renewed.keyfile, pair.keyfile)
+    assert registry.get_sample_value(expiry) == pytest.approx(time.time() + 3 * 86_400, abs=60)
+    assert Telemetry("draft", DraftSettings()).registry.get_sample_value(expiry) is None
