@@ -112,7 +112,8 @@ bench-engine: $(VENV)/.installed-dev ## steps, prefill and ranks; many requests 
 		--output build/prefill-stall.json --plot docs/images/engine-prefill-stall.svg
 
 SCENARIO ?= ramp
-LOAD ?= $(if $(filter ramp,$(SCENARIO)),--steps 1,2,4,8,16 --rule fly --num-speculative-tokens 15 --against 0)
+RAMP := --steps 1,2,4,8,16 --rule fly --num-speculative-tokens 15 --against 0
+LOAD ?= $(if $(filter ramp,$(SCENARIO)),$(RAMP))
 loadtest: $(VENV)/.installed-dev ## two minutes of load on the bundled pair: SCENARIO=ramp, soak, burst, ...
 	@mkdir -p build
 	@$(BIN)/python -m loadtest.bundled $(SCENARIO) --seconds 100 $(LOAD) \

@@ -271,11 +271,13 @@ def _distributions(document: Document) -> Plot:
     def draw(figure: Figure) -> None:
         axes = figure.subplots(1, 3, sharey=True)
         colours = _colours(len(judged))
+        series = list(dict.fromkeys(p["series"] for p in judged))
         for ax, metric in zip(axes, NAMES, strict=True):
             for phase, colour in zip(judged, colours, strict=True):
                 values = phase["quantiles_ms"][metric]
                 shares = [i / max(1, len(values) - 1) for i in range(len(values))]
-                ax.plot(values, shares, color=colour, linewidth=1.3, label=phase["name"])
+                style = ("-", "--", ":")[series.index(phase["series"]) % 3]
+                ax.plot(values, shares, style, color=colour, linewidth=1.3, label=phase["name"])
             ax.set(xlabel=f"{NAMES[metric]}, ms", ylim=(0, 1.02))
             if any(v > 0 for p in judged for v in p["quantiles_ms"][metric]):
                 ax.set_xscale("log")

@@ -11,13 +11,13 @@ from loadtest.report.text import highlights, table
 
 STYLE = """
 body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #222;
-  margin: 2rem auto; max-width: 1160px; padding: 0 1rem; background: #fff }
+  margin: 2rem auto; max-width: 1240px; padding: 0 1rem; background: #fff }
 h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem }
 .sub { color: #666; margin: .2rem 0 1rem }
 .verdict { display: inline-block; padding: .15rem .7rem; border-radius: 4px; font-weight: 600;
   color: #fff; background: #2b7a3d } .verdict.broken { background: #b2182b }
-.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 13px }
-th, td { padding: .25rem .55rem; text-align: right; border-bottom: 1px solid #e5e5e5;
+.scroll { overflow-x: auto } table { border-collapse: collapse; font-size: 12.5px }
+th, td { padding: .22rem .45rem; text-align: right; border-bottom: 1px solid #e5e5e5;
   white-space: nowrap } th { color: #666; font-weight: 600 }
 th.name, td.name { text-align: left } td.bad { color: #b2182b; font-weight: 600 }
 figure { margin: 1rem 0 } figure svg { width: 100%; height: auto }

@@ -10,6 +10,9 @@ from loadtest.scenarios.base import Scenario
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Open, Phase
 
+MIN_RATE = 10.0
+"""Requests a second: fewer are no storm."""
+
 
 class CancelStorm(Scenario):
     """A closed loop, then a storm of requests that are all given up, then the loop again.
@@ -37,7 +40,7 @@ class CancelStorm(Scenario):
         """Before, storm, after."""
         loop = Closed(self.users)
         yield Phase("before", loop, 0.25 * self.seconds, self.plain_variants)
-        rate = max(1.0, self.args.factor * done[-1].figures.requests_per_s)
+        rate = max(MIN_RATE, self.args.factor * done[-1].figures.requests_per_s)
         yield Phase("storm", Open(rate), 0.5 * self.seconds, self.plain_variants, judged=False,
                     cancelled=1.0, cancel_after_s=self.args.cancel_after)  # fmt: skip
         yield Phase("after", loop, 0.25 * self.seconds, self.plain_variants)

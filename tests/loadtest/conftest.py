@@ -68,8 +68,8 @@ def run_load(load_stack, tmp_path):
         )  # fmt: skip
         if stop_after is not None:
             assert child.stderr is not None
-            while b" for " not in await child.stderr.readline():  # a phase has begun
-                pass
+            while b" for " not in (line := await child.stderr.readline()):  # a phase has begun
+                assert line, "it ended before it began"
             await asyncio.sleep(stop_after)
             child.terminate()
         printed, errors = await child.communicate()

@@ -60,7 +60,7 @@ def test_the_page_is_one_file_with_every_plot():
 
 
 def test_a_broken_check_is_seen_at_once():
-    text = parsed(document(failures=2)).text
+    text = parsed(document(users=(2,), failures=2)).text
     assert "failed" in text
     assert "broken" in text
 
