@@ -141,8 +141,14 @@ def _document(stack: Stack) -> dict[str, object]:
         "admin_address": stack.admin_address,
         "draft_address": stack.draft_address,
         "verify_address": stack.verify_address,
+        "metrics_ports": _metrics_ports(stack),
         "pids": {name: service.pid for name, service in stack.services.items()},
     }
+
+
+def _metrics_ports(stack: Stack) -> dict[str, int | None]:
+    """Where each service has its metrics; None where it has none."""
+    return {name: service.facts.get("metrics_port") for name, service in stack.services.items()}
 
 
 def _welcome(stack: Stack) -> str:
@@ -159,6 +165,8 @@ def _welcome(stack: Stack) -> str:
             f"  admin       {stack.admin_address}",
             f"  draft       {stack.draft_address}   {o.draft_model or 'prompt lookup'}",
             f"  verify      {stack.verify_address}   {o.model}",
+            "  metrics     "
+            + ", ".join(f"{name} :{port}" for name, port in _metrics_ports(stack).items() if port),
             "try it:",
             f"  flyspec generate{flag} 'def fibonacci(n):'",
             f"  flyspec drafters list{admin}",

@@ -474,7 +474,8 @@ SERVICES = [
             ),
             Panel(
                 "RPCs that ended with an error",
-                "CANCELLED is how the orchestrator ends sessions.",
+                "CANCELLED, which is how the orchestrator ends sessions, is left out. "
+                "UNAUTHENTICATED: no API key, or a wrong one.",
                 [
                     (
                         'sum by (method, code) (rate(flyspec_rpc_calls_total{code!~"CANCELLED"}'

@@ -431,7 +431,7 @@ async def test_serve_says_where_it_listens_and_stops_on_interrupt(models: list[s
     assert process.stdout is not None
     facts = json.loads(await process.stdout.readline())
     assert set(facts) == {
-        "address", "admin_address", "draft_address", "verify_address", "pids",
+        "address", "admin_address", "draft_address", "verify_address", "metrics_ports", "pids",
     }  # fmt: skip
     async with Client(facts["address"]) as client:
         assert (await client.list_models()).drafters[0] == "model"

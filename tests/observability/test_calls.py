@@ -1,0 +1,88 @@
+"""Calls that are refused for who made them, and ids of calls, at a server of ours."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import generate_latest
+
+from flyspec import rpc
+from flyspec.errors import UnauthenticatedError
+from flyspec.telemetry import Telemetry, request_id
+from tests.observability.scraping import parse
+
+
+def refuse_strangers(method, context):
+    if not any(key == "friend" for key, _ in context.invocation_metadata()):
+        raise UnauthenticatedError("who are you?")
+
+
+@pytest.fixture
+async def server():
+    telemetry = Telemetry("draft")
+    opened = rpc.GrpcServer(
+        "127.0.0.1",
+        0,
+        [],
+        [],
+        interceptors=telemetry.interceptors(),
+        checks=[refuse_strangers],
+    )
+    port = await opened.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel, lambda: parse(generate_latest(telemetry.registry).decode())
+    await opened.stop(0)
+
+
+async def reflect(channel, metadata=()):
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    call = stub.ServerReflectionInfo(iter([request]), metadata=metadata)
+    return [answer async for answer in call]
+
+
+async def test_calls_are_counted_by_method_and_status(server):
+    channel, scrape = server
+    health = health_pb2_grpc.HealthStub(channel)
+    await health.Check(health_pb2.HealthCheckRequest())
+    with pytest.raises(grpc.aio.AioRpcError):
+        await health.Check(health_pb2.HealthCheckRequest(service="none"))
+    assert len(await reflect(channel, (("friend", "1"),))) == 1
+    found = scrape()
+    calls = "flyspec_rpc_calls_total"
+    assert found.total(calls, method="grpc.health.v1.Health/Check", code="OK") == 1
+    assert found.total(calls, method="grpc.health.v1.Health/Check", code="NOT_FOUND") == 1
+    assert found.total(calls, code="OK") == 2
+    assert found.total("flyspec_rpc_open_calls") == 0
+
+
+async def test_who_may_not_call_is_counted(server):
+    channel, scrape = server
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await reflect(channel)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert scrape().total("flyspec_rpc_calls_total", code="UNAUTHENTICATED") == 1
+
+
+async def test_what_cannot_be_read_is_counted(server):
+    channel, scrape = server
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff\xff\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert scrape().total("flyspec_rpc_calls_total", code="INVALID_ARGUMENT") == 1
+
+
+async def test_methods_that_clients_make_up_are_not_counted(server):
+    channel, scrape = server
+    for method in ("/evil/Method", "/flyspec.v1.DraftService/" + "x" * 1000):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(method)(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "evil" not in str(scrape().values_of("method"))
+    assert scrape().total("flyspec_rpc_calls_total") == 0
+
+
+def test_outside_of_a_call_there_is_no_id():
+    assert request_id() == ""
