@@ -245,7 +245,7 @@ class StackCheck:
         for service in ("verify", "draft"):
             await self._podman("stop", "-t", "150", container(service))
             await self._podman("start", container(service))
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(3.0)
             began = time.monotonic()
             await self._podman("stop", "-t", "60", container(service))
             took = time.monotonic() - began

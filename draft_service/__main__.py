@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from draft_service.server import serve
-from flyspec import rpc
-from flyspec.config import DraftSettings, from_command_line
+from flyspec.termination import end_on_sigterm
 
 
 def main() -> None:
-    """Serve until told to stop."""
+    """Run until SIGTERM."""
+    end_on_sigterm()
+    from draft_service.server import serve
+    from flyspec import rpc
+    from flyspec.config import DraftSettings, from_command_line
+
     rpc.run(serve(from_command_line(DraftSettings, "draft_service")))
 
 

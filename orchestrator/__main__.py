@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from flyspec import rpc
-from flyspec.config import OrchestratorSettings, from_command_line
-from orchestrator.server import serve
+from flyspec.termination import end_on_sigterm
 
 
 def main() -> None:
     """Run until SIGTERM."""
+    end_on_sigterm()
+    from flyspec import rpc
+    from flyspec.config import OrchestratorSettings, from_command_line
+    from orchestrator.server import serve
+
     rpc.run(serve(from_command_line(OrchestratorSettings, "orchestrator")))
 
 

@@ -38,15 +38,8 @@ async def wait_for_termination() -> None:
     await stop.wait()
 
 
-def _end(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run a service's main coroutine on uvloop; an error for the user is one line, exit code 2."""
-    # Until `wait_for_termination` takes over, SIGTERM ends a service that is still loading, even as
-    # the first process of a container, for which the kernel has no default action.
-    signal.signal(signal.SIGTERM, _end)
     try:
         uvloop.run(main)
     except FlyspecError as error:
