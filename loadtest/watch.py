@@ -12,7 +12,7 @@ from flyspec.errors import FlyspecError
 if TYPE_CHECKING:
     from loadtest.admin import Admin, Status
 
-MAX_SAMPLES = 600
+MAX_SAMPLES = 300
 """Kept in a report."""
 
 
