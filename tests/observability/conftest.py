@@ -78,6 +78,10 @@ async def observed(need_models, tmp_path_factory):
     options = StackOptions(
         log_level="debug", orchestrator_flags=("--max-concurrent-per-client", "4")
     )
-    with environment(variables):
-        async with Stack(options, on_log=on_log) as stack:
-            yield Observed(stack, logs, traces)
+    stack = Stack(options, on_log=on_log)
+    with environment(variables):  # of this stack alone
+        await stack.__aenter__()
+    try:
+        yield Observed(stack, logs, traces)
+    finally:
+        await stack.stop()
