@@ -21,7 +21,7 @@ from loadtest.control import Control
 from loadtest.goals import Check
 from loadtest.prompts import FRESH, Source, prompt_mix
 from loadtest.record import Record
-from loadtest.report.document import VERSION
+from loadtest.report.document import VERSION, short
 from loadtest.scenarios import SCENARIOS, World
 from loadtest.summary import PhaseResult, timeline
 from loadtest.users.grpc import GrpcTransport
@@ -107,7 +107,7 @@ class LoadTest:
             *self._goals.check(self._done), *self._left(before), *scenario.checks(self._done),
             *trouble,
         ]  # fmt: skip
-        return {
+        document = {
             "version": VERSION,
             "scenario": scenario.name,
             "about": scenario.about,
@@ -127,6 +127,8 @@ class LoadTest:
             "status": self._watch.status_document(),
             "timeline": timeline(records, seconds),
         }
+        found: dict[str, Any] = short(document)
+        return found
 
     @property
     def records(self) -> Sequence[Record]:

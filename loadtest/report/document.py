@@ -15,7 +15,7 @@ VERSION = 1
 
 def to_json(document: dict[str, Any]) -> str:
     """A line a key: `DIGITS` significant digits are more than a measurement has; NaN is null."""
-    lines = (f"{json.dumps(k)}: {json.dumps(_short(v))}" for k, v in document.items())
+    lines = (f"{json.dumps(k)}: {json.dumps(short(v))}" for k, v in document.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -30,7 +30,8 @@ def read(path: Path) -> dict[str, Any]:
     return document
 
 
-def _short(value: Any) -> Any:
+def short(value: Any) -> Any:
+    """The same with short numbers, and None for what is no number."""
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
@@ -38,7 +39,7 @@ def _short(value: Any) -> Any:
             return round(value)
         return round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))
     if isinstance(value, dict):
-        return {k: _short(v) for k, v in value.items()}
+        return {k: short(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_short(v) for v in value]
+        return [short(v) for v in value]
     return value
