@@ -25,6 +25,8 @@ TRACEPARENT_CHARACTERS = 55
 MAX_WAITING_SPANS = 16_384
 """Spans that wait to be sent; more are dropped, and the SDK says so."""
 
+CLOCK_SET_NS = 1_000_000
+
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 
 
@@ -157,9 +159,20 @@ def traceparent_of(trace_id: int, span_id: int) -> str:
     return f"00-{trace_id:032x}-{span_id:016x}-01"
 
 
+_offset_ns = 0
+
+
 def wall_ns(perf_counter_ns: int) -> int:
-    """A time of `perf_counter_ns` as nanoseconds since 1970."""
-    return time.time_ns() - time.perf_counter_ns() + perf_counter_ns
+    """A time of `perf_counter_ns` as nanoseconds since 1970.
+
+    Times keep their order and distances as long as the clock is not set by more than
+    `CLOCK_SET_NS`: two readings of it are not taken at once, and so never quite agree.
+    """
+    global _offset_ns
+    offset_ns = time.time_ns() - time.perf_counter_ns()
+    if abs(offset_ns - _offset_ns) > CLOCK_SET_NS:
+        _offset_ns = offset_ns
+    return perf_counter_ns + _offset_ns
 
 
 def _context_of(traceparent: str) -> Context | None:

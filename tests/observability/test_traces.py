@@ -14,7 +14,7 @@ from flyspec.client import Chat, Client, GenerateOptions
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
 from flyspec.telemetry import REQUEST_ID_KEY, Telemetry
-from flyspec.telemetry.traces import Traces, traceparent_of
+from flyspec.telemetry.traces import Traces, traceparent_of, wall_ns
 from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from tests.observability.conftest import SERVICES, Observed
@@ -197,6 +197,13 @@ def test_sampling_keeps_its_share(tmp_path):
     traces.close()
     assert 50 < sum(span is not None for span in kept) < 160
     assert len(file.read_text().splitlines()) == sum(span is not None for span in kept)
+
+
+def test_times_keep_their_distances():
+    times = [time.perf_counter_ns() for _ in range(1000)]
+    walls = [wall_ns(t) for t in times]
+    assert [w - walls[0] for w in walls] == [t - times[0] for t in times]
+    assert abs(walls[0] - time.time_ns()) < 1e9
 
 
 def test_a_traceparent_that_cannot_be_read_is_no_parent(tmp_path):
