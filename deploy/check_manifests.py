@@ -27,6 +27,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".venv-manifests"
 REQUIREMENTS = ROOT / "deploy" / "manifest-tools.txt"
+COMPOSE_REQUIREMENTS = ROOT / "deploy" / "compose-tool.txt"
 OUTPUT = ROOT / "build" / "manifests"
 KUBERNETES = "1.34"
 CUSTOM_GROUPS = ("monitoring.coreos.com/", "cert-manager.io/", "leaderworkerset.x-k8s.io/")
@@ -74,16 +75,16 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def install_tools() -> None:
-    """Make .venv-manifests as manifest-tools.txt says. Raises `Missing`."""
-    stamp = TOOLS / "installed.txt"
-    wanted = REQUIREMENTS.read_text()
+def install_tools(environment: Path, requirements: Path, *flags: str) -> None:
+    """Make a virtual environment as a file of requirements says. Raises `Missing`."""
+    stamp = environment / "installed.txt"
+    wanted = requirements.read_text()
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    print(f"  installing {REQUIREMENTS.relative_to(ROOT)} into {TOOLS.name}")
+    print(f"  installing {requirements.relative_to(ROOT)} into {environment.relative_to(ROOT)}")
     steps: list[list[str | Path]] = [
-        [sys.executable, "-m", "venv", TOOLS],
-        [TOOLS / "bin" / "pip", "install", "--quiet", "-r", REQUIREMENTS],
+        [sys.executable, "-m", "venv", environment],
+        [environment / "bin" / "pip", "install", "--quiet", *flags, "-r", requirements],
     ]
     for step in steps:
         done = run(*step)
@@ -216,22 +217,16 @@ def check_safety(paths: list[Path], report: Report) -> None:
 
 def check_compose(report: Report) -> None:
     """Let docker-compose read the compose files, alone and with the overrides."""
-    command = compose_command()
+    environment = TOOLS / "compose"
+    install_tools(environment, COMPOSE_REQUIREMENTS, "--no-deps")
     for files in (["docker-compose.yml"], ["docker-compose.yml", "docker-compose.tls.yml"]):
         flags = [part for file in files for part in ("-f", file)]
-        done = run(*command, *flags, "config", "-q", COMPOSE_PROFILES=COMPOSE_PROFILES)
+        command = environment / "bin" / "docker-compose"
+        done = run(command, *flags, "config", "-q", COMPOSE_PROFILES=COMPOSE_PROFILES)
         if done.returncode:
             report.failure(" + ".join(files), done.stderr or done.stdout)
         else:
             report.passed(f"{' + '.join(files)}: every profile")
-
-
-def compose_command() -> list[str]:
-    """docker-compose, or docker with its plugin. Raises `Missing`."""
-    for command in (["docker-compose"], ["docker", "compose"]):
-        if shutil.which(command[0]) and run(*command, "version").returncode == 0:
-            return command
-    raise Missing("docker-compose is not installed (apt-get install docker-compose)")
 
 
 def main() -> int:
@@ -252,7 +247,7 @@ def main() -> int:
             custom.append(parts[1])
             report.passed(f"k8s/overlays/{overlay.name} renders")
     try:
-        install_tools()
+        install_tools(TOOLS, REQUIREMENTS)
     except Missing as error:
         report.skipped("kubernetes-validate and checkov", str(error))
     else:
