@@ -8,6 +8,7 @@ version of torch alone, since it comes from an index of its own).
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -27,7 +28,9 @@ def main(pyproject: Path, constraints: Path, directory: Path) -> None:
         "models": [m for m in models if not re.match(r"torch\b", m)],
         "torch": [torch[1]],
     }.items():
-        (directory / f"{name}.txt").write_text("\n".join(lines) + "\n")
+        path = directory / f"{name}.txt"
+        path.write_text("\n".join(lines) + "\n")
+        os.utime(path, (0, 0))  # buildah takes a file with another time for another file
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ class StackCheck:
             found = await self._podman("exec", container(service), "python", "-c", STATUS)
             expected = ["10001", "0000000000000000", "1", "2", "Read-only", "file", "system"]
             self._log.check(f"{service}: uid 10001, no capabilities, no new privileges, seccomp, "
-                            "read-only root", found.split() == expected, found)  # fmt: skip
+                            "read-only root", found.split() == expected)  # fmt: skip
             began = time.monotonic()
             address = f"localhost:{port}"
             said = await self._podman(
