@@ -154,6 +154,8 @@ class Observation:
     def end(self, status: str) -> None:
         """It is over."""
         ended_ns = time.perf_counter_ns()
+        if status == "CANCELLED" and self._finish_reason:
+            status = "OK"  # its client had the completion and hung up, before the call was over
         self._metrics.requests.labels(status, self._finish_reason).inc()
         if self._trace is not None:
             error = "" if status == "OK" else status
