@@ -13,6 +13,7 @@ from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
 from orchestrator.administration import AdminServicer
 from orchestrator.admission import Admission
 from orchestrator.directory import Directory
+from orchestrator.heap import return_large_blocks
 from orchestrator.rule_files import load_rules
 from orchestrator.service import GenerationServicer
 
@@ -83,6 +84,7 @@ class Orchestrator:
 async def serve(settings: OrchestratorSettings) -> None:
     """Serve until SIGTERM, then drain. Raises `FlyspecError` when it cannot start."""
     configure_logging("orchestrator", settings.log_level)
+    return_large_blocks()
     orchestrator = Orchestrator(settings)
     termination = asyncio.create_task(rpc.wait_for_termination())
     starting = asyncio.create_task(orchestrator.start())
