@@ -15,6 +15,7 @@ from orchestrator.access import KeyCheck, audit
 from orchestrator.administration import AdminServicer
 from orchestrator.admission import Admission
 from orchestrator.directory import Directory
+from orchestrator.heap import return_large_blocks
 from orchestrator.observation import Observer
 from orchestrator.rule_files import load_rules
 from orchestrator.service import GenerationServicer
@@ -107,6 +108,7 @@ class Orchestrator:
 async def serve(settings: OrchestratorSettings) -> None:
     """Serve until SIGTERM, then drain. Raises `FlyspecError` when it cannot start."""
     configure_logging("orchestrator", settings.log_level, settings.log_format)
+    return_large_blocks()
     telemetry = Telemetry("orchestrator", settings)
     orchestrator = Orchestrator(settings, telemetry)
     metrics_port = telemetry.listen()

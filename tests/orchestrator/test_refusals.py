@@ -112,12 +112,12 @@ async def test_outstanding_tokens_are_told_and_bounded(model_dirs):
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        ({"text": "the cat " * 3_500_000}, "characters, the first"),
-        ({"text": "a" * 20_000_000}, "characters, the first"),
-        ({"token_ids": {"ids": [3] * 8_000_000}}, "8000000 tokens leave no room"),
+        ({"text": "the cat " * 350_000}, "characters, the first"),
+        ({"text": "a" * 3_000_000}, "characters, the first"),
+        ({"token_ids": {"ids": [3] * 3_000_000}}, "3000000 tokens leave no room"),
         ({"chat": {"messages": [{}] * 1_000_000}}, "1000000 messages leave no room"),
         (
-            {"chat": {"messages": [{"role": "user", "content": "the cat " * 300_000}] * 10}},
+            {"chat": {"messages": [{"role": "user", "content": "the cat " * 35_000}] * 10}},
             "characters, the first",
         ),
     ],
@@ -136,6 +136,17 @@ async def test_prompts_of_absurd_size_cost_little(stack, request_, message):
     assert message in caught.value.details()
     # Of this process, which is client and server: to tokenize it all takes a minute.
     assert time.process_time() - begin < 5.0
+    assert (await stack.client.complete(PROMPT, SHORT)).token_ids
+
+
+async def test_a_request_beyond_the_largest_is_not_read(stack):
+    methods = "GenerationService/Generate", "AdminService/GetStatus"
+    for port, method in zip(stack.orchestrator.ports, methods, strict=True):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_stream(f"/flyspec.v1.{method}")(b"\0" * (4 << 20))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert (await stack.client.complete(PROMPT, SHORT)).token_ids
 
 
