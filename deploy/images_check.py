@@ -145,7 +145,7 @@ def look_inside(containers: Containers, log: Log) -> None:
             and [inside[p] for p in ("/tmp", "cache")] == ["writable"] * 2,
         )
         entrypoint = config["Entrypoint"][0]
-        health = containers.image(name)["HealthCheck"]["Test"]
+        health = containers.image(name)["Healthcheck"]["Test"]
         log.check(
             f"{target}: no shell to start it or to ask for its health",
             entrypoint == "python" and health[:2] == ["CMD", "flyspec"],

@@ -66,7 +66,7 @@ def test_prompt_lookup_without_torch_and_graceful_end() -> None:
 
 
 def test_a_model_without_torch_is_refused_in_one_line() -> None:
-    with process("--model", "/nowhere") as (running, port):
+    with process("--model", "/nowhere", "--metrics-port", "-1") as (running, port):
         assert port == 0
         assert running.wait(10) == 2
         assert running.stderr is not None
