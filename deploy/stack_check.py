@@ -121,19 +121,25 @@ class StackCheck:
             began = float(await self._podman(
                 "container", "inspect", "--format", "{{.State.StartedAt.UnixMilli}}", name
             )) / 1000  # fmt: skip
-            async with Client(ADDRESS) as client:
-                while True:
-                    try:
-                        if await client.check_health(timeout_s=1) == "SERVING":
-                            break
-                    except FlyspecError:
-                        await asyncio.sleep(0.02)
+            while not await self._serves():
+                await asyncio.sleep(0.02)
             times.append(time.time() - began)
             cpu_s = cpu_seconds(str((await self._state("orchestrator"))["Pid"]))
         await self._ready()
         self._log.check("orchestrator: serves in less than 2 s", min(times) < 2,
                         ", ".join(f"{t:.2f} s" for t in times)
                         + f"; {cpu_s:.2f} s of it on a core")  # fmt: skip
+
+    async def _serves(self) -> bool:
+        """Whether the orchestrator serves now, over a new connection.
+
+        One that began while the container had no network is not answered for many seconds.
+        """
+        try:
+            async with Client(ADDRESS) as client:
+                return await client.check_health(timeout_s=1) == "SERVING"
+        except FlyspecError:
+            return False
 
     async def _stream(self, prompt: str, begun: asyncio.Event) -> tuple[str, float, list[str]]:
         """Text, longest time between two chunks, and the recoveries of one generation."""
