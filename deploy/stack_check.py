@@ -121,7 +121,7 @@ class StackCheck:
             began = float(await self._podman(
                 "container", "inspect", "--format", "{{.State.StartedAt.UnixMilli}}", name
             )) / 1000  # fmt: skip
-            while not await self._serves():
+            while not await self._serves():  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.02)
             times.append(time.time() - began)
             cpu_s = cpu_seconds(str((await self._state("orchestrator"))["Pid"]))
