@@ -105,7 +105,7 @@ def test_compressed_file_and_limit(tmp_path: Path) -> None:
         (b"", "no prompts in it"),
         (b"\n \n", "no prompts in it"),
         (b"fine\n\xff\xfe\n", "line 2: not UTF-8"),
-        (gzip.compress(b"text")[:-6], "cannot be read"),
+        (gzip.compress(b"text", mtime=0)[:-6], "cannot be read"),
     ],
 )
 def test_unreadable_files(tmp_path: Path, data: bytes, message: str) -> None:
