@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST_ARGS ?=
+# Much of what is tested waits; files of tests run beside each other, each file in one process.
+PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test lint types imports protos manifests prometheus unit stubs models clean images-check \
 	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos audit loadtest
@@ -59,7 +61,7 @@ prometheus: ## Prometheus and promtool for the tests, from Debian's packages, if
 
 unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not full and not gpu" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not full and not gpu" -n $(PYTEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 gpu-test: $(VENV)/.installed-dev ## the tests that need a CUDA device; skips them where there is none
 	@echo "== pytest: what needs a CUDA device"
