@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 
+from flyspec.calls import wrap
 from flyspec.errors import FlyspecError, PermissionDeniedError
 from flyspec.rpc.statuses import abort
 from flyspec.security import PortSecurity
@@ -41,25 +42,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         method = handler_call_details.method
         if found is None or not self._checks or method.startswith(HEALTH):
             return found
-        return self._wrap(found, method)
+        return wrap(found, lambda context: self._behind(method, context))
 
-    def _wrap(self, found: Any, method: str) -> Any:
-        answer = "stream" if found.response_streaming else "unary"
-        kind = f"{'stream' if found.request_streaming else 'unary'}_{answer}"
-        behavior = getattr(found, kind)
-
-        async def call(request: Any, context: Any) -> Any:
-            await self._check(method, context)
-            return await behavior(request, context)
-
-        async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-            await self._check(method, context)
-            async for response in behavior(request, context):
-                yield response
-
-        wrapped = generate if inspect.isasyncgenfunction(behavior) else call
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrapped, found.request_deserializer, found.response_serializer)
+    @asynccontextmanager
+    async def _behind(self, method: str, context: Any) -> AsyncIterator[None]:
+        """A call that begins only if every check lets it."""
+        await self._check(method, context)
+        yield
 
     async def _check(self, method: str, context: Any) -> None:
         try:

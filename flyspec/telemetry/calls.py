@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from flyspec.calls import wrap
 from flyspec.telemetry.request_ids import new_request_id, request_id_of, set_request_id
 
 
@@ -50,38 +51,21 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         identifier = request_id_of(handler_call_details.invocation_metadata)
         if not identifier and self._make_ids:
             identifier = new_request_id()
-        return self._wrap(found, handler_call_details.method.lstrip("/"), identifier)
-
-    def _wrap(self, found: Any, method: str, identifier: str) -> Any:
-        takes = "stream" if found.request_streaming else "unary"
-        kind = f"{takes}_{'stream' if found.response_streaming else 'unary'}"
-        behavior = getattr(found, kind)
-
-        async def call(request: Any, context: Any) -> Any:
-            set_request_id(identifier)
-            async with _Counted(self._metrics, method, context):
-                return await behavior(request, context)
-
-        async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-            set_request_id(identifier)
-            async with _Counted(self._metrics, method, context):
-                async for response in behavior(request, context):
-                    yield response
-
-        wrapped = generate if inspect.isasyncgenfunction(behavior) else call
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrapped, found.request_deserializer, found.response_serializer)
+        method = handler_call_details.method.lstrip("/")
+        return wrap(found, lambda context: _Counted(self._metrics, method, identifier, context))
 
 
-class _Counted:
-    """A block that is one call."""
+class _Counted(AbstractAsyncContextManager[None]):
+    """A block that is one call, for the request of that id."""
 
-    __slots__ = ("_context", "_method", "_metrics")
+    __slots__ = ("_context", "_identifier", "_method", "_metrics")
 
-    def __init__(self, metrics: CallMetrics, method: str, context: Any) -> None:
+    def __init__(self, metrics: CallMetrics, method: str, identifier: str, context: Any) -> None:
         self._metrics, self._method, self._context = metrics, method, context
+        self._identifier = identifier
 
     async def __aenter__(self) -> None:
+        set_request_id(self._identifier)
         self._metrics.open.labels(self._method).inc()
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
