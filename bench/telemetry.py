@@ -41,7 +41,7 @@ def make_round(index: int) -> Round:
     verdict = RoundVerdict(index, keep, 6, keep + 1, DECISIONS, True, timings)
     drafted = DraftTimings(50_000, 4_000_000, 4_300_000)
     return Round(
-        [Commit(FINAL)], verdict, start, keep + 1, 4_000_000, 16_000_000, None, "model", index,
+        [Commit(FINAL)], verdict, start, keep + 1, 16_000_000, None, "model", index,
         time.perf_counter_ns(), time.perf_counter_ns(), drafted,
     )  # fmt: skip
 

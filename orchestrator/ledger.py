@@ -34,7 +34,6 @@ class Round:
     verdict: RoundVerdict | None
     start: int
     committed_length: int
-    draft_model_ns: int
     round_ns: int
     request: VerifyRound | None = None
     drafter: str = ""
@@ -89,7 +88,7 @@ class Ledger:
         The part of a round's time that is outside both models is its overhead.
         """
         verdict = round_.verdict
-        self.draft_model_ns += round_.draft_model_ns
+        self.draft_model_ns += round_.draft_timings.model_ns
         self._committed_length = round_.committed_length
         for token in final:
             if token.origin is Origin.LOOSE:
@@ -117,7 +116,7 @@ class Ledger:
         accepted = max(0, verdict.keep_length - round_.start)
         self._unsettled.append((round_.start, accepted, round_.drafter))
         if self.num_spec_steps > 1:  # the first round also opens sessions and reads the prompt
-            models_ns = round_.draft_model_ns + verdict.timings.forward_ns
+            models_ns = round_.draft_timings.model_ns + verdict.timings.forward_ns
             self._overheads_ns.append(round_.round_ns - models_ns)
 
     def _reject(self, gap_nats: float) -> None:

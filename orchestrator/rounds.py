@@ -174,7 +174,6 @@ class Rounds:
             verdict=verdict,
             start=start,
             committed_length=self._state.committed_length,
-            draft_model_ns=proposal.timings.model_ns,
             round_ns=round_ns,
             request=request,
             drafter=proposal.drafter,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.types import Budget, Decision, OpenWindow, Origin, Outcome, RoundVerdict
+from flyspec.types import Budget, Decision, DraftTimings, OpenWindow, Origin, Outcome, RoundVerdict
 from orchestrator.ledger import Ledger, Round
 from orchestrator.window import RollBack, Token
 from tests.orchestrator.fakes import Fakes, plan_of
@@ -17,7 +17,7 @@ WINDOW = OpenWindow(10, 3, 2, 0.75)
 
 def round_of(decisions, start, keep_length, committed_length, commands=()):
     verdict = RoundVerdict(1, keep_length, 5, committed_length, decisions, True)
-    return Round(commands, verdict, start, committed_length, 0, 0)
+    return Round(commands, verdict, start, committed_length, 0)
 
 
 def test_an_open_window_has_its_share_of_the_budget():
@@ -59,7 +59,8 @@ def test_the_end_of_the_output_leaves_an_open_window_behind():
 
 def test_a_window_that_fails_without_a_round_is_no_round():
     ledger = Ledger()
-    ledger.record(Round([RollBack(10, 3, 0.75)], None, 15, 11, 30, 0), [LOOSE])
+    drafted = DraftTimings(model_ns=30)
+    ledger.record(Round([RollBack(10, 3, 0.75)], None, 15, 11, 0, draft_timings=drafted), [LOOSE])
     assert (ledger.num_rounds, ledger.num_spec_steps, ledger.num_rollbacks) == (0, 0, 1)
     assert (ledger.num_loose_tokens, ledger.draft_model_ns) == (1, 30)
 
