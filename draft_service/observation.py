@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Counter
 
 from draft_service.sessions import Session, Sessions
-from flyspec.telemetry import Telemetry, fields
-from flyspec.telemetry.metrics import STEP_SECONDS, EngineMetrics, session_metrics
+from flyspec.telemetry import Telemetry
+from flyspec.telemetry.logs import session_line
+from flyspec.telemetry.metrics import EngineMetrics, session_metrics, step_histogram
 from flyspec.types import DraftAdvance, DraftChunk
 
 log = logging.getLogger(__name__)
@@ -24,19 +24,17 @@ class Observer:
         self._telemetry = telemetry
         registry = telemetry.registry
         self.engine_metrics = EngineMetrics(registry, "draft")
-        self._queue_seconds = Histogram(
+        self._queue_seconds = step_histogram(
+            registry,
             "flyspec_draft_queue_seconds",
             "From a proposal's request to its first step.",
-            ["drafter"],
-            registry=registry,
-            buckets=STEP_SECONDS,
+            "drafter",
         )
-        self._proposal_seconds = Histogram(
+        self._proposal_seconds = step_histogram(
+            registry,
             "flyspec_draft_proposal_seconds",
             "From a proposal's request to its last token.",
-            ["drafter"],
-            registry=registry,
-            buckets=STEP_SECONDS,
+            "drafter",
         )
         self._tokens = Counter(
             "flyspec_draft_tokens", "Tokens proposed.", ["drafter"], registry=registry
@@ -46,20 +44,9 @@ class Observer:
         """Tell of the sessions whenever Prometheus asks."""
         self._telemetry.collect(lambda: session_metrics("draft", sessions.describe().sessions))
 
-    @contextmanager
-    def session(self, session: Session) -> Iterator[None]:
+    def session(self, session: Session) -> AbstractContextManager[None]:
         """A session, from its opening to its end."""
-        began_ns = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            log.debug(
-                "session ended",
-                extra=fields(
-                    drafter=session.drafter_name,
-                    total_ms=round((time.perf_counter_ns() - began_ns) / 1e6, 1),
-                ),
-            )
+        return session_line(log, lambda: {"drafter": session.drafter_name})
 
     def proposed(
         self, session: Session, advance: DraftAdvance, began_ns: int, last: DraftChunk

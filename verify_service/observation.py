@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
-from prometheus_client import Histogram
 from prometheus_client.core import Metric
 
-from flyspec.telemetry import Telemetry, fields
-from flyspec.telemetry.metrics import STEP_SECONDS, EngineMetrics, gauge, session_metrics
+from flyspec.telemetry import Telemetry
+from flyspec.telemetry.logs import session_line
+from flyspec.telemetry.metrics import EngineMetrics, gauge, session_metrics, step_histogram
 from flyspec.types import RoundVerdict, VerifyRound
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import Session
@@ -26,24 +26,21 @@ class Observer:
         self._telemetry = telemetry
         registry = telemetry.registry
         self.engine_metrics = EngineMetrics(registry, "verify")
-        self._queue_seconds = Histogram(
+        self._queue_seconds = step_histogram(
+            registry,
             "flyspec_verify_queue_seconds",
             "From a round's arrival to its first step.",
-            registry=registry,
-            buckets=STEP_SECONDS,
         )
-        self._forward_seconds = Histogram(
+        self._forward_seconds = step_histogram(
+            registry,
             "flyspec_verify_forward_seconds",
             "From a round's first step to the end of its last one.",
-            registry=registry,
-            buckets=STEP_SECONDS,
         )
-        self._judge_seconds = Histogram(
+        self._judge_seconds = step_histogram(
+            registry,
             "flyspec_verify_judge_seconds",
             "Time of the rule and of sampling, for one verdict.",
-            ["rule"],
-            registry=registry,
-            buckets=STEP_SECONDS,
+            "rule",
         )
 
     def watch(self, engine: VerifyEngine) -> None:
@@ -57,21 +54,11 @@ class Observer:
 
         self._telemetry.collect(collect)
 
-    @contextmanager
-    def session(self, session: Session) -> Iterator[None]:
+    def session(self, session: Session) -> AbstractContextManager[None]:
         """A session, from its opening to its end."""
-        began_ns = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            log.debug(
-                "session ended",
-                extra=fields(
-                    rule=session.rule.name,
-                    tokens=len(session.sequence),
-                    total_ms=round((time.perf_counter_ns() - began_ns) / 1e6, 1),
-                ),
-            )
+        return session_line(
+            log, lambda: {"rule": session.rule.name, "tokens": len(session.sequence)}
+        )
 
     @contextmanager
     def round(self, session: Session, round_: VerifyRound) -> Iterator[list[RoundVerdict]]:

@@ -33,6 +33,11 @@ class TlsFiles:
     def __bool__(self) -> bool:
         return bool(self.certfile or self.keyfile or self.ca_certs)
 
+    @property
+    def paths(self) -> list[str]:
+        """The files to look at."""
+        return [p for p in (self.certfile, self.keyfile, self.ca_certs) if p and p != SYSTEM]
+
 
 @dataclass(frozen=True, eq=False)
 class Certificates:
@@ -49,8 +54,7 @@ class Certificates:
 
 def watch_certificates(files: TlsFiles) -> Watched[Certificates]:
     """The certificates of these files, as they are now. Raises `ConfigError`."""
-    paths = [p for p in (files.certfile, files.keyfile, files.ca_certs) if p and p != SYSTEM]
-    return Watched("the certificates", paths, lambda: read_certificates(files))
+    return Watched("the certificates", files.paths, lambda: read_certificates(files))
 
 
 def read_certificates(files: TlsFiles) -> Certificates:

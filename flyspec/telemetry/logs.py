@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -37,9 +40,9 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The object: time (RFC 3339, UTC), level, service, logger, message, and the fields."""
-        time = datetime.fromtimestamp(record.created, UTC)
+        created = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
-            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "service": self._service,
             "logger": record.name,
@@ -63,6 +66,19 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 def fields(**values: Any) -> dict[str, Any]:
     """The `extra` of a log call that adds named values to its line."""
     return {"fields": values}
+
+
+@contextmanager
+def session_line(log: logging.Logger, facts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """A service's session, from its opening to its end: then, for debugging, a line with `facts`
+    and the time that it took.
+    """
+    began_ns = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        total_ms = round((time.perf_counter_ns() - began_ns) / 1e6, 1)
+        log.debug("session ended", extra=fields(**facts(), total_ms=total_ms))
 
 
 def configure_logging(service: str, level: str, log_format: LogFormat = "text") -> None:

@@ -124,16 +124,22 @@ class Buckets:
         family.add_metric(labels, list(counts), self._sum)
 
 
+def step_histogram(
+    registry: CollectorRegistry, name: str, documentation: str, *labels: str
+) -> Histogram:
+    """A histogram of seconds, of something that is part of a round."""
+    return Histogram(name, documentation, labels, registry=registry, buckets=STEP_SECONDS)
+
+
 class EngineMetrics:
     """Steps of a service's model: how long, over how many sessions, of how many tokens."""
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
         prefix = f"flyspec_{service}"
-        self._seconds = Histogram(
+        self._seconds = step_histogram(
+            registry,
             f"{prefix}_step_seconds",
             "Time of one step of the model over all sessions in it.",
-            registry=registry,
-            buckets=STEP_SECONDS,
         )
         self._sessions = Histogram(
             f"{prefix}_step_sessions",

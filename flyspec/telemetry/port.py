@@ -124,8 +124,7 @@ def _watch_context(security: PortSecurity) -> Watched[ssl.SSLContext]:
             raise ConfigError(f"metrics port: the certificates cannot be used: {error}") from error
         return context
 
-    paths = [p for p in (files.certfile, files.keyfile, files.ca_certs) if p and p != SYSTEM]
-    return Watched("the metrics port's certificates", paths, make)
+    return Watched("the metrics port's certificates", files.paths, make)
 
 
 def _only_metrics(registry: CollectorRegistry) -> Callable[..., Iterable[bytes]]:

@@ -35,8 +35,9 @@ class Telemetry:
         self._settings = settings
         self.registry = new_registry(service)
         self.calls = CallMetrics(self.registry)
-        self.traces = Traces(service)
-        if settings is not None:
+        if settings is None:
+            self.traces = Traces(service)
+        else:
             self.traces = Traces(
                 service,
                 settings.otlp_traces_endpoint,
