@@ -1,0 +1,475 @@
+"""What the dashboards show: for each panel its question, its PromQL and its unit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafana import Panel, Row
+
+NS = 'namespace=~"$namespace"'
+BY = f'{NS},drafter=~"$drafter"'
+RULED = f'{BY},rule=~"$rule"'
+RATE = "$__rate_interval"
+
+
+def quantile(q: float, metric: str, selector: str, by: str = "") -> str:
+    """A quantile of a histogram over all that the selector finds."""
+    labels = ", ".join(filter(None, ["le", by]))
+    return (
+        f"histogram_quantile({q}, sum by ({labels}) (rate({metric}_bucket{{{selector}}}[{RATE}])))"
+    )
+
+
+def rate(metric: str, selector: str, by: str = "") -> str:
+    """Summed increase a second."""
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} (rate({metric}{{{selector}}}[{RATE}]))"
+
+
+def quantiles(metric: str, selector: str) -> list[tuple[str, str]]:
+    """Median, p95 and p99."""
+    return [(quantile(q, metric, selector), f"p{round(100 * q)}") for q in (0.5, 0.95, 0.99)]
+
+
+def stat(title: str, help_: str, query: str, unit: str = "short", **more: Any) -> Panel:
+    """One number."""
+    return Panel(title, help_, [(query, "")], unit, "stat", width=4, height=4, **more)
+
+
+USABLE = "flyspec_upstream_replicas_usable"
+ACCEPTED = "flyspec_spec_decode_num_accepted_tokens_total"
+DRAFTED = "flyspec_spec_decode_num_draft_tokens_total"
+DRAFTS = "flyspec_spec_decode_num_drafts_total"
+FAILED = 'status=~"INTERNAL|UNKNOWN|UNAVAILABLE"'
+TOKENS_PER_ROUND = (
+    f"{rate('flyspec_drafter_emitted_tokens_total', BY, 'drafter')} / "
+    f"{rate('flyspec_round_seconds_count', BY, 'drafter')}"
+)
+
+ON_CALL = [
+    Row(
+        "Is it up?",
+        [
+            stat(
+                "Processes that answer",
+                "Of those that Prometheus knows.",
+                'sum(up{job=~"flyspec-.*"}) / count(up{job=~"flyspec-.*"})',
+                "percentunit",
+                red_below=1,
+            ),
+            stat(
+                "Targets usable",
+                "Replicas of the verify service that a session may be opened on.",
+                f'max({USABLE}{{{NS},service="verify"}})',
+                red_below=1,
+            ),
+            stat(
+                "Draft replicas usable",
+                "Without any, the orchestrator looks drafts up in the prompt.",
+                f'max({USABLE}{{{NS},service="draft"}})',
+                red_below=1,
+            ),
+            stat("Generations", "That run now.", f"sum(flyspec_generations_active{{{NS}}})"),
+            stat(
+                "Tokens a second",
+                "That became final.",
+                rate("flyspec_output_tokens_total", NS),
+            ),
+            stat(
+                "Requests that fail",
+                "By our own doing: INTERNAL, UNKNOWN, UNAVAILABLE.",
+                f"{rate('flyspec_requests_total', f'{NS},{FAILED}')} / "
+                f"{rate('flyspec_requests_total', NS)}",
+                "percentunit",
+                red_above=0.01,
+            ),
+            Panel(
+                "Requests by status",
+                "RESOURCE_EXHAUSTED is load that was refused, CANCELLED a client that went away.",
+                [(rate("flyspec_requests_total", NS, "status"), "{{status}}")],
+                "reqps",
+                stack=True,
+            ),
+            Panel(
+                "Recoveries",
+                "What kept generations going when a service failed; their clients saw a pause.",
+                [(rate("flyspec_recoveries_total", NS, "kind"), "{{kind}}")],
+                "cps",
+                stack=True,
+            ),
+            Panel(
+                "Circuit breakers that are not closed",
+                "Replicas that failed and are not fully trusted yet.",
+                [
+                    (
+                        "sum by (service, address) (flyspec_upstream_breaker_state"
+                        f'{{{NS},state!="closed"}})',
+                        "{{service}} {{address}}",
+                    )
+                ],
+                red_above=1,
+            ),
+        ],
+    ),
+    Row(
+        "Is it slow, and where?",
+        [
+            Panel(
+                "Time to first token",
+                "From arrival, the wait to be admitted included.",
+                quantiles("flyspec_time_to_first_token_seconds", RULED),
+                "s",
+            ),
+            Panel(
+                "Time per output token",
+                "Of completed requests.",
+                quantiles("flyspec_request_time_per_output_token_seconds", RULED),
+                "s",
+            ),
+            Panel(
+                "Request, end to end",
+                "Of completed requests.",
+                quantiles("flyspec_e2e_request_latency_seconds", RULED),
+                "s",
+            ),
+            Panel(
+                "Where a round's time goes",
+                "Mean of each part. verify_queue grows: the target is full. draft_queue: the "
+                "drafter is. network: gRPC, the orchestrator, clients that read slowly.",
+                [
+                    (
+                        f"{rate('flyspec_round_part_seconds_sum', BY, 'part')} / on () group_left "
+                        f"{rate('flyspec_round_seconds_count', BY)}",
+                        "{{part}}",
+                    )
+                ],
+                "s",
+                width=12,
+                stack=True,
+            ),
+            Panel(
+                "Round",
+                "From asking for drafts to the verdict.",
+                quantiles("flyspec_round_seconds", BY),
+                "s",
+                width=6,
+            ),
+            Panel(
+                "Wait to be admitted",
+                "Of admitted requests.",
+                quantiles("flyspec_request_queue_time_seconds", NS),
+                "s",
+                width=6,
+            ),
+        ],
+    ),
+    Row(
+        "Is speculation paying?",
+        [
+            Panel(
+                "Estimated speedup over plain decoding",
+                "Tokens a second of rounds with drafts, times what the target takes for a round. "
+                "Below 1 drafts cost more than they save. An estimate, somewhat too high: see "
+                "docs/observability.md.",
+                [
+                    (
+                        f"({rate('flyspec_drafter_emitted_tokens_total', BY, 'drafter')} / "
+                        f"{rate('flyspec_round_seconds_sum', BY, 'drafter')}) * "
+                        "("
+                        + rate(
+                            "flyspec_round_part_seconds_sum",
+                            BY + ',part=~"verify_step|judge"',
+                            "drafter",
+                        )
+                        + f" / {rate('flyspec_round_seconds_count', BY, 'drafter')})",
+                        "{{drafter}}",
+                    )
+                ],
+                red_below=1,
+            ),
+            Panel(
+                "Mean acceptance length",
+                "Tokens that a round with drafts gives: 1 + accepted / rounds.",
+                [
+                    (
+                        f"1 + {rate(ACCEPTED, RULED, 'drafter, rule')} / "
+                        f"{rate(DRAFTS, RULED, 'drafter, rule')}",
+                        "{{drafter}} {{rule}}",
+                    )
+                ],
+            ),
+            Panel(
+                "Draft acceptance rate",
+                "Accepted of drafted tokens.",
+                [
+                    (
+                        f"{rate(ACCEPTED, RULED, 'drafter, rule')} / "
+                        f"{rate(DRAFTED, RULED, 'drafter, rule')}",
+                        "{{drafter}} {{rule}}",
+                    )
+                ],
+                "percentunit",
+            ),
+            Panel(
+                "Acceptance by position",
+                "Share of the rounds in which the draft at a position, from 0, was accepted. Where "
+                "it is low, a smaller K drafts less in vain.",
+                [
+                    (
+                        "sum by (position) (rate(flyspec_spec_decode_num_accepted_tokens_per_pos_"
+                        f"total{{{RULED}}}[{RATE}])) / on () group_left {rate(DRAFTS, RULED)}",
+                        "{{position}}",
+                    )
+                ],
+                "percentunit",
+            ),
+            Panel(
+                "K",
+                "Tokens drafted a round.",
+                [
+                    (quantile(0.5, "flyspec_spec_decode_draft_length", RULED), "p50"),
+                    (
+                        f"{rate('flyspec_spec_decode_draft_length_sum', RULED)} / "
+                        f"{rate('flyspec_spec_decode_draft_length_count', RULED)}",
+                        "mean",
+                    ),
+                ],
+            ),
+            Panel(
+                "Tokens by origin",
+                "loose: not the target's own. plain: decoded without drafts.",
+                [(rate("flyspec_output_tokens_total", RULED, "origin"), "{{origin}}")],
+                "cps",
+                stack=True,
+            ),
+            Panel(
+                "Share of loose tokens",
+                "By rule; exact and rejection have none.",
+                [
+                    (
+                        f"{rate('flyspec_spec_decode_num_loose_tokens_total', RULED, 'rule')} / "
+                        f"{rate('flyspec_output_tokens_total', RULED, 'rule')}",
+                        "{{rule}}",
+                    )
+                ],
+                "percentunit",
+            ),
+            Panel(
+                "Loose cost",
+                "Nats that loose tokens cost, for each 1,000 tokens of output.",
+                [
+                    (
+                        "1000 * "
+                        + rate("flyspec_spec_decode_loose_cost_nats_total", RULED, "rule")
+                        + f" / {rate('flyspec_output_tokens_total', RULED, 'rule')}",
+                        "{{rule}}",
+                    )
+                ],
+            ),
+            Panel(
+                "Rollbacks",
+                "Windows that failed after their round, a second.",
+                [
+                    (
+                        rate("flyspec_spec_decode_num_rollbacks_total", RULED, "drafter, rule"),
+                        "{{drafter}} {{rule}}",
+                    )
+                ],
+                "cps",
+            ),
+        ],
+    ),
+    Row(
+        "Which drafter?",
+        [
+            Panel(
+                "Share of new generations",
+                "As the operator set it: the default has what canaries leave.",
+                [(f"max by (drafter) (flyspec_drafter_share{{{BY}}})", "{{drafter}}")],
+                "percentunit",
+            ),
+            Panel(
+                "Generations by drafter",
+                "That draft with it now.",
+                [
+                    (
+                        f"sum by (drafter) (flyspec_drafter_generations_active{{{BY}}})",
+                        "{{drafter}}",
+                    )
+                ],
+                stack=True,
+            ),
+            Panel(
+                "Usable",
+                "0: generations of this drafter get another one, or prompt lookup.",
+                [(f"min by (drafter) (flyspec_drafter_usable{{{BY}}})", "{{drafter}}")],
+                red_below=1,
+            ),
+            Panel(
+                "Tokens a round",
+                "Of rounds that it drafted for, the target's own token included.",
+                [(TOKENS_PER_ROUND, "{{drafter}}")],
+            ),
+            Panel(
+                "Tokens a second of a stream",
+                "In rounds that it drafted for: what to compare drafters by.",
+                [
+                    (
+                        f"{rate('flyspec_drafter_emitted_tokens_total', BY, 'drafter')} / "
+                        f"{rate('flyspec_drafter_round_seconds_total', BY, 'drafter')}",
+                        "{{drafter}}",
+                    )
+                ],
+            ),
+            Panel(
+                "Failures",
+                "Proposals that did not come: lost, too late, nonsense.",
+                [(rate("flyspec_drafter_failures_total", BY, "drafter"), "{{drafter}}")],
+                "cps",
+            ),
+        ],
+    ),
+    Row(
+        "Is it shedding load?",
+        [
+            Panel(
+                "Generations and slots",
+                "Running at the limit and waiting: full.",
+                [
+                    (f"sum(flyspec_generations_active{{{NS}}})", "running"),
+                    (f"sum(flyspec_generations_waiting{{{NS}}})", "waiting"),
+                    (f"sum(flyspec_generation_slots{{{NS}}})", "slots"),
+                ],
+            ),
+            Panel(
+                "Refusals by reason",
+                "queue_full and wait_too_long: too much work. client_limit: one client too much.",
+                [(rate("flyspec_requests_refused_total", NS, "reason"), "{{reason}}")],
+                "reqps",
+                stack=True,
+            ),
+            Panel(
+                "Outstanding tokens",
+                "That running generations may still read and write.",
+                [(f"sum(flyspec_outstanding_tokens{{{NS}}})", "tokens")],
+            ),
+        ],
+    ),
+]
+
+
+def engine(service: str, title: str) -> Row:
+    """Panels of a service with a model."""
+    p = f"flyspec_{service}"
+    return Row(
+        title,
+        [
+            Panel(
+                "Step time",
+                "Of one forward over all sessions in it.",
+                quantiles(f"{p}_step_seconds", NS),
+                "s",
+            ),
+            Panel(
+                "Sessions and tokens of a step",
+                "Means: how well steps are shared.",
+                [
+                    (f"{rate(f'{p}_step_{x}_sum', NS)} / {rate(f'{p}_step_{x}_count', NS)}", x)
+                    for x in ("sessions", "tokens")
+                ],
+            ),
+            Panel(
+                "Sessions",
+                "Open, and the limit.",
+                [
+                    (f"sum({p}_sessions{{{NS}}})", "open"),
+                    (f"sum({p}_sessions_limit{{{NS}}})", "limit"),
+                ],
+            ),
+            Panel(
+                "Time in steps",
+                "Share of the time in which the model runs, by replica: near 1 it is full.",
+                [(f"rate({p}_step_seconds_sum{{{NS}}}[{RATE}])", "{{instance}}")],
+                "percentunit",
+            ),
+            Panel(
+                "Wait for a step",
+                "From a request's arrival.",
+                quantiles(f"{p}_queue_seconds", NS),
+                "s",
+            ),
+            Panel(
+                "Prefix cache",
+                "Tokens of opened sequences that were in the KV cache already.",
+                [
+                    (
+                        f"{rate(f'{p}_prefix_cache_hits_total', NS)} / "
+                        f"{rate(f'{p}_prefix_cache_queries_total', NS)}",
+                        "hit rate",
+                    )
+                ],
+                "percentunit",
+            ),
+        ],
+    )
+
+
+SERVICES = [
+    engine("verify", "Verify service"),
+    engine("draft", "Draft service"),
+    Row(
+        "Processes",
+        [
+            Panel(
+                "Memory",
+                "Resident.",
+                [('process_resident_memory_bytes{job=~"flyspec-.*"}', "{{job}} {{instance}}")],
+                "bytes",
+            ),
+            Panel(
+                "CPU",
+                "Cores in use.",
+                [
+                    (
+                        f'rate(process_cpu_seconds_total{{job=~"flyspec-.*"}}[{RATE}])',
+                        "{{job}} {{instance}}",
+                    )
+                ],
+            ),
+            Panel(
+                "RPCs that ended with an error",
+                "CANCELLED, which is how the orchestrator ends sessions, is left out. "
+                "UNAUTHENTICATED: no API key, or a wrong one.",
+                [
+                    (
+                        'sum by (method, code) (rate(flyspec_rpc_calls_total{code!~"CANCELLED"}'
+                        f"[{RATE}]))",
+                        "{{method}} {{code}}",
+                    )
+                ],
+                "cps",
+            ),
+            Panel(
+                "Judging",
+                "Time of the rule for one verdict, p95.",
+                [(quantile(0.95, "flyspec_verify_judge_seconds", NS, "rule"), "{{rule}}")],
+                "s",
+            ),
+            Panel(
+                "Open calls",
+                "By method.",
+                [("sum by (method) (flyspec_rpc_open_calls)", "{{method}}")],
+            ),
+            Panel(
+                "Versions",
+                "Processes by version.",
+                [("count by (service, version) (flyspec_build_info)", "{{service}} {{version}}")],
+            ),
+        ],
+    ),
+]
+
+DASHBOARDS = {
+    "flyspec-on-call": ("flyspec: on call", ON_CALL),
+    "flyspec-services": ("flyspec: services", SERVICES),
+}
