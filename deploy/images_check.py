@@ -6,8 +6,8 @@ in a directory that is deleted at the end; the machine's own containers are not 
 
 Checks what the images hold, that they run with a read-only root file system and as nobody, that
 `podman play kube` runs the overlay cpu-demo and the stack answers over its published port, and what
-it does when services are paused, killed and told to end. Exit code 1 if something is not as it
-should be.
+it does when services are paused, killed and told to end; then whom cpu-demo-tls lets in. Exit code
+1 if something is not as it should be.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import yaml
 
 from deploy.containers import CommandError, Containers
 from deploy.stack_check import StackCheck
+from deploy.tls_check import SERVICES, TlsCheck, make_certificates, secrets
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_BASE = "docker.io/library/python:3.11-slim-bookworm"
@@ -163,34 +164,49 @@ def refuses_in_the_clear(containers: Containers, log: Log) -> None:
         log.check("orchestrator: refuses to listen in the clear unless told to", False)
 
 
-def render(work: Path) -> Path:
-    """The overlay cpu-demo as kubectl renders it."""
-    path = work / "cpu-demo.yaml"
+def render(overlay: str) -> str:
+    """An overlay as kubectl renders it."""
     done = subprocess.run(
-        ["kubectl", "kustomize", str(ROOT / "k8s/overlays/cpu-demo")],
+        ["kubectl", "kustomize", str(ROOT / "k8s/overlays" / overlay)],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
         raise CommandError(f"kubectl kustomize: {done.stderr}")
-    path.write_text(done.stdout)
-    return path
+    return done.stdout
 
 
-def run_stack(containers: Containers, log: Log) -> None:
-    """Run the overlay and see how it takes what happens to it."""
-    manifest = render(containers.work)
+def run_overlay(
+    containers: Containers, log: Log, overlay: str, check: StackCheck | TlsCheck, more: str = ""
+) -> None:
+    """Run an overlay, and `more` that it needs, and check what runs."""
+    manifest = containers.work / f"{overlay}.yaml"
+    manifest.write_text("---\n".join(filter(None, [more, render(overlay)])))
     with containers.network() as network:
         addresses = [part for a in ADDRESSES.values() for part in ("--ip", a)]
         containers.podman("play", "kube", "--network", network, *addresses, str(manifest))
-        log.say("podman play kube runs k8s/overlays/cpu-demo as kubectl renders it")
+        log.say(f"podman play kube runs k8s/overlays/{overlay} as kubectl renders it")
         try:
-            asyncio.run(StackCheck(containers, log).run())
+            asyncio.run(check.run())
         finally:
             for service in ADDRESSES:
                 logs = containers.podman("logs", "--tail", "400", f"{service}-pod-0-{service}")
                 if log.failures:
                     print(f"--- {service}\n{logs}", file=sys.stderr)
             containers.podman("play", "kube", "--down", str(manifest))
+
+
+def run_stack(containers: Containers, log: Log) -> None:
+    """cpu-demo: how it takes what happens to its services."""
+    run_overlay(containers, log, "cpu-demo", StackCheck(containers, log))
+
+
+def run_with_tls(containers: Containers, log: Log) -> None:
+    """cpu-demo-tls: who gets in."""
+    ours, others = containers.work / "certificates", containers.work / "other-certificates"
+    make_certificates(ours, *SERVICES, "operator", "client")
+    make_certificates(others, "operator")
+    check = TlsCheck(containers, log, ours, others)
+    run_overlay(containers, log, "cpu-demo-tls", check, secrets(ours))
 
 
 def main() -> int:
@@ -214,7 +230,9 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     arguments = find_torch(options.torch_cpu_index, log)
     containers = Containers(work, ADDRESSES)
-    steps: list[Callable[[Containers, Log], None]] = [look_inside, refuses_in_the_clear, run_stack]
+    steps: list[Callable[[Containers, Log], None]] = [
+        look_inside, refuses_in_the_clear, run_stack, run_with_tls
+    ]  # fmt: skip
     try:
         log.say(f"{containers.run(['podman', '--version'])}, "
                 f"{containers.run(['buildah', '--version']).split(' (')[0]}, "

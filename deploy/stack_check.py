@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.containers import CommandError, Containers
-from flyspec.client import AdminClient, Chunk, Client, Completion, GenerateOptions
+from flyspec.client import AdminClient, Chunk, Client, Completion, Credentials, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.types import Rule
 
@@ -55,6 +55,41 @@ def cpu_seconds(pid: str) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+async def wait_until_ready(
+    client: Credentials | None = None, operator: Credentials | None = None, timeout_s: float = 900
+) -> None:
+    """Wait until the orchestrator serves and finds both services well."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            async with Client(ADDRESS, client) as user, AdminClient(ADMIN, operator) as admin:
+                serving = await user.check_health(timeout_s=5) == "SERVING"
+                status = await admin.status(5)
+            if serving and status.verify.ready and status.draft.ready:
+                return
+        except FlyspecError:
+            pass
+        await asyncio.sleep(0.5)
+    raise CommandError(f"the stack is not ready after {timeout_s:.0f} s")
+
+
+async def check_inside(containers: Containers, log: Log) -> None:
+    """As who the services run, and what they may do; the probe that mutual TLS needs."""
+    for service, port in (("orchestrator", 50050), ("draft", 50051), ("verify", 50052)):
+        name = container(service)
+        found = await asyncio.to_thread(containers.podman, "exec", name, "python", "-c", STATUS)
+        expected = ["10001", "0000000000000000", "1", "2", "Read-only", "file", "system"]
+        log.check(f"{service}: uid 10001, no capabilities, no new privileges, seccomp, "
+                  "read-only root", found.split() == expected)  # fmt: skip
+        began = time.monotonic()
+        said = await asyncio.to_thread(
+            containers.podman, "exec", name, "flyspec", "healthcheck", "--address",
+            f"localhost:{port}",
+        )  # fmt: skip
+        log.check(f"{service}: healthcheck inside", said.endswith("SERVING"),
+                  f"{time.monotonic() - began:.1f} s")  # fmt: skip
+
+
 class StackCheck:
     """The checks of a running stack, in order."""
 
@@ -65,10 +100,10 @@ class StackCheck:
     async def run(self) -> None:
         """Everything."""
         began = time.monotonic()
-        await self._ready()
+        await wait_until_ready()
         took = f"{time.monotonic() - began:.0f} s until the models were loaded and warm"
         self._log.check("the stack answers over its published port", True, took)
-        await self._confined()
+        await check_inside(self._containers, self._log)
         await self._starts_quickly()
         await self._reference()
         await self._survives("draft paused", "draft", self._pause)
@@ -81,36 +116,6 @@ class StackCheck:
 
     async def _podman(self, *arguments: str) -> str:
         return await asyncio.to_thread(self._containers.podman, *arguments)
-
-    async def _ready(self, timeout_s: float = 900) -> None:
-        """Wait until the orchestrator serves and finds both services well."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            try:
-                async with Client(ADDRESS) as client, AdminClient(ADMIN) as admin:
-                    serving = await client.check_health(timeout_s=5) == "SERVING"
-                    status = await admin.status(5)
-                if serving and status.verify.ready and status.draft.ready:
-                    return
-            except FlyspecError:
-                pass
-            await asyncio.sleep(0.5)
-        raise CommandError(f"the stack is not ready after {timeout_s:.0f} s")
-
-    async def _confined(self) -> None:
-        """As who the services run, and what they may do; the probe that mutual TLS needs."""
-        for service, port in (("orchestrator", 50050), ("draft", 50051), ("verify", 50052)):
-            found = await self._podman("exec", container(service), "python", "-c", STATUS)
-            expected = ["10001", "0000000000000000", "1", "2", "Read-only", "file", "system"]
-            self._log.check(f"{service}: uid 10001, no capabilities, no new privileges, seccomp, "
-                            "read-only root", found.split() == expected)  # fmt: skip
-            began = time.monotonic()
-            address = f"localhost:{port}"
-            said = await self._podman(
-                "exec", container(service), "flyspec", "healthcheck", "--address", address
-            )
-            self._log.check(f"{service}: healthcheck inside", said.endswith("SERVING"),
-                            f"{time.monotonic() - began:.1f} s")  # fmt: skip
 
     async def _starts_quickly(self) -> None:
         """From the start of the orchestrator's process until it serves, its services there."""
@@ -125,7 +130,7 @@ class StackCheck:
                 await asyncio.sleep(0.02)
             times.append(time.time() - began)
             cpu_s = cpu_seconds(str((await self._state("orchestrator"))["Pid"]))
-        await self._ready()
+        await wait_until_ready()
         self._log.check("orchestrator: serves in less than 2 s", min(times) < 2,
                         ", ".join(f"{t:.2f} s" for t in times)
                         + f"; {cpu_s:.2f} s of it on a core")  # fmt: skip
@@ -192,7 +197,7 @@ class StackCheck:
 
         found = await self._streams(meanwhile)
         self._compare(what, found, said)
-        await self._ready()
+        await wait_until_ready()
 
     def _compare(
         self,
@@ -259,7 +264,7 @@ class StackCheck:
             self._log.check(f"{service}: SIGTERM while it loads ends it", code != 137 and took < 30,
                             f"code {code}, {took:.1f} s")  # fmt: skip
             await self._podman("start", container(service))
-        await self._ready()
+        await wait_until_ready()
 
     async def _orchestrator_told_to_end(self) -> None:
         """Its streams end as they should, and new ones are refused meanwhile."""

@@ -15,6 +15,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
 SERVICES = ("orchestrator", "draft", "verify")
+DEMOS = {overlay for overlay in OVERLAYS if overlay.startswith("cpu-demo")}
+IN_THE_CLEAR = {"cpu-demo", "cpu-demo-swap"}
 Object = dict[str, Any]
 
 

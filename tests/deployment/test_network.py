@@ -7,6 +7,7 @@ import pytest
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.telemetry.service import DEFAULT_PORTS
 from tests.deployment.rendered import (
+    IN_THE_CLEAR,
     OVERLAYS,
     ROOT,
     Object,
@@ -53,7 +54,7 @@ def test_probes_ask_ports_that_are_there(overlay: str) -> None:
             assert not set(PROBES) & set(container(template))
             continue
         for probe in (container(template)[kind] for kind in PROBES):
-            if overlay.startswith("cpu-demo"):
+            if overlay in IN_THE_CLEAR:
                 asked = probe["grpc"]["port"]
             else:
                 assert "grpc" not in probe, name

@@ -9,6 +9,7 @@ import pytest
 
 from flyspec.config import DraftSettings, OrchestratorSettings, ServerSettings, VerifySettings
 from tests.deployment.rendered import (
+    IN_THE_CLEAR,
     OVERLAYS,
     ROOT,
     compose,
@@ -72,10 +73,10 @@ def test_only_the_demo_speaks_in_the_clear(overlay: str) -> None:
     for name, template in pods(overlay):
         component = labels(template)["app.kubernetes.io/component"]
         settings = read(component, environment(overlay, template))
-        assert settings.allow_insecure is overlay.startswith("cpu-demo"), name
+        assert settings.allow_insecure is (overlay in IN_THE_CLEAR), name
         mounts = [m["mountPath"] for m in container(template)["volumeMounts"]]
         for path in (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs):
-            assert bool(path) is (not overlay.startswith("cpu-demo")), name
+            assert bool(path) is (overlay not in IN_THE_CLEAR), name
             assert not path or path.rpartition("/")[0] in mounts, f"{name}: {path} is mounted"
 
 

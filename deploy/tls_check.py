@@ -1,0 +1,105 @@
+"""A stack of containers with mutual TLS: who gets in, and who does not."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from deploy.containers import CommandError, Containers
+from deploy.stack_check import ADDRESS, ADMIN, OPTIONS, PROMPTS, check_inside, wait_until_ready
+from flyspec.client import AdminClient, Client, Credentials
+from flyspec.errors import FlyspecError, PermissionDeniedError, UnavailableError
+
+if TYPE_CHECKING:
+    from deploy.images_check import Log
+
+SERVICES = ("orchestrator", "draft", "verify")
+PORTS = {"generation": ADDRESS, "admin": ADMIN, "draft": "127.0.0.1:50051",
+         "verify": "127.0.0.1:50052"}  # fmt: skip
+SCRIPT = Path(__file__).resolve().parent / "demo_certificates.sh"
+
+
+def make_certificates(folder: Path, *names: str) -> None:
+    """An authority of its own in `folder`, and its certificates of these names."""
+    done = subprocess.run(
+        [str(SCRIPT), str(folder), *names], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise CommandError(f"{SCRIPT.name}: {done.stderr}")
+
+
+def secrets(folder: Path) -> str:
+    """The Secrets that the overlay names, as a manifest."""
+    return yaml.safe_dump_all(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": f"{service}-tls"},
+            "data": {
+                path.name: base64.b64encode(path.read_bytes()).decode()
+                for path in sorted((folder / service).iterdir())
+            },
+        }
+        for service in SERVICES
+    )
+
+
+class TlsCheck:
+    """The checks of a running stack whose certificates are of `ours`; `others` has an authority
+    that it does not know.
+    """
+
+    def __init__(self, containers: Containers, log: Log, ours: Path, others: Path) -> None:
+        self._containers, self._log = containers, log
+        self._ours, self._others = ours, others
+
+    def _credentials(self, folder: Path, name: str) -> Credentials:
+        """A certificate, and our authority to check the server with."""
+        own = folder / name
+        return Credentials(
+            ssl_ca_certs=str(self._ours / "client" / "ca.crt"),
+            ssl_certfile=str(own / "tls.crt"),
+            ssl_keyfile=str(own / "tls.key"),
+        )
+
+    async def run(self) -> None:
+        """Everything."""
+        client = self._credentials(self._ours, "client")
+        operator = self._credentials(self._ours, "operator")
+        await wait_until_ready(client, operator)
+        await check_inside(self._containers, self._log)
+        async with Client(ADDRESS, client) as user:
+            generation = await user.complete(PROMPTS[0], OPTIONS)
+        self._log.check("TLS: a client with a certificate generates",
+                        len(generation.token_ids) == OPTIONS.max_tokens)  # fmt: skip
+        for port, address in PORTS.items():
+            await self._refuses(port, address)
+        async with AdminClient(ADMIN, client) as admin:
+            try:
+                await admin.status(10)
+                refused = ""
+            except FlyspecError as error:
+                refused = type(error).__name__
+        self._log.check("TLS: a client's certificate does not open the admin port",
+                        refused == PermissionDeniedError.__name__, refused)  # fmt: skip
+
+    async def _refuses(self, port: str, address: str) -> None:
+        """In the clear, without a certificate, and with another authority's."""
+        found = []
+        for given in (
+            Credentials(),
+            Credentials(ssl_ca_certs=str(self._ours / "client" / "ca.crt")),
+            self._credentials(self._others, "operator"),
+        ):
+            async with Client(address, given) as client:
+                try:
+                    found.append(await client.check_health())
+                except FlyspecError as error:
+                    found.append(type(error).__name__)
+        self._log.check(f"TLS: the {port} port refuses the clear, no certificate and another "
+                        "authority's", found == [UnavailableError.__name__] * 3,
+                        ", ".join(found))  # fmt: skip
