@@ -23,6 +23,7 @@ from tests.observability.tools import tool
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "k8s" / "monitoring"
+AUTOSCALING = ROOT / "k8s" / "components" / "autoscaling"
 NAME = re.compile(r"\b(?:flyspec[_:][a-z0-9_:]+|process_[a-z_]+|up\b)")
 
 
@@ -84,7 +85,12 @@ async def prometheus(observed, tmp_path_factory):
         "scrape_configs": [
             {
                 "job_name": f"flyspec-{service}",
-                "static_configs": [{"targets": [f"127.0.0.1:{observed.port(service)}"]}],
+                "static_configs": [
+                    {
+                        "targets": [f"127.0.0.1:{observed.port(service)}"],
+                        "labels": {"namespace": "flyspec", "pod": f"{service}-0"},
+                    }
+                ],
             }
             for service in SERVICES
         ],
@@ -165,11 +171,43 @@ async def test_every_rule_is_evaluated_without_error(prometheus):
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 
-async def test_what_autoscaling_asks_for_is_there(prometheus):
-    names = set()
-    for path in (ROOT / "k8s").rglob("prometheus-adapter.yaml"):
-        names |= set(re.findall(r"\b(flyspec_[a-z0-9_]+)\{", path.read_text()))
-    assert await prometheus.missing(f"count({name})" for name in sorted(names)) == []
+def adapter_queries() -> dict[str, tuple[str, str]]:
+    """By metric: the series that Prometheus' adapter looks for, and the query it makes then."""
+    rules = yaml.safe_load((AUTOSCALING / "prometheus-adapter.yaml").read_text())["rules"]
+    found = {}
+    for kind, group_by in (("custom", "pod"), ("external", "namespace")):
+        for rule in rules[kind]:
+            query = rule["metricsQuery"]
+            for name, value in {
+                "Series": rule["seriesQuery"].partition("{")[0],
+                "LabelMatchers": 'namespace="flyspec"',
+                "GroupBy": group_by,
+            }.items():
+                query = query.replace(f"<<.{name}>>", value)
+            assert "<<" not in query
+            found[rule["name"]["as"]] = (rule["seriesQuery"], query)
+    return found
+
+
+async def test_what_autoscalers_ask_for_is_there(prometheus):
+    queries = adapter_queries()
+    assert await prometheus.missing([q for pair in queries.values() for q in pair]) == []
+    for name, (_, query) in queries.items():
+        (series,) = prometheus.query(query)
+        value = float(series["value"][1])
+        assert 0 <= value < (1 if name.endswith("_ratio") else 1e6), name
+        assert ("pod" in series["metric"]) is name.endswith("_ratio")
+
+
+def test_autoscalers_ask_for_what_the_adapter_makes():
+    asked = set()
+    for path in AUTOSCALING.glob("*.yaml"):
+        document = yaml.safe_load(path.read_text())
+        if document.get("kind") == "HorizontalPodAutoscaler":
+            for metric in document["spec"]["metrics"]:
+                if metric["type"] != "Resource":
+                    asked.add(metric[metric["type"].lower()]["metric"]["name"])
+    assert asked == set(adapter_queries())
 
 
 async def test_every_metric_is_in_the_docs(observed):
