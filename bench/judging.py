@@ -22,7 +22,8 @@ from bench import rounds
 from bench.rounds import SEED, START_POSITION, Round, make_round
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, choose, token_logprobs
-from flyspec.types import DistributionSpec, Rule, SamplingParams, TokenDistribution
+from flyspec.messages import DistributionSpec
+from flyspec.types import Rule, SamplingParams, TokenDistribution
 from flyspec.validation import RULE_PRESETS, distribution_spec, resolve_rule
 from verify_service.rules import judge
 

@@ -27,7 +27,8 @@ import uvloop
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
-from flyspec.types import Rule, SamplingParams, VerifyOpen, VerifyRound
+from flyspec.messages import VerifyOpen, VerifyRound
+from flyspec.types import Rule, SamplingParams
 from verify_service.engine import VerifyEngine
 
 PAUSE_S = 0.003

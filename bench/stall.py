@@ -30,7 +30,8 @@ from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Step
 from flyspec.errors import ConfigError
-from flyspec.types import Rule, SamplingParams, VerifyOpen, VerifyRound
+from flyspec.messages import VerifyOpen, VerifyRound
+from flyspec.types import Rule, SamplingParams
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import Session
 

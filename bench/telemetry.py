@@ -16,9 +16,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from flyspec.messages import DraftTimings, RoundVerdict, VerifyTimings
 from flyspec.telemetry.metrics import EngineMetrics
 from flyspec.telemetry.traces import Traces
-from flyspec.types import Decision, DraftTimings, Origin, Outcome, RoundVerdict, VerifyTimings
+from flyspec.types import Decision, Origin, Outcome
 from orchestrator.ledger import Ledger, Round
 from orchestrator.metrics import GenerationMetrics, RoundCounter
 from orchestrator.tracing import GenerationTrace

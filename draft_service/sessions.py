@@ -18,7 +18,7 @@ from draft_service.tokenizers import Tokenizers
 from draft_service.translation import Translator
 from flyspec import process
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from flyspec.types import DraftAdvance, DraftChunk, DraftOpen, DraftServiceInfo, SessionStatus
+from flyspec.messages import DraftAdvance, DraftChunk, DraftOpen, DraftServiceInfo, SessionStatus
 from flyspec.validation import MAX_DIVERGENCE_TOP_K, validate_sampling
 
 MAX_TRANSLATED_LENGTH = 1 << 20

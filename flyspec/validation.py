@@ -14,14 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import (
-    DistributionSpec,
-    Divergence,
-    EntropyMeasure,
-    Rule,
-    SamplingParams,
-    WindowScope,
-)
+from flyspec.messages import DistributionSpec
+from flyspec.types import Divergence, EntropyMeasure, Rule, SamplingParams, WindowScope
 
 MIN_TEMPERATURE = 1e-3
 MAX_TEMPERATURE = 100.0

@@ -11,15 +11,15 @@ from typing import Any
 from flyspec import rpc
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
-from flyspec.security import is_loopback
-from flyspec.tokenizer import Tokenizer
-from flyspec.types import (
+from flyspec.messages import (
     DraftOpen,
     DraftServiceInfo,
     TokenizerBundle,
     VerifyOpen,
     VerifyServiceInfo,
 )
+from flyspec.security import is_loopback
+from flyspec.tokenizer import Tokenizer
 from orchestrator.correlation import UNKNOWN, Correlation
 from orchestrator.drafting import Drafting
 from orchestrator.fleet.breaker import Breaker

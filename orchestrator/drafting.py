@@ -17,12 +17,9 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from flyspec.messages import DraftOpen
 from flyspec.prefix import TokenSequence
-from flyspec.types import (
-    BreakerState,
-    DraftOpen,
-    RecoveryKind,
-)
+from flyspec.types import BreakerState, RecoveryKind
 from orchestrator.attempt import SilentError
 from orchestrator.correlation import UNKNOWN, Correlation
 from orchestrator.fleet.drafter import Drafter

@@ -7,15 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.types import (
-    Budget,
-    DraftTimings,
-    OpenWindow,
-    Origin,
-    Outcome,
-    RoundVerdict,
-    VerifyRound,
-)
+from flyspec.messages import DraftTimings, RoundVerdict, VerifyRound
+from flyspec.types import Budget, OpenWindow, Origin, Outcome
 from orchestrator.upstreams import Traffic
 from orchestrator.window import Command, RollBack, Token
 

@@ -11,8 +11,9 @@ from typing import Any
 from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
+from flyspec.messages import DistributionSpec, VerifyServiceInfo
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import DistributionSpec, Rule, SamplingParams, VerifyServiceInfo
+from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import generation_pb2
 from flyspec.validation import (
     MAX_TOP_LOGPROBS,

@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from flyspec.messages import RoundVerdict, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import RoundVerdict, VerifyRound
 from orchestrator.drafting import Drafting
 from orchestrator.ledger import Ledger, Round
 from orchestrator.loop_guard import LoopGuard

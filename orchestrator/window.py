@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flyspec.errors import FlyspecError
-from flyspec.types import OpenWindow, Origin, Outcome, RoundVerdict, TokenLogprobs
+from flyspec.messages import RoundVerdict
+from flyspec.types import OpenWindow, Origin, Outcome, TokenLogprobs
 
 
 class Token(NamedTuple):

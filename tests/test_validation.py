@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import (
-    DistributionSpec,
-    Divergence,
-    EntropyMeasure,
-    Rule,
-    SamplingParams,
-    WindowScope,
-)
+from flyspec.messages import DistributionSpec
+from flyspec.types import Divergence, EntropyMeasure, Rule, SamplingParams, WindowScope
 from flyspec.validation import (
     RULE_PARAMETERS,
     RULE_PRESETS,

@@ -21,17 +21,17 @@ from torch import Tensor
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Pieces, Step, allot
 from flyspec.errors import ResourceExhaustedError, UnavailableError
-from flyspec.prefix import TokenSequence
-from flyspec.types import (
+from flyspec.messages import (
     ModelInfo,
     RoundVerdict,
     SessionStatus,
-    TokenDistribution,
     TokenizerBundle,
     VerifyOpen,
     VerifyRound,
     VerifyTimings,
 )
+from flyspec.prefix import TokenSequence
+from flyspec.types import TokenDistribution
 from verify_service.sessions import Session, check_open
 from verify_service.verdicts import Referee, answer
 

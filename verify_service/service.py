@@ -8,15 +8,15 @@ from flyspec import process, rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.malformed import REQUEST_TIMEOUT_S
-from flyspec.telemetry import Telemetry
-from flyspec.types import (
+from flyspec.messages import (
     DraftDistributions,
-    TokenDistribution,
     TokenizerBundle,
     VerifyOpen,
     VerifyRound,
     VerifyServiceInfo,
 )
+from flyspec.telemetry import Telemetry
+from flyspec.types import TokenDistribution
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.validation import RULE_PRESETS
 from verify_service.checks import RoundInbox, check_lengths

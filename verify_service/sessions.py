@@ -7,16 +7,9 @@ from dataclasses import dataclass
 
 from flyspec.engine.scheduler import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
+from flyspec.messages import ModelInfo, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import (
-    ModelInfo,
-    OpenWindow,
-    Rule,
-    SamplingParams,
-    Verdict,
-    VerifyOpen,
-    VerifyRound,
-)
+from flyspec.types import OpenWindow, Rule, SamplingParams, Verdict
 from flyspec.validation import (
     MAX_TOP_LOGPROBS,
     MAX_WINDOW_SIZE,

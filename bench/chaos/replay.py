@@ -18,17 +18,10 @@ from bench.chaos.work import Request
 from flyspec.client import Generation, RoundRecord
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
+from flyspec.messages import RoundVerdict, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import (
-    Decision,
-    OpenWindow,
-    Origin,
-    Outcome,
-    RoundVerdict,
-    VerifyOpen,
-    VerifyRound,
-)
+from flyspec.types import Decision, OpenWindow, Origin, Outcome
 from orchestrator.output import Output
 from orchestrator.window import Checked, Event, Extend, NothingDrafted, RollBack, WindowState, step
 from verify_service.engine import VerifyEngine

@@ -21,17 +21,16 @@ from bench.fuzz.verify import VerifySource
 from flyspec import wire
 from flyspec.cli.service import Service
 from flyspec.cli.stack import DEMO_MODELS
-from flyspec.tokenizer import Tokenizer
-from flyspec.types import (
+from flyspec.messages import (
     DraftAdvance,
     DraftOpen,
     ProcessInfo,
     RoundVerdict,
-    Rule,
-    SamplingParams,
     VerifyOpen,
     VerifyRound,
 )
+from flyspec.tokenizer import Tokenizer
+from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 
 IDLE_TIMEOUT_S = 20.0

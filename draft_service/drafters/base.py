@@ -10,7 +10,8 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
-from flyspec.types import DrafterInfo, DraftOpen, Origin, TokenDistribution
+from flyspec.messages import DrafterInfo, DraftOpen
+from flyspec.types import Origin, TokenDistribution
 
 if TYPE_CHECKING:
     from flyspec.engine.runner import Draw, Drawn

@@ -8,7 +8,8 @@ from draft_service.drafters.base import Drafted, Work
 from flyspec.engine.logits import History, needs_history
 from flyspec.engine.runner import Draw, Drawn, ModelRunner
 from flyspec.engine.scheduler import Step
-from flyspec.types import DrafterInfo, DraftOpen, Origin
+from flyspec.messages import DrafterInfo, DraftOpen
+from flyspec.types import Origin
 
 _ONE_FROM_MODEL = (Origin.EXACT_MODEL,)
 

@@ -14,7 +14,8 @@ from draft_service.drafters.base import Drafted, Work
 from draft_service.drafters.model import CachedPrefix
 from flyspec.engine.runner import ModelRunner
 from flyspec.lookup import PromptLookup
-from flyspec.types import DrafterInfo, DraftOpen, Origin
+from flyspec.messages import DrafterInfo, DraftOpen
+from flyspec.types import Origin
 
 MAX_GUESS = 16
 """Most looked-up tokens checked in one step; a longer row costs more than it saves when wrong."""

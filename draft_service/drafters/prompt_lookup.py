@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from draft_service.drafters.base import Drafted, Work
 from flyspec.lookup import PromptLookup
-from flyspec.types import DrafterInfo, DraftOpen, Origin, TokenDistribution
+from flyspec.messages import DrafterInfo, DraftOpen
+from flyspec.types import Origin, TokenDistribution
 
 
 class PromptLookupDrafter:

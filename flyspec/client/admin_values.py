@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.types import (
-    BreakerState,
-    DrafterState,
-    ModelInfo,
-    ProcessInfo,
-    SessionStatus,
-)
+from flyspec.messages import ModelInfo, ProcessInfo, SessionStatus
+from flyspec.types import BreakerState, DrafterState
 
 
 @dataclass(frozen=True, slots=True)

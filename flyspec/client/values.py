@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from flyspec.messages import ModelInfo
 from flyspec.types import (
     Budget,
     Decision,
     FinishReason,
-    ModelInfo,
     OpenWindow,
     Origin,
     RecoveryKind,

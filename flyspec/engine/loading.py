@@ -18,8 +18,8 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from flyspec import process
 from flyspec.engine.checkpoint_files import check_files, needs_code
 from flyspec.errors import ConfigError
+from flyspec.messages import ModelInfo, TokenizerBundle
 from flyspec.tokenizer import fingerprint
-from flyspec.types import ModelInfo, TokenizerBundle
 
 NARROW_HIDDEN_SIZE = 256
 

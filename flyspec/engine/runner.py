@@ -21,7 +21,8 @@ from flyspec.engine.scheduler import Step
 from flyspec.engine.slots import SlotCache
 from flyspec.engine.support import check_config, check_model
 from flyspec.errors import ConfigError
-from flyspec.types import DistributionSpec, SamplingParams, TokenDistribution
+from flyspec.messages import DistributionSpec
+from flyspec.types import SamplingParams, TokenDistribution
 
 __all__ = ["Draw", "Drawn", "ModelRunner", "Step"]
 

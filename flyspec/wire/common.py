@@ -7,14 +7,12 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from flyspec.errors import InvalidArgumentError
+from flyspec.messages import ModelInfo, ProcessInfo, SessionStatus
 from flyspec.types import (
     Divergence,
     EntropyMeasure,
-    ModelInfo,
-    ProcessInfo,
     Rule,
     SamplingParams,
-    SessionStatus,
     TokenDistribution,
     TokenLogprobs,
     WindowScope,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import (
+from flyspec.messages import (
     DistributionSpec,
     DraftAdvance,
     DraftChunk,
@@ -11,10 +11,10 @@ from flyspec.types import (
     DraftOpen,
     DraftServiceInfo,
     DraftTimings,
-    Origin,
     TokenizerBundle,
     TokenizerFacts,
 )
+from flyspec.types import Origin
 from flyspec.v1 import common_pb2, draft_pb2
 from flyspec.wire.common import (
     distribution_from_proto,

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import (
-    Budget,
-    Decision,
+from flyspec.messages import (
     DraftDistributions,
-    OpenWindow,
-    Outcome,
     RoundVerdict,
     TokenizerBundle,
     VerifyOpen,
@@ -16,6 +12,7 @@ from flyspec.types import (
     VerifyServiceInfo,
     VerifyTimings,
 )
+from flyspec.types import Budget, Decision, OpenWindow, Outcome
 from flyspec.v1 import verify_pb2
 from flyspec.wire.common import (
     distribution_from_proto,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.types import DrafterInfo, DrafterState, ModelInfo
+from flyspec.messages import DrafterInfo, ModelInfo
+from flyspec.types import DrafterState
 from orchestrator.fleet.replicas import Pool
 from orchestrator.upstreams import DraftUpstream
 

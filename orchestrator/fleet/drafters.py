@@ -20,7 +20,8 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.types import DrafterInfo, DrafterState
+from flyspec.messages import DrafterInfo
+from flyspec.types import DrafterState
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafter import Drafter, DrafterStats, of_kind
 from orchestrator.fleet.replicas import Pool, Replica

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 
 from flyspec.errors import FlyspecError, IncompatibleError, UnavailableError
-from flyspec.prefix import TokenSequence
-from flyspec.types import (
+from flyspec.messages import (
     PROTOCOL_VERSION,
     DraftOpen,
     DraftServiceInfo,
     ModelInfo,
-    SamplingParams,
     TokenizerBundle,
     VerifyServiceInfo,
 )
+from flyspec.prefix import TokenSequence
+from flyspec.types import SamplingParams
 from orchestrator.fleet.replicas import Replica
 from orchestrator.upstreams import DraftSession, DraftUpstream, Traffic
 

@@ -8,16 +8,15 @@ from typing import Any
 
 from flyspec import rpc, wire
 from flyspec.errors import FlyspecError, UnavailableError
-from flyspec.prefix import TokenSequence
-from flyspec.types import (
+from flyspec.messages import (
     DraftAdvance,
     DraftOpen,
     DraftServiceInfo,
     DraftTimings,
-    Origin,
-    TokenDistribution,
     TokenizerBundle,
 )
+from flyspec.prefix import TokenSequence
+from flyspec.types import Origin, TokenDistribution
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from orchestrator.attempt import DESCRIBE_TIMEOUT_S, Attempt, read, write
 from orchestrator.correlation import UNKNOWN, Correlation

@@ -13,18 +13,16 @@ from typing import Any
 
 from flyspec import rpc, wire
 from flyspec.errors import FlyspecError, ResourceExhaustedError, UnavailableError
-from flyspec.prefix import TokenSequence
-from flyspec.types import (
-    BreakerState,
+from flyspec.messages import (
     DraftDistributions,
-    RecoveryKind,
     RoundVerdict,
-    TokenDistribution,
     TokenizerBundle,
     VerifyOpen,
     VerifyRound,
     VerifyServiceInfo,
 )
+from flyspec.prefix import TokenSequence
+from flyspec.types import BreakerState, RecoveryKind, TokenDistribution
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from orchestrator.attempt import DESCRIBE_TIMEOUT_S, RETRIED, Attempt, level_of, read, write
 from orchestrator.correlation import UNKNOWN, Correlation

@@ -20,7 +20,8 @@ from bench.rounds import (
 )
 from flyspec.cli.main import app
 from flyspec.engine.sampling import choose, process_logits
-from flyspec.types import DistributionSpec, SamplingParams
+from flyspec.messages import DistributionSpec
+from flyspec.types import SamplingParams
 from flyspec.validation import RULE_PRESETS
 
 V = 2048

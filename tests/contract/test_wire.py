@@ -6,27 +6,29 @@ from hypothesis import strategies as st
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import (
-    Budget,
-    Decision,
+from flyspec.messages import (
     DistributionSpec,
-    Divergence,
     DraftAdvance,
     DraftChunk,
     DraftDistributions,
     DraftOpen,
+    RoundVerdict,
+    TokenizerBundle,
+    VerifyOpen,
+    VerifyRound,
+)
+from flyspec.types import (
+    Budget,
+    Decision,
+    Divergence,
     EntropyMeasure,
     OpenWindow,
     Origin,
     Outcome,
-    RoundVerdict,
     Rule,
     SamplingParams,
     TokenDistribution,
-    TokenizerBundle,
     TokenLogprobs,
-    VerifyOpen,
-    VerifyRound,
     WindowScope,
 )
 from flyspec.v1 import draft_pb2, verify_pb2

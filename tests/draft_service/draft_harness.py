@@ -20,15 +20,8 @@ from draft_service.sessions import Sessions
 from flyspec import rpc, wire
 from flyspec.config import DraftSettings
 from flyspec.engine.runner import Drawn, ModelRunner, Step
-from flyspec.types import (
-    DistributionSpec,
-    DraftAdvance,
-    DraftChunk,
-    DraftOpen,
-    Origin,
-    SamplingParams,
-    TokenDistribution,
-)
+from flyspec.messages import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
+from flyspec.types import Origin, SamplingParams, TokenDistribution
 from flyspec.v1 import draft_pb2_grpc
 
 CONTEXT_LENGTH = 160

@@ -28,12 +28,8 @@ from flyspec import wire
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.errors import ConfigError
-from flyspec.types import (
-    DistributionSpec,
-    DraftOpen,
-    Origin,
-    SamplingParams,
-)
+from flyspec.messages import DistributionSpec, DraftOpen
+from flyspec.types import Origin, SamplingParams
 from flyspec.v1 import draft_pb2
 
 Code = grpc.StatusCode

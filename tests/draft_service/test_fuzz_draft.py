@@ -11,7 +11,7 @@ from draft_harness import Client, Service, StartService, until
 
 from bench.fuzz.services import DraftTarget
 from flyspec import malformed, wire
-from flyspec.types import DistributionSpec, DraftAdvance
+from flyspec.messages import DistributionSpec, DraftAdvance
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from tests.hostile import fuzz
 

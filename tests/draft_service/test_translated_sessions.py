@@ -20,14 +20,9 @@ from draft_service import tokenizers
 from flyspec import wire
 from flyspec.config import DraftSettings
 from flyspec.engine.loading import tokenizer_bundle
+from flyspec.messages import DistributionSpec, TokenizerFacts
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import (
-    DistributionSpec,
-    Origin,
-    SamplingParams,
-    TokenDistribution,
-    TokenizerFacts,
-)
+from flyspec.types import Origin, SamplingParams, TokenDistribution
 from flyspec.v1 import draft_pb2
 
 Code = grpc.StatusCode

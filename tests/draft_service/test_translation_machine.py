@@ -18,15 +18,8 @@ from draft_service.drafters.base import Drafted, Work
 from draft_service.drafters.translated import TranslatedDrafter
 from draft_service.translation import Alignment
 from draft_service.translation.stream import CONTROL
-from flyspec.types import (
-    DistributionSpec,
-    DrafterInfo,
-    DraftOpen,
-    ModelInfo,
-    Origin,
-    SamplingParams,
-    TokenDistribution,
-)
+from flyspec.messages import DistributionSpec, DrafterInfo, DraftOpen, ModelInfo
+from flyspec.types import Origin, SamplingParams, TokenDistribution
 
 WORDS = [
     "apples ",

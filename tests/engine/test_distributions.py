@@ -24,13 +24,8 @@ from flyspec.engine.distributions import (
 from flyspec.engine.logits import process_logits
 from flyspec.engine.sampling import DRAFT_STREAM, sample_among
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import (
-    DistributionSpec,
-    DraftChunk,
-    Origin,
-    SamplingParams,
-    TokenDistribution,
-)
+from flyspec.messages import DistributionSpec, DraftChunk
+from flyspec.types import Origin, SamplingParams, TokenDistribution
 
 V = 40
 

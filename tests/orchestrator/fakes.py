@@ -14,21 +14,18 @@ from types import SimpleNamespace
 import grpc
 
 from flyspec import wire
-from flyspec.prefix import TokenSequence
-from flyspec.types import (
+from flyspec.messages import (
     DistributionSpec,
     DraftAdvance,
     DraftChunk,
     DraftDistributions,
     DraftOpen,
-    Origin,
     RoundVerdict,
-    Rule,
-    SamplingParams,
-    TokenDistribution,
     VerifyOpen,
     VerifyRound,
 )
+from flyspec.prefix import TokenSequence
+from flyspec.types import Origin, Rule, SamplingParams, TokenDistribution
 from orchestrator.drafting import Drafting
 from orchestrator.ledger import Ledger
 from orchestrator.output import Output

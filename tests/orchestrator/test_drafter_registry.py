@@ -15,7 +15,8 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.types import DrafterInfo, DrafterState, SessionStatus
+from flyspec.messages import DrafterInfo, SessionStatus
+from flyspec.types import DrafterState
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import LOOKUP, Drafters

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from flyspec.messages import DrafterInfo, DraftOpen
 from flyspec.prefix import TokenSequence
-from flyspec.types import DrafterInfo, DraftOpen, RecoveryKind, SamplingParams
+from flyspec.types import RecoveryKind, SamplingParams
 from orchestrator.drafting import Drafting
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.recoveries import Recoveries

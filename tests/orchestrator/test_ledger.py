@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.types import Budget, Decision, DraftTimings, OpenWindow, Origin, Outcome, RoundVerdict
+from flyspec.messages import DraftTimings, RoundVerdict
+from flyspec.types import Budget, Decision, OpenWindow, Origin, Outcome
 from orchestrator.ledger import Ledger, Round
 from orchestrator.window import RollBack, Token
 from tests.orchestrator.fakes import Fakes, plan_of

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flyspec.messages import TokenizerBundle
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import FinishReason, Origin, TokenizerBundle
+from flyspec.types import FinishReason, Origin
 from orchestrator.output import Output, held_back
 from orchestrator.window import Commit, Token
 from tests.tiny import make_tokenizer

@@ -9,16 +9,15 @@ import pytest
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.tokenizer import Tokenizer
-from flyspec.types import (
+from flyspec.messages import (
     DistributionSpec,
     ModelInfo,
-    Rule,
-    SamplingParams,
     SessionStatus,
     TokenizerBundle,
     VerifyServiceInfo,
 )
+from flyspec.tokenizer import Tokenizer
+from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.validation import RULE_PRESETS, resolve_rule
 from orchestrator.plan import GenerationPlan, make_plan

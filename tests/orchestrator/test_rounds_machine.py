@@ -13,7 +13,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from flyspec.types import DistributionSpec, Origin
+from flyspec.messages import DistributionSpec
+from flyspec.types import Origin
 from orchestrator.window import Retract, Show
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.reference import replay

@@ -12,17 +12,9 @@ from flyspec import rpc
 from flyspec.client import Chunk, GenerateOptions
 from flyspec.engine.distributions import decode
 from flyspec.errors import UnavailableError
+from flyspec.messages import DistributionSpec, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import (
-    DistributionSpec,
-    Origin,
-    RecoveryKind,
-    Rule,
-    SamplingParams,
-    TokenDistribution,
-    VerifyOpen,
-    VerifyRound,
-)
+from flyspec.types import Origin, RecoveryKind, Rule, SamplingParams, TokenDistribution
 from flyspec.v1 import verify_pb2_grpc
 from orchestrator import attempt
 from orchestrator.local_lookup import LocalLookup

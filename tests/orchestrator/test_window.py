@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flyspec.errors import FlyspecError
-from flyspec.types import Decision, OpenWindow, Origin, Outcome, RoundVerdict, TokenLogprobs
+from flyspec.messages import RoundVerdict
+from flyspec.types import Decision, OpenWindow, Origin, Outcome, TokenLogprobs
 from orchestrator.window import (
     Checked,
     Commit,

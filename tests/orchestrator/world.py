@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from flyspec.types import Decision, OpenWindow, Outcome, RoundVerdict, TokenLogprobs, VerifyRound
+from flyspec.messages import RoundVerdict, VerifyRound
+from flyspec.types import Decision, OpenWindow, Outcome, TokenLogprobs
 
 EOS = 1
 

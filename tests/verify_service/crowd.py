@@ -20,6 +20,7 @@ from flyspec.engine.distributions import encode
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Step
+from flyspec.messages import RoundVerdict, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
 from flyspec.types import (
     Budget as LossBudget,
@@ -27,13 +28,10 @@ from flyspec.types import (
 from flyspec.types import (
     OpenWindow,
     Outcome,
-    RoundVerdict,
     Rule,
     SamplingParams,
     TokenDistribution,
     TokenLogprobs,
-    VerifyOpen,
-    VerifyRound,
     WindowScope,
 )
 from flyspec.validation import distribution_spec, resolve_rule

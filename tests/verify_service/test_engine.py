@@ -12,8 +12,9 @@ from flyspec.errors import (
     PrefixMismatchError,
     ResourceExhaustedError,
 )
+from flyspec.messages import VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import Rule, SamplingParams, VerifyOpen, VerifyRound
+from flyspec.types import Rule, SamplingParams
 
 GREEDY = SamplingParams()
 EXACT = Rule("exact")

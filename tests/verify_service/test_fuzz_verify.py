@@ -18,7 +18,8 @@ from flyspec import malformed, rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
-from flyspec.types import DraftDistributions, TokenDistribution, VerifyRound
+from flyspec.messages import DraftDistributions, VerifyRound
+from flyspec.types import TokenDistribution
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from tests.hostile import fuzz, logged
 from verify_service.engine import VerifyEngine

@@ -9,8 +9,9 @@ import grpc
 import pytest
 
 from flyspec import wire
+from flyspec.messages import VerifyOpen, VerifyRound
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Rule, SamplingParams, VerifyOpen, VerifyRound
+from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import verify_pb2
 
 PROMPT = [0, 17, 45, 120]

@@ -11,18 +11,9 @@ import torch
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
+from flyspec.messages import DraftDistributions, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import (
-    DraftDistributions,
-    OpenWindow,
-    Outcome,
-    Rule,
-    SamplingParams,
-    TokenDistribution,
-    VerifyOpen,
-    VerifyRound,
-    WindowScope,
-)
+from flyspec.types import OpenWindow, Outcome, Rule, SamplingParams, TokenDistribution, WindowScope
 from tests.verify_service.test_engine import GREEDY, PROMPT, answers, opening
 from tests.verify_service.test_service import open_message, status_of
 
