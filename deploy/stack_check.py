@@ -62,7 +62,10 @@ async def wait_until_ready(
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
-            async with Client(ADDRESS, client) as user, AdminClient(ADMIN, operator) as admin:
+            async with (
+                Client(ADDRESS, credentials=client) as user,
+                AdminClient(ADMIN, operator) as admin,
+            ):
                 serving = await user.check_health(timeout_s=5) == "SERVING"
                 status = await admin.status(5)
             if serving and status.verify.ready and status.draft.ready:

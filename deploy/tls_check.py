@@ -34,7 +34,7 @@ def make_certificates(folder: Path, *names: str) -> None:
 
 def secrets(folder: Path) -> str:
     """The Secrets that the overlay names, as a manifest."""
-    return yaml.safe_dump_all(
+    manifest: str = yaml.safe_dump_all(
         {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -46,6 +46,7 @@ def secrets(folder: Path) -> str:
         }
         for service in SERVICES
     )
+    return manifest
 
 
 class TlsCheck:
@@ -72,7 +73,7 @@ class TlsCheck:
         operator = self._credentials(self._ours, "operator")
         await wait_until_ready(client, operator)
         await check_inside(self._containers, self._log)
-        async with Client(ADDRESS, client) as user:
+        async with Client(ADDRESS, credentials=client) as user:
             generation = await user.complete(PROMPTS[0], OPTIONS)
         self._log.check("TLS: a client with a certificate generates",
                         len(generation.token_ids) == OPTIONS.max_tokens)  # fmt: skip
@@ -95,7 +96,7 @@ class TlsCheck:
             Credentials(ssl_ca_certs=str(self._ours / "client" / "ca.crt")),
             self._credentials(self._others, "operator"),
         ):
-            async with Client(address, given) as client:
+            async with Client(address, credentials=given) as client:
                 try:
                     found.append(await client.check_health())
                 except FlyspecError as error:
