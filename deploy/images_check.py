@@ -30,7 +30,7 @@ import yaml
 
 from deploy.containers import CommandError, Containers
 from deploy.stack_check import StackCheck
-from deploy.tls_check import SERVICES, TlsCheck, make_certificates, secrets
+from deploy.tls_check import SERVICES, TlsCheck, make_certificates, mount_directories
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_BASE = "docker.io/library/python:3.11-slim-bookworm"
@@ -175,16 +175,13 @@ def render(overlay: str) -> str:
     return done.stdout
 
 
-def run_overlay(
-    containers: Containers, log: Log, overlay: str, check: StackCheck | TlsCheck, more: str = ""
-) -> None:
-    """Run an overlay, and `more` that it needs, and check what runs."""
-    manifest = containers.work / f"{overlay}.yaml"
-    manifest.write_text("---\n".join(filter(None, [more, render(overlay)])))
+def run_manifest(containers: Containers, log: Log, text: str, check: StackCheck | TlsCheck) -> None:
+    """Have podman run a manifest, and check what runs."""
+    manifest = containers.work / "manifest.yaml"
+    manifest.write_text(text)
     with containers.network() as network:
         addresses = [part for a in ADDRESSES.values() for part in ("--ip", a)]
         containers.podman("play", "kube", "--network", network, *addresses, str(manifest))
-        log.say(f"podman play kube runs k8s/overlays/{overlay} as kubectl renders it")
         try:
             asyncio.run(check.run())
         finally:
@@ -197,7 +194,8 @@ def run_overlay(
 
 def run_stack(containers: Containers, log: Log) -> None:
     """cpu-demo: how it takes what happens to its services."""
-    run_overlay(containers, log, "cpu-demo", StackCheck(containers, log))
+    log.say("podman play kube runs k8s/overlays/cpu-demo as kubectl renders it")
+    run_manifest(containers, log, render("cpu-demo"), StackCheck(containers, log))
 
 
 def run_with_tls(containers: Containers, log: Log) -> None:
@@ -205,8 +203,9 @@ def run_with_tls(containers: Containers, log: Log) -> None:
     ours, others = containers.work / "certificates", containers.work / "other-certificates"
     make_certificates(ours, *SERVICES, "operator", "client")
     make_certificates(others, "operator")
-    check = TlsCheck(containers, log, ours, others)
-    run_overlay(containers, log, "cpu-demo-tls", check, secrets(ours))
+    log.say("podman play kube runs k8s/overlays/cpu-demo-tls, directories in place of its Secrets")
+    manifest = mount_directories(render("cpu-demo-tls"), ours)
+    run_manifest(containers, log, manifest, TlsCheck(containers, log, ours, others))
 
 
 def main() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,23 +30,24 @@ def make_certificates(folder: Path, *names: str) -> None:
     )
     if done.returncode:
         raise CommandError(f"{SCRIPT.name}: {done.stderr}")
+    for path in [folder, *folder.rglob("*")]:  # containers run as nobody that this machine knows
+        os.chown(path, 10001, 10001)
 
 
-def secrets(folder: Path) -> str:
-    """The Secrets that the overlay names, as a manifest."""
-    manifest: str = yaml.safe_dump_all(
-        {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": f"{service}-tls"},
-            "data": {
-                path.name: base64.b64encode(path.read_bytes()).decode()
-                for path in sorted((folder / service).iterdir())
-            },
-        }
-        for service in SERVICES
-    )
-    return manifest
+def mount_directories(manifest: str, folder: Path) -> str:
+    """The same manifest with directories of `folder` in place of the Secrets `<service>-tls`.
+
+    podman 4.3.1 mounts Secrets as volumes, but their values as they are, in base64.
+    """
+    documents = [document for document in yaml.safe_load_all(manifest) if document]
+    for document in documents:
+        if document["kind"] == "Deployment":
+            for volume in document["spec"]["template"]["spec"]["volumes"]:
+                if secret := volume.pop("secret", None):
+                    service = secret["secretName"].removesuffix("-tls")
+                    volume["hostPath"] = {"path": str(folder / service), "type": "Directory"}
+    changed: str = yaml.safe_dump_all(documents)
+    return changed
 
 
 class TlsCheck:
