@@ -5,6 +5,7 @@
   those of Prometheus' operator and cert-manager are held against the types that @kubernetes-models
   has of them; of a LeaderWorkerSet the pods' templates are checked, as Pods.
 - checkov looks for what is unsafe; k8s/checkov.yaml has what is left out, with reasons.
+- Grafana's dashboards are held against @grafana/schema's types.
 - docker-compose reads the compose files, with every profile.
 
 The tools come from the registries, into .venv-manifests and node_modules. One that cannot be had is
@@ -166,14 +167,30 @@ def check_custom(paths: list[Path], report: Report) -> None:
             module = f"@kubernetes-models/{package}/{document['apiVersion']}"
             lines.append(f'import type {{ I{kind} as K{count} }} from "{module}";')
             lines.append(f"export const o{count}: K{count} = {json.dumps(document)};")
-    if not count:
-        return
+    if count:
+        name = f"{count} objects of custom kinds ({', '.join(MODELS)})"
+        check_types(OUTPUT / "custom.mts", lines, name, report)
+
+
+def check_dashboards(report: Report) -> None:
+    """Hold Grafana's dashboards against its own types. Raises `Missing`."""
+    lines = [
+        'import type { Dashboard } from "@grafana/schema";',
+        "// An enum's values as JSON has them.",
+        "type Plain<T> = T extends string ? `${T}` : { [K in keyof T]: Plain<T[K]> };",
+    ]
+    paths = sorted((ROOT / "k8s" / "monitoring" / "dashboards").glob("*.json"))
+    for index, path in enumerate(paths):
+        lines.append(f"export const d{index}: Plain<Dashboard> = {path.read_text()};")
+    check_types(OUTPUT / "dashboards.mts", lines, f"{len(paths)} dashboards of Grafana", report)
+
+
+def check_types(source: Path, lines: list[str], name: str, report: Report) -> None:
+    """Have TypeScript's compiler check a program. Raises `Missing`."""
     install_models()
-    source = OUTPUT / "custom.mts"
     source.write_text("\n".join(lines) + "\n")
     done = run(NODE_MODULES / ".bin" / "tsc", "--noEmit", "--strict", "--skipLibCheck",
                "--module", "esnext", "--moduleResolution", "bundler", source)  # fmt: skip
-    name = f"{count} objects of custom kinds ({', '.join(MODELS)})"
     if done.returncode:
         report.failure(name, done.stdout + done.stderr)
     else:
@@ -182,7 +199,7 @@ def check_custom(paths: list[Path], report: Report) -> None:
 
 def install_models() -> None:
     """Have npm install what package.json names. Raises `Missing`."""
-    wanted = [NODE_MODULES / ".bin" / "tsc"]
+    wanted = [NODE_MODULES / ".bin" / "tsc", NODE_MODULES / "@grafana" / "schema"]
     wanted += [NODE_MODULES / "@kubernetes-models" / package for package in MODELS.values()]
     if all(path.exists() for path in wanted):
         return
@@ -190,7 +207,7 @@ def install_models() -> None:
         raise Missing("npm is not installed")
     done = run("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock")
     if done.returncode:
-        raise Missing("npm could not install typescript and @kubernetes-models")
+        raise Missing("npm could not install what package.json names")
 
 
 def check_safety(paths: list[Path], report: Report) -> None:
@@ -258,6 +275,10 @@ def main() -> int:
         check_custom(custom, report)
     except Missing as error:
         report.skipped("custom kinds", str(error))
+    try:
+        check_dashboards(report)
+    except Missing as error:
+        report.skipped("dashboards", str(error))
     try:
         check_compose(report)
     except Missing as error:

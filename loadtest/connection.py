@@ -8,6 +8,7 @@ import grpc
 
 from flyspec import rpc
 from flyspec.client import Credentials
+from flyspec.metadata import AUTHORIZATION_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Endpoint:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call."""
         key = self.credentials.api_key
-        return ((rpc.AUTHORIZATION_KEY, f"Bearer {key}"),) if key else ()
+        return ((AUTHORIZATION_KEY, f"Bearer {key}"),) if key else ()
 
     def connect(self) -> grpc.Channel:
         """A channel of its own connection, opened on first use.

@@ -8,6 +8,7 @@ from typing import Any
 
 from flyspec import rpc
 from flyspec.errors import PermissionDeniedError, UnauthenticatedError
+from flyspec.metadata import AUTHORIZATION_KEY
 from flyspec.security import ApiKey, ApiKeys, Scope
 from flyspec.security.keys import MAX_KEY_CHARACTERS
 
@@ -47,13 +48,13 @@ class KeyCheck:
 def _key_in(context: Any) -> str:
     """The key that a call comes with. Raises `UnauthenticatedError`."""
     for name, value in context.invocation_metadata() or ():
-        if name != rpc.AUTHORIZATION_KEY or not isinstance(value, str):
+        if name != AUTHORIZATION_KEY or not isinstance(value, str):
             continue
         if value[: len(_BEARER)].lower() == _BEARER and len(value) <= MAX_KEY_CHARACTERS:
             return value[len(_BEARER) :].strip()
         raise UnauthenticatedError(f"the metadata {name} is not `Bearer` and an API key")
     raise UnauthenticatedError(
-        f"no API key; send the metadata {rpc.AUTHORIZATION_KEY}: Bearer KEY (--api-key, "
+        f"no API key; send the metadata {AUTHORIZATION_KEY}: Bearer KEY (--api-key, "
         "FLYSPEC_API_KEY)"
     )
 

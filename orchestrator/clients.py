@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from flyspec import rpc
 from flyspec.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
 )
+from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.security import ApiKey
 from orchestrator.access import caller
 
@@ -36,10 +36,10 @@ def client_of(context: Any) -> str:
     if (key := caller()) is not None:
         return f"key:{key.name}"
     for key, value in context.invocation_metadata() or ():
-        if key == rpc.CLIENT_ID_KEY and value:
+        if key == CLIENT_ID_KEY and value:
             if len(value) > MAX_CLIENT_ID_CHARACTERS:
                 raise InvalidArgumentError(
-                    f"{rpc.CLIENT_ID_KEY}: at most {MAX_CLIENT_ID_CHARACTERS} characters, "
+                    f"{CLIENT_ID_KEY}: at most {MAX_CLIENT_ID_CHARACTERS} characters, "
                     f"got {len(value)}"
                 )
             return f"id:{value}"

@@ -16,8 +16,9 @@ import grpc
 
 from flyspec import rpc
 from flyspec.errors import FlyspecError
+from flyspec.metadata import TRACEPARENT_KEY
 from flyspec.telemetry import Telemetry, fields, new_request_id, request_id
-from flyspec.telemetry.traces import TRACEPARENT_KEY, Attributes
+from flyspec.telemetry.traces import Attributes
 from flyspec.v1 import generation_pb2
 from orchestrator.correlation import Correlation
 from orchestrator.ledger import Ledger, Round

@@ -17,9 +17,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flyspec.telemetry import REQUEST_ID_KEY
+from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry.traces import (
-    TRACEPARENT_KEY,
     Attributes,
     Traces,
     traceparent_of,

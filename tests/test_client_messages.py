@@ -23,8 +23,8 @@ from flyspec.client import (
     Started,
     Transcript,
 )
-from flyspec.client.messages import event_from_proto, misfit, request_to_proto
-from flyspec.errors import FlyspecError
+from flyspec.client.messages import event_from_proto, metadata_of, misfit, request_to_proto
+from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.types import FinishReason, Origin, Rule, SamplingParams, TokenLogprobs
 from flyspec.v1 import common_pb2, generation_pb2
 
@@ -122,6 +122,27 @@ def test_an_integer_that_does_not_fit_is_named(value: int) -> None:
         assert name in reason
         assert f" {value}" in reason
     assert misfit("x", GenerateOptions(rule=Rule("fly"))) is None
+
+
+SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_what_goes_beside_a_request() -> None:
+    assert metadata_of(GenerateOptions()) == ()
+    named = GenerateOptions(request_id="ticket:4711", traceparent=SPAN)
+    assert metadata_of(named) == (("x-request-id", "ticket:4711"), ("traceparent", SPAN))
+
+
+@pytest.mark.parametrize("value", ["two words", "a\nb", "é", "x" * 129])
+def test_a_request_id_that_no_server_would_take(value: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="request_id must be 1 to 128 letters"):
+        metadata_of(GenerateOptions(request_id=value))
+
+
+@pytest.mark.parametrize("value", ["1", SPAN.upper(), SPAN + "\n", SPAN.replace("-", "")])
+def test_a_traceparent_that_is_none(value: str) -> None:
+    with pytest.raises(InvalidArgumentError, match="traceparent must be VERSION-TRACE"):
+        metadata_of(GenerateOptions(traceparent=value))
 
 
 def test_events_are_read_whole() -> None:

@@ -34,6 +34,7 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 
 DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
@@ -54,7 +55,7 @@ class Client(Connection):
         """
         super().__init__(address, credentials)
         if client_id:
-            self._metadata += ((rpc.CLIENT_ID_KEY, client_id),)
+            self._metadata += ((CLIENT_ID_KEY, client_id),)
 
     async def generate(
         self, prompt: Prompt, options: GenerateOptions | None = None
@@ -80,7 +81,8 @@ class Client(Connection):
             raise InvalidArgumentError(
                 reason or f"the request cannot be written: {error}"
             ) from None
-        call: Any = stub.Generate(request, timeout=timeout, metadata=self._metadata)
+        metadata = (*self._metadata, *messages.metadata_of(options))
+        call: Any = stub.Generate(request, timeout=timeout, metadata=metadata)
         try:
             async for response in call:
                 yield messages.event_from_proto(response)

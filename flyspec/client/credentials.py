@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 
 from flyspec.errors import ConfigError
-from flyspec.rpc import AUTHORIZATION_KEY
+from flyspec.metadata import AUTHORIZATION_KEY
 from flyspec.security import ChannelSecurity, TlsFiles, is_loopback
 
 ENVIRONMENT = "FLYSPEC_"

@@ -18,7 +18,8 @@ from flyspec.client.values import (
     SpeculationMetrics,
     Started,
 )
-from flyspec.errors import FlyspecError
+from flyspec.errors import FlyspecError, InvalidArgumentError
+from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY, is_request_id, is_traceparent
 from flyspec.types import Budget, FinishReason, Origin, RecoveryKind, Rule
 from flyspec.v1 import generation_pb2
 from flyspec.validation import (
@@ -69,6 +70,26 @@ def request_to_proto(prompt: Prompt, options: GenerateOptions) -> generation_pb2
             request.token_ids.ids.extend(prompt)
             request.token_ids.SetInParent()
     return request
+
+
+def metadata_of(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
+    """What goes beside the request. Raises `InvalidArgumentError`."""
+    found = []
+    if options.request_id:
+        if not is_request_id(options.request_id):
+            raise InvalidArgumentError(
+                f"request_id must be 1 to 128 letters, digits and ._:@/+=-, got "
+                f"{options.request_id[:200]!r}"
+            )
+        found.append((REQUEST_ID_KEY, options.request_id))
+    if options.traceparent:
+        if not is_traceparent(options.traceparent):
+            raise InvalidArgumentError(
+                "traceparent must be VERSION-TRACE-SPAN-FLAGS with 2, 32, 16 and 2 digits in "
+                f"lower-case hex (W3C Trace Context), got {options.traceparent[:200]!r}"
+            )
+        found.append((TRACEPARENT_KEY, options.traceparent))
+    return tuple(found)
 
 
 def misfit(prompt: Prompt, options: GenerateOptions) -> str | None:

@@ -41,7 +41,9 @@ class GenerateOptions:
     `eager` streams tokens before they are final, and `Retract` when they did not stand.
     `logprobs` asks for each token's log-probability and those of so many most likely ones, 0 to 20;
     None asks for none. `return_rounds` streams a `RoundRecord` for every round. `timeout_s` is for
-    all of it, the wait for a slot included; None waits without end.
+    all of it, the wait for a slot included; None waits without end. `request_id`, 1 to 128 letters,
+    digits and `._:@/+=-`, is the request's in logs and traces, and `traceparent` (W3C) the span
+    that waits for it; they go as metadata, and empty ones not at all.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -60,6 +62,8 @@ class GenerateOptions:
     logprobs: int | None = None
     return_rounds: bool = False
     timeout_s: float | None = None
+    request_id: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

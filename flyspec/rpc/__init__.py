@@ -4,7 +4,7 @@ A service builds its servicer and puts it into a `GrpcServer`; a servicer's meth
 with `handler`, which turns `FlyspecError` into its gRPC status.
 """
 
-from flyspec.rpc.channel import AUTHORIZATION_KEY, CHANNEL_OPTIONS, CLIENT_ID_KEY, connect
+from flyspec.rpc.channel import CHANNEL_OPTIONS, connect
 from flyspec.rpc.gate import Check, Gate, checks_of, names_of
 from flyspec.rpc.link import Link
 from flyspec.rpc.process import announce, run, settle_memory, wait_for_termination
@@ -36,11 +36,9 @@ from flyspec.rpc.streams import read, write
 
 __all__ = [
     "ABORT_TIMEOUT_S",
-    "AUTHORIZATION_KEY",
     "BASE_REQUEST_BYTES",
     "BUG",
     "CHANNEL_OPTIONS",
-    "CLIENT_ID_KEY",
     "MAX_DETAILS_CHARACTERS",
     "MAX_ID_BYTES",
     "MAX_MESSAGE_BYTES",

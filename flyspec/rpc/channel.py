@@ -8,11 +8,6 @@ import grpc
 
 from flyspec.rpc.sizes import MAX_MESSAGE_BYTES
 
-CLIENT_ID_KEY = "flyspec-client-id"
-"""Metadata key with a client's name for itself: a claim, which nothing proves."""
-AUTHORIZATION_KEY = "authorization"
-"""Metadata key of a client's API key: `Bearer` and the key."""
-
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -7,7 +7,6 @@ RPCs and takes over request ids; `service` puts it together for one service.
 
 from flyspec.telemetry.logs import configure_logging, fields
 from flyspec.telemetry.request_ids import (
-    REQUEST_ID_KEY,
     new_request_id,
     request_id,
     request_id_of,
@@ -16,7 +15,6 @@ from flyspec.telemetry.request_ids import (
 from flyspec.telemetry.service import Telemetry
 
 __all__ = [
-    "REQUEST_ID_KEY",
     "Telemetry",
     "configure_logging",
     "fields",

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Any
 
-REQUEST_ID_KEY = "x-request-id"
-"""Metadata key, of clients and between services."""
-
-# What can stand in a log line, a header and a query as it is.
-_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+from flyspec.metadata import REQUEST_ID_KEY, is_request_id
 
 _current: ContextVar[str] = ContextVar("request_id", default="")
 
@@ -36,6 +31,6 @@ def request_id_of(metadata: Iterable[Any] | None) -> str:
     """The id that a call's metadata has; empty if it has none, or one of other than 1 to 128 of
     the characters of an id: it goes into logs as it is."""
     for key, value in metadata or ():
-        if key == REQUEST_ID_KEY and isinstance(value, str) and _ID.fullmatch(value):
+        if key == REQUEST_ID_KEY and isinstance(value, str) and is_request_id(value):
             return value
     return ""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flyspec.errors import ConfigError
+from flyspec.metadata import TRACEPARENT_KEY
 from flyspec.telemetry.metrics import flyspec_version
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-TRACEPARENT_KEY = "traceparent"
 TRACEPARENT_CHARACTERS = 55
 MAX_WAITING_SPANS = 16_384
 """Spans that wait to be sent; more are dropped, and the SDK says so."""

@@ -13,7 +13,8 @@ import pytest
 from flyspec.client import Chat, Client, GenerateOptions
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
-from flyspec.telemetry import REQUEST_ID_KEY, Telemetry
+from flyspec.metadata import REQUEST_ID_KEY
+from flyspec.telemetry import Telemetry
 from flyspec.telemetry.traces import Traces, traceparent_of, wall_ns
 from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
@@ -93,6 +94,20 @@ async def test_one_request_is_one_tree(observed):
         assert sum(s["name"] == name for s in spans) == len(finished)
     for name in ("draft", "propose"):
         assert sum(s["name"] == name for s in spans) in (len(finished), len(finished) + 1)
+
+
+async def test_a_client_names_its_request_and_the_span_that_waits(observed):
+    trace_id, span_id = 0xC11E27, 0x5
+    options = GenerateOptions(
+        max_tokens=4, request_id="ticket:12", traceparent=traceparent_of(trace_id, span_id)
+    )
+    async with Client(observed.stack.address) as client:
+        generation = await client.complete(PROMPT, options)
+    assert generation.started.request_id == "ticket:12"
+    spans = await whole_trace(observed, f"{trace_id:032x}")
+    (root,) = [s for s in spans if s["name"].startswith("text_completion")]
+    assert root["parent_id"] == f"0x{span_id:016x}"
+    assert root["attributes"]["flyspec.request_id"] == "ticket:12"
 
 
 async def test_attributes_are_those_of_gen_ai_and_hold_no_text(observed):
