@@ -29,6 +29,7 @@ from flyspec.types import FinishReason, Origin, Rule, SamplingParams, TokenLogpr
 from flyspec.v1 import common_pb2, generation_pb2
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
+SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 # --- requests -------------------------------------------------------------------------------
@@ -58,7 +59,9 @@ def test_every_option_is_written() -> None:
         disable_loop_guard=True,
         logprobs=0,
         return_rounds=True,
-        timeout_s=2.0,  # the call's, not the message's
+        timeout_s=2.0,  # this and the next two are the call's, not the message's
+        request_id="ticket:1",
+        traceparent=SPAN,
     )
     for field in dataclasses.fields(options):
         assert getattr(options, field.name) != getattr(GenerateOptions(), field.name), field.name
@@ -122,9 +125,6 @@ def test_an_integer_that_does_not_fit_is_named(value: int) -> None:
         assert name in reason
         assert f" {value}" in reason
     assert misfit("x", GenerateOptions(rule=Rule("fly"))) is None
-
-
-SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_what_goes_beside_a_request() -> None:
