@@ -67,6 +67,10 @@ def dashboard(uid: str, title: str, rows: Iterable[Row]) -> dict[str, Any]:
                 "type": "dashboards",
                 "title": "flyspec",
                 "tags": ["flyspec"],
+                "url": "",
+                "icon": "external link",
+                "tooltip": "",
+                "targetBlank": False,
                 "asDropdown": False,
                 "includeVars": True,
                 "keepTime": True,
@@ -87,14 +91,12 @@ def _variables() -> list[dict[str, Any]]:
         ("drafter", "flyspec_rounds_total"),
         ("rule", "flyspec_rounds_total"),
     ):
-        query = f"label_values({metric}, {name})"
         found.append(
             {
                 "name": name,
                 "type": "query",
                 "datasource": DATASOURCE,
-                "query": {"query": query, "refId": name},
-                "definition": query,
+                "query": {"query": f"label_values({metric}, {name})", "refId": name},
                 "refresh": 2,
                 "includeAll": True,
                 "multi": True,

@@ -147,7 +147,7 @@ async def test_what_dashboards_choose_from_is_there(prometheus):
     for path in (MONITORING / "dashboards").glob("*.json"):
         for variable in json.loads(path.read_text())["templating"]["list"]:
             if variable["type"] == "query" and variable["name"] != "namespace":
-                metric = re.match(r"label_values\((\w+), (\w+)\)", variable["definition"])
+                metric = re.match(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
                 name, label = metric.groups()
                 assert prometheus.query(f'{name}{{{label}!=""}}')
 
