@@ -25,6 +25,8 @@ OUTCOMES = {
     "failed": ("failed", RED),
 }
 MOST_LABELS = 14
+NARROW = 0.09
+"""Share of the width that a name of a phase may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +248,13 @@ def _phase_names(ax: Axes, document: Document) -> None:
     phases = document["phases"]
     if len(phases) > 6:
         return
-    for phase in phases:
-        ax.annotate(phase["name"], (phase["began_s"], 1.0), xycoords=("data", "axes fraction"),
-                    xytext=(3, 3), textcoords="offset points", fontsize=8, color=GREY)  # fmt: skip
+    ends = [*(phase["began_s"] for phase in phases[1:]), document["seconds"]]
+    for phase, end in zip(phases, ends, strict=True):
+        narrow = end - phase["began_s"] < NARROW * document["seconds"]
+        ax.annotate(phase["name"], (end if narrow else phase["began_s"], 1.0),
+                    xycoords=("data", "axes fraction"), xytext=(-3 if narrow else 3, 3),
+                    textcoords="offset points", ha="right" if narrow else "left",
+                    fontsize=8, color=GREY)  # fmt: skip
 
 
 def _event_names(ax: Axes, document: Document) -> None:
