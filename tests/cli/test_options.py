@@ -109,8 +109,9 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("table", "kind", "apart"),
     [
-        # timeout_s is a flag of `generate` alone; rounds are for programs.
-        (FLAGS, GenerateOptions, {"sampling", "rule", "timeout_s", "return_rounds"}),
+        # timeout_s is a flag of `generate` alone; rounds and ids are for programs.
+        (FLAGS, GenerateOptions, {"sampling", "rule", "timeout_s", "return_rounds",
+                                  "request_id", "traceparent"}),  # fmt: skip
         (SAMPLING, SamplingParams, set()),
         (RULE, Rule, set()),
     ],
