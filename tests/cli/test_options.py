@@ -110,8 +110,11 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
     ("table", "kind", "apart"),
     [
         # timeout_s is a flag of `generate` alone; rounds and ids are for programs.
-        (FLAGS, GenerateOptions, {"sampling", "rule", "timeout_s", "return_rounds",
-                                  "request_id", "traceparent"}),  # fmt: skip
+        (
+            FLAGS,
+            GenerateOptions,
+            {"sampling", "rule", "timeout_s", "return_rounds", "request_id", "traceparent"},
+        ),
         (SAMPLING, SamplingParams, set()),
         (RULE, Rule, set()),
     ],
