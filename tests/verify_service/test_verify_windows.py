@@ -231,7 +231,6 @@ def round_message(drafts, round_id=1, keep=4):
                 wire.distributions_to_proto(
                     DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 6)])
                 ),
-                round_message([5]),
             ],
             "distributions",
         ),
@@ -240,7 +239,6 @@ def round_message(drafts, round_id=1, keep=4):
                 wire.distributions_to_proto(
                     DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 2, (400,))])
                 ),
-                round_message([5]),
             ],
             "distributions",
         ),
