@@ -239,6 +239,13 @@ class Stack:
         if settings.api_keys_file:
             ApiKeys(settings.api_keys_file)
 
+    def _services_speak_tls(self) -> bool:
+        """Whether draft and verify service have certificates, by flags or by environment."""
+        from flyspec.config import VerifySettings, from_command_line
+
+        flags = ["--model", str(self.options.model), *self.options.service_flags]
+        return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
+
     async def _start(self) -> None:
         self._check_security()
         self._check_ports()
@@ -268,7 +275,7 @@ class Stack:
                         "--verify-address", self.verify_address,
                         "--draft-address", self.draft_address, "--rule", o.rule,
                         "--num-speculative-tokens", str(o.num_speculative_tokens)]  # fmt: skip
-        if "--ssl-certfile" not in o.service_flags:  # they listen on loopback in the clear
+        if not self._services_speak_tls():  # they listen on loopback in the clear
             orchestrator += ["--upstream-tls", "false"]
         if o.rules_file:
             orchestrator += ["--rules-file", o.rules_file]
