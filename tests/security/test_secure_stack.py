@@ -259,3 +259,11 @@ async def test_serve_says_at_once_what_is_not_secure(secure):
         )
         assert said.returncode == 2
         assert f"error: {message}" in said.stderr
+
+
+def test_services_with_certificates_by_environment_are_spoken_to_over_tls(monkeypatch):
+    stack = Stack(StackOptions(model="m", draft_model=""))
+    assert not stack._services_speak_tls()
+    monkeypatch.setenv("FLYSPEC_VERIFY_SSL_CERTFILE", "tls.crt")
+    monkeypatch.setenv("FLYSPEC_VERIFY_SSL_KEYFILE", "tls.key")
+    assert stack._services_speak_tls()
