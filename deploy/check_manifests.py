@@ -19,7 +19,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def check_dashboards(report: Report) -> None:
 
 def check_types(source: Path, lines: list[str], name: str, report: Report) -> None:
     """Have TypeScript's compiler check a program. Raises `Missing`."""
-    install_models()
+    install_types()
     source.write_text("\n".join(lines) + "\n")
     done = run(NODE_MODULES / ".bin" / "tsc", "--noEmit", "--strict", "--skipLibCheck",
                "--module", "esnext", "--moduleResolution", "bundler", source)  # fmt: skip
@@ -197,7 +197,7 @@ def check_types(source: Path, lines: list[str], name: str, report: Report) -> No
         report.passed(name)
 
 
-def install_models() -> None:
+def install_types() -> None:
     """Have npm install what package.json names. Raises `Missing`."""
     wanted = [NODE_MODULES / ".bin" / "tsc", NODE_MODULES / "@grafana" / "schema"]
     wanted += [NODE_MODULES / "@kubernetes-models" / package for package in MODELS.values()]
@@ -271,18 +271,16 @@ def main() -> int:
         if known:
             check_known(known, report)
             check_safety(known, report)
-    try:
-        check_custom(custom, report)
-    except Missing as error:
-        report.skipped("custom kinds", str(error))
-    try:
-        check_dashboards(report)
-    except Missing as error:
-        report.skipped("dashboards", str(error))
-    try:
-        check_compose(report)
-    except Missing as error:
-        report.skipped("docker-compose.yml", str(error))
+    rest: dict[str, Callable[[], None]] = {
+        "custom kinds": lambda: check_custom(custom, report),
+        "dashboards": lambda: check_dashboards(report),
+        "docker-compose.yml": lambda: check_compose(report),
+    }
+    for what, check in rest.items():
+        try:
+            check()
+        except Missing as error:
+            report.skipped(what, str(error))
     return int(report.failed)
 
 

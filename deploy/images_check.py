@@ -18,7 +18,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,8 +28,8 @@ from pathlib import Path
 import yaml
 
 from deploy.containers import CommandError, Containers
-from deploy.stack_check import StackCheck
-from deploy.tls_check import SERVICES, TlsCheck, make_certificates, mount_directories
+from deploy.stack_check import PORTS, StackCheck
+from deploy.tls_check import TlsCheck, make_certificates, mount_directories
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_BASE = "docker.io/library/python:3.11-slim-bookworm"
@@ -164,15 +163,9 @@ def refuses_in_the_clear(containers: Containers, log: Log) -> None:
         log.check("orchestrator: refuses to listen in the clear unless told to", False)
 
 
-def render(overlay: str) -> str:
+def render(containers: Containers, overlay: str) -> str:
     """An overlay as kubectl renders it."""
-    done = subprocess.run(
-        ["kubectl", "kustomize", str(ROOT / "k8s/overlays" / overlay)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise CommandError(f"kubectl kustomize: {done.stderr}")
-    return done.stdout
+    return containers.run(["kubectl", "kustomize", str(ROOT / "k8s/overlays" / overlay)])
 
 
 def run_manifest(containers: Containers, log: Log, text: str, check: StackCheck | TlsCheck) -> None:
@@ -195,16 +188,16 @@ def run_manifest(containers: Containers, log: Log, text: str, check: StackCheck 
 def run_stack(containers: Containers, log: Log) -> None:
     """cpu-demo: how it takes what happens to its services."""
     log.say("podman play kube runs k8s/overlays/cpu-demo as kubectl renders it")
-    run_manifest(containers, log, render("cpu-demo"), StackCheck(containers, log))
+    run_manifest(containers, log, render(containers, "cpu-demo"), StackCheck(containers, log))
 
 
 def run_with_tls(containers: Containers, log: Log) -> None:
     """cpu-demo-tls: who gets in."""
     ours, others = containers.work / "certificates", containers.work / "other-certificates"
-    make_certificates(ours, *SERVICES, "operator", "client")
-    make_certificates(others, "operator")
+    make_certificates(containers, ours, *PORTS, "operator", "client")
+    make_certificates(containers, others, "operator")
     log.say("podman play kube runs k8s/overlays/cpu-demo-tls, directories in place of its Secrets")
-    manifest = mount_directories(render("cpu-demo-tls"), ours)
+    manifest = mount_directories(render(containers, "cpu-demo-tls"), ours)
     run_manifest(containers, log, manifest, TlsCheck(containers, log, ours, others))
 
 

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.containers import CommandError, Containers
 from flyspec.client import AdminClient, Chunk, Client, Completion, Credentials, GenerateOptions
+from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.errors import FlyspecError
 from flyspec.types import Rule
 
 if TYPE_CHECKING:
     from deploy.images_check import Log
 
-ADDRESS = "127.0.0.1:50050"
-ADMIN = "127.0.0.1:50053"
+PORTS = {"orchestrator": GENERATION_PORT, "draft": DRAFT_PORT, "verify": VERIFY_PORT}
+"""Of each service, where it is asked for its health."""
+ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
+ADMIN = f"127.0.0.1:{ADMIN_PORT}"
 PROMPTS = (
     "def fibonacci(n):",
     "Mia has 12 stamps and buys 30 more. How many has she now?",
@@ -78,7 +81,7 @@ async def wait_until_ready(
 
 async def check_inside(containers: Containers, log: Log) -> None:
     """As who the services run, and what they may do; the probe that mutual TLS needs."""
-    for service, port in (("orchestrator", 50050), ("draft", 50051), ("verify", 50052)):
+    for service, port in PORTS.items():
         name = container(service)
         found = await asyncio.to_thread(containers.podman, "exec", name, "python", "-c", STATUS)
         expected = ["10001", "0000000000000000", "1", "2", "Read-only", "file", "system"]

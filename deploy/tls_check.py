@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
-from deploy.containers import CommandError, Containers
-from deploy.stack_check import ADDRESS, ADMIN, OPTIONS, PROMPTS, check_inside, wait_until_ready
+from deploy.containers import Containers
+from deploy.stack_check import (
+    ADDRESS,
+    ADMIN,
+    OPTIONS,
+    PORTS,
+    PROMPTS,
+    check_inside,
+    wait_until_ready,
+)
 from flyspec.client import AdminClient, Client, Credentials
+from flyspec.config import ADMIN_PORT
 from flyspec.errors import FlyspecError, PermissionDeniedError, UnavailableError
 
 if TYPE_CHECKING:
     from deploy.images_check import Log
 
-SERVICES = ("orchestrator", "draft", "verify")
-PORTS = {"generation": ADDRESS, "admin": ADMIN, "draft": "127.0.0.1:50051",
-         "verify": "127.0.0.1:50052"}  # fmt: skip
 SCRIPT = Path(__file__).resolve().parent / "demo_certificates.sh"
 
 
-def make_certificates(folder: Path, *names: str) -> None:
+def make_certificates(containers: Containers, folder: Path, *names: str) -> None:
     """An authority of its own in `folder`, and its certificates of these names."""
-    done = subprocess.run(
-        [str(SCRIPT), str(folder), *names], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise CommandError(f"{SCRIPT.name}: {done.stderr}")
+    containers.run([str(SCRIPT), str(folder), *names])
     for path in [folder, *folder.rglob("*")]:  # containers run as nobody that this machine knows
         os.chown(path, 10001, 10001)
 
@@ -78,8 +79,11 @@ class TlsCheck:
             generation = await user.complete(PROMPTS[0], OPTIONS)
         self._log.check("TLS: a client with a certificate generates",
                         len(generation.token_ids) == OPTIONS.max_tokens)  # fmt: skip
-        for port, address in PORTS.items():
-            await self._refuses(port, address)
+        for name, port in (
+            ("generation", PORTS["orchestrator"]), ("admin", ADMIN_PORT),
+            ("draft", PORTS["draft"]), ("verify", PORTS["verify"]),
+        ):  # fmt: skip
+            await self._refuses(name, f"127.0.0.1:{port}")
         async with AdminClient(ADMIN, client) as admin:
             try:
                 await admin.status(10)

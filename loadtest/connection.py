@@ -8,7 +8,6 @@ import grpc
 
 from flyspec import rpc
 from flyspec.client import Credentials
-from flyspec.metadata import AUTHORIZATION_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +19,8 @@ class Endpoint:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call."""
-        key = self.credentials.api_key
-        return ((AUTHORIZATION_KEY, f"Bearer {key}"),) if key else ()
+        """What goes with every call. Raises `ConfigError` for a key that cannot be sent."""
+        return self.credentials.metadata()
 
     def connect(self) -> grpc.Channel:
         """A channel of its own connection, opened on first use.

@@ -1,6 +1,6 @@
 """Writes what is generated here: `python k8s/monitoring/generate.py [DIRECTORY]`.
 
-- dashboards/*.json, for Grafana, of panels.py;
+- dashboards/*.json, for Grafana, of on_call.py and services.py;
 - prometheus-rule.yaml: the groups of rules.yaml as an object of the Prometheus operator.
 
 All of it is committed; a test writes it anew and compares.
@@ -13,9 +13,14 @@ import sys
 from pathlib import Path
 
 from grafana import dashboard
-from panels import DASHBOARDS
+from on_call import ON_CALL
+from services import SERVICES
 
 HERE = Path(__file__).resolve().parent
+DASHBOARDS = {
+    "flyspec-on-call": ("flyspec: on call", ON_CALL),
+    "flyspec-services": ("flyspec: services", SERVICES),
+}
 
 RULE_HEADER = """\
 # The groups of rules.yaml for the Prometheus operator; written by generate.py.

@@ -1,6 +1,6 @@
 """What Grafana takes: dashboards of rows of panels, laid out, as the documents it reads.
 
-What the panels show is in panels.py.
+What the panels show is in on_call.py and services.py.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class Row:
 
     title: str
     panels: Sequence[Panel]
+
+
+def stat(title: str, help_: str, query: str, unit: str = "short", **more: Any) -> Panel:
+    """One number."""
+    return Panel(title, help_, [(query, "")], unit, "stat", width=4, height=4, **more)
 
 
 def dashboard(uid: str, title: str, rows: Iterable[Row]) -> dict[str, Any]:
