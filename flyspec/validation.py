@@ -168,13 +168,19 @@ def _validate_entropy(rule: Rule, measure: EntropyMeasure, field: str) -> None:
         _check_number(name, value, 0.0, MAX_ENTROPY_NATS, " for the top_k measure, in nats")
 
 
-@lru_cache(maxsize=1024)
 def resolve_rule(rule: Rule, num_speculative_tokens: int) -> Rule:
     """The rule with its preset's values where it has none, for K = `num_speculative_tokens`.
 
-    Parameters that do not apply stay `None`; resolving twice changes nothing.
+    Parameters that do not apply stay `None`; resolving twice changes nothing. Raises
+    `InvalidArgumentError` for a rule that does not validate.
     """
+    # Not behind the cache: it would take a window of True for one of 1, which is equal to it.
     validate_rule(rule)
+    return _with_defaults(rule, num_speculative_tokens)
+
+
+@lru_cache(maxsize=1024)
+def _with_defaults(rule: Rule, num_speculative_tokens: int) -> Rule:
     missing = {
         name: default
         for name, default in RULE_PRESETS[rule.name].defaults.items()

@@ -171,6 +171,13 @@ def test_rules_refused(rule: Rule, message: str) -> None:
         assert message in str(caught.value)
 
 
+def test_an_equal_rule_seen_before_excuses_none() -> None:
+    """`True == 1`, so a cache would take the one for the other."""
+    assert resolve_rule(Rule("fly", 1), 15).fly_window_size == 1
+    with pytest.raises(InvalidArgumentError, match="fly_window_size must be an integer"):
+        resolve_rule(Rule("fly", True), 15)
+
+
 A_VALUE = {
     "fly_window_size": 2,
     "fly_entropy_threshold": 0.5,

@@ -37,13 +37,16 @@ class Composition:
     samples: bool = False
 
 
-@lru_cache(maxsize=1024)
 def compose(rule: Rule, num_draft_tokens: int) -> Composition:
     """The parts of a rule, for a round of K = `num_draft_tokens` up to its first EOS.
 
     Raises `InvalidArgumentError` for a rule that does not validate.
     """
-    rule = resolve_rule(rule, num_draft_tokens)
+    return _compose(resolve_rule(rule, num_draft_tokens))
+
+
+@lru_cache(maxsize=1024)
+def _compose(rule: Rule) -> Composition:
     criterion = _CRITERIA[rule.name](rule)
     guarded = frozenset(rule.guarded_token_ids)
     if rule.name == "fly-reference":
