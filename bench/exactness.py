@@ -152,6 +152,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         dtype=arguments.dtype,
         draft_dtype=arguments.dtype,
         tensor_parallel_size=arguments.tensor_parallel_size,
+        service_flags=("--max-model-len", str(arguments.max_model_len)),
         log_level="warning",
     )
     async with Stack(options) as stack, Client(stack.address) as client:
@@ -238,6 +239,12 @@ def main() -> int:
         "--tensor-parallel-size", type=int, default=1, help="processes that share the target"
     )
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        default=0,
+        help="longer texts are left out; 0: the model's limit",
+    )
     parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 15])
     parser.add_argument("--sets", nargs="+", default=list(DEFAULT_SETS), choices=SETS)
     parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)

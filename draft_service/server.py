@@ -12,9 +12,10 @@ from draft_service.service import DraftService
 from draft_service.sessions import Limits, Sessions
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc
-from flyspec.config import DraftSettings
+from flyspec.config import DraftSettings, model_source
 from flyspec.engine.scheduler import Budget
 from flyspec.errors import ConfigError
+from flyspec.startup import large_imports
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 
@@ -54,14 +55,16 @@ async def build(
 
 def _load(settings: DraftSettings, observer: Observer) -> tuple[Engine, list[Drafter], Tokenizers]:
     """The draft model's engine, not yet started, the drafters that use it, its tokenizer."""
+    model_source(settings.model)  # what is wrong with it is said before torch is imported
     try:
-        import torch
+        with large_imports():
+            import torch
 
-        from draft_service.drafters.model import ModelDrafter
-        from draft_service.drafters.multi_level import MultiLevelDrafter
-        from flyspec.engine.loading import load_model
-        from flyspec.engine.memory import plan_kv_cache
-        from flyspec.engine.runner import ModelRunner
+            from draft_service.drafters.model import ModelDrafter
+            from draft_service.drafters.multi_level import MultiLevelDrafter
+            from flyspec.engine.loading import load_model
+            from flyspec.engine.memory import plan_kv_cache
+            from flyspec.engine.runner import ModelRunner
     except ImportError as error:
         raise ConfigError(
             f"--model {settings.model}: needs torch and transformers ({error}); "

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
+from flyspec.errors import ConfigError
 from flyspec.security import ChannelSecurity, ClientAuth, PortSecurity, TlsFiles
 from flyspec.types import DEFAULT_NUM_SPECULATIVE_TOKENS
 
@@ -102,6 +104,23 @@ class ServerSettings(BaseSettings):
             names=_names(self.ssl_client_names),
             allow_insecure=self.allow_insecure,
         )
+
+
+def model_source(name: str) -> str:
+    """Where transformers loads the model of `--model NAME` from: a directory or a hub id.
+
+    Raises `ConfigError` for a directory without a model. Asks neither torch nor the hub, so that a
+    service can say so before it imports what takes seconds.
+    """
+    if not (name.startswith((".", "/", "~")) or Path(name).exists()):
+        return name
+    folder = Path(name).expanduser()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"--model {name}: no config.json there; give a directory in Hugging Face format "
+            "(config.json, *.safetensors, tokenizer.json) or a hub id"
+        )
+    return str(folder)
 
 
 class ModelServerSettings(ServerSettings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flyspec.termination import end_on_sigterm
+from flyspec.startup import end_on_sigterm
 
 
 def main() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from flyspec.termination import end_on_sigterm
+from typing import TYPE_CHECKING
+
+from flyspec.startup import end_on_sigterm, large_imports
+
+if TYPE_CHECKING:
+    from flyspec.config import VerifySettings
 
 
 def main() -> None:
@@ -10,9 +15,18 @@ def main() -> None:
     end_on_sigterm()
     from flyspec import rpc
     from flyspec.config import VerifySettings, from_command_line
-    from verify_service.server import serve
 
-    rpc.run(serve(from_command_line(VerifySettings, "verify_service")))
+    rpc.run(_serve(from_command_line(VerifySettings, "verify_service")))
+
+
+async def _serve(settings: VerifySettings) -> None:
+    from flyspec.config import model_source
+
+    model_source(settings.model)
+    with large_imports():  # torch: what is wrong with the settings has been said by now
+        from verify_service.server import serve
+
+    await serve(settings)
 
 
 if __name__ == "__main__":

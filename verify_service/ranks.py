@@ -1,8 +1,7 @@
 """Starts the ranks of a tensor-parallel target, and ends the service when one of them is lost.
 
-The service's own process is rank 0. On one host it starts the others as children: their standard
-input brings the settings and, when it closes, tells them that rank 0 is gone. With torchrun's
-variables in the environment somebody else started them all, and this process joins.
+The service's own process is rank 0. On one host it starts the others as children, `rank_process`.
+With torchrun's variables in the environment somebody else started them all, and this process joins.
 
 A rank that is lost takes all down: the others would wait for it in the midst of a forward. The exit
 code then is `EXIT_LOST_RANK`, and whatever supervises the service starts it again.
@@ -39,14 +38,11 @@ from flyspec.engine.parallel import (
     rank_device,
     weight_bytes,
 )
-from flyspec.errors import ConfigError, FlyspecError
-from flyspec.telemetry import configure_logging
+from flyspec.errors import ConfigError
+from verify_service.rank_process import EXIT_LOST_RANK
 from verify_service.watch import Watch
 
 log = logging.getLogger(__name__)
-
-EXIT_LOST_RANK = 75
-"""EX_TEMPFAIL of sysexits.h: start again."""
 
 LOOPBACK = "127.0.0.1"
 EXIT_GRACE_S = 5.0
@@ -145,7 +141,7 @@ class Ranks:
         for rank in range(1, self.place.size):
             place = self.place._replace(rank=rank, local_rank=rank)
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "verify_service.ranks"],
+                [sys.executable, "-P", "-m", "verify_service.rank_process"],
                 stdin=subprocess.PIPE,
                 env={**os.environ, **place.environment(), "PYTHONPATH": path, "TQDM_DISABLE": "1"},
             )
@@ -272,31 +268,3 @@ def _watch(group: RankGroup, settings: VerifySettings, on_lost: Callable[[str], 
     watch = Watch(group, settings.heartbeat_timeout_s, settings.step_timeout_s, on_lost)
     watch.start()
     return watch
-
-
-def _end_with_parent() -> None:
-    """Rank 0 holds the other end of standard input, however it ends."""
-    while os.read(0, 4096):
-        pass
-    os._exit(EXIT_LOST_RANK)
-
-
-def main() -> None:
-    """A rank that rank 0 started on its own host."""
-    # A terminal's Ctrl-C reaches all processes; rank 0 is the one to end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
-    settings = VerifySettings.model_validate_json(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
-    place = find_place(settings)
-    assert place is not None
-    configure_logging(f"verify[{place.rank}]", settings.log_level, settings.log_format)
-    try:
-        follow(settings, place, parent)
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-if __name__ == "__main__":
-    main()

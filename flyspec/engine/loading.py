@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from flyspec import process
+from flyspec.config import model_source
 from flyspec.engine.checkpoint_files import check_files, needs_code
 from flyspec.errors import ConfigError
 from flyspec.messages import ModelInfo, TokenizerBundle
@@ -72,13 +72,7 @@ def resolve_dtype(dtype: str, device: torch.device, config: Any) -> torch.dtype:
 
 def read_config(name: str) -> tuple[str, Any]:
     """Where a model is loaded from, and its configuration. Raises `ConfigError`."""
-    is_path = name.startswith((".", "/", "~")) or Path(name).exists()
-    source = str(Path(name).expanduser()) if is_path else name
-    if is_path and not (Path(source) / "config.json").is_file():
-        raise ConfigError(
-            f"--model {name}: no config.json there; give a directory in Hugging Face format "
-            "(config.json, *.safetensors, tokenizer.json) or a hub id"
-        )
+    source = model_source(name)
     try:
         return source, AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # safetensors, huggingface_hub and tokenizers have their own bases

@@ -93,11 +93,9 @@ async def stack(models: list[str]) -> AsyncIterator[Stack]:
 # --- without a server -----------------------------------------------------------------------
 
 
-async def test_help_is_quick_and_names_the_commands() -> None:
-    begin = time.monotonic()
+async def test_help_names_the_commands() -> None:
     result = await flyspec("--help")
     assert result.code == 0
-    assert time.monotonic() - begin < 5.0
     for command in ("serve", "generate", "drafters", "bench", "eval", "healthcheck"):
         assert command in result.out
 

@@ -17,7 +17,12 @@ def bundled_models():
 
 @pytest.fixture(scope="session")
 async def stack(bundled_models):
-    """float64: no numerical ties."""
-    options = StackOptions(dtype="float64", draft_dtype="float64", log_level="warning")
+    """float64: no numerical ties. Sequences shorter than the model's limit, for memory."""
+    options = StackOptions(
+        dtype="float64",
+        draft_dtype="float64",
+        log_level="warning",
+        service_flags=("--max-model-len", "2560"),
+    )
     async with Stack(options) as running:
         yield running

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_exact_equals_generate_and_plain_decoding():
     command = [sys.executable, "-m", "bench.exactness", "--limit", "3", "--k", "1", "15"]
     done = subprocess.run(
-        [*command, "--max-tokens", "48", "--sampled-every", "3"],
+        [*command, "--max-tokens", "48", "--sampled-every", "3", "--max-model-len", "1024"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,0 +1,50 @@
+"""`python -m verify_service.rank_process`: a rank that rank 0 started on its own host.
+
+Standard input brings the settings and, when it closes, tells that rank 0 is gone, however it ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from flyspec.startup import large_imports
+
+EXIT_LOST_RANK = 75
+"""EX_TEMPFAIL of sysexits.h: start again."""
+
+
+def main() -> None:
+    """Follow rank 0 until it stops."""
+    # A terminal's Ctrl-C reaches all processes; rank 0 is the one to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    document = sys.stdin.buffer.readline()
+    threading.Thread(target=_end_with_parent, name="end_with_parent", daemon=True).start()
+    with large_imports():
+        from flyspec.config import VerifySettings
+        from flyspec.errors import FlyspecError
+        from flyspec.telemetry import configure_logging
+        from verify_service.ranks import find_place, follow
+
+    settings = VerifySettings.model_validate_json(document)
+    place = find_place(settings)
+    assert place is not None
+    configure_logging(f"verify[{place.rank}]", settings.log_level, settings.log_format)
+    try:
+        follow(settings, place, parent)
+    except FlyspecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(EXIT_LOST_RANK)
+
+
+if __name__ == "__main__":
+    main()
