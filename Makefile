@@ -2,7 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# pip would compile on one core. Files that are no Python of this version are left as they are.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 PYTEST_ARGS ?=
 # Much of what is tested waits; files of tests run beside each other, each file in one process.
 PYTEST_WORKERS ?= 2
@@ -22,11 +24,13 @@ $(VENV)/bin/python:
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "== installing flyspec and its models extra (torch on first use: some minutes)"
 	@$(PIP_INSTALL) -e ".[models]"
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== installing the tools that check flyspec"
 	@$(PIP_INSTALL) -e ".[dev]"
+	@$(COMPILE)
 	@touch $@
 
 demo: $(VENV)/.installed ## start the stack on the bundled models; generate; compare plain, exact and fly
