@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 # Much of what is tested waits; files of tests run beside each other, each file in one process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test lint types imports protos manifests prometheus unit stubs models clean images-check \
+.PHONY: help demo test lint types types-and-manifests imports protos manifests prometheus unit stubs models clean images-check \
 	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos audit loadtest
 
 help: ## list the targets
@@ -36,7 +36,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed ## start the stack on the bundled models; generate; compare plain, exact and fly
 	@$(BIN)/python -m demo
 
-test: lint types imports protos manifests unit ## everything that CI runs
+test: lint imports protos types-and-manifests unit ## everything that CI runs
+
+# A minute each, on one core.
+types-and-manifests: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) types manifests
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff: style and common mistakes"
