@@ -99,7 +99,11 @@ async def write(call: Any, message: Any) -> None:
 
 async def read(call: Any) -> Any:
     """The next message; raises why the stream ended if it has."""
-    message = await call.read()
+    try:
+        message = await rpc.unbroken(call.read())
+    except asyncio.CancelledError:
+        call.cancel()  # as grpc.aio does itself: nothing that comes later can be told from this
+        raise
     if message is grpc.aio.EOF:
         raise await _stream_error(call)
     return message

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+
 import grpc
 import pytest
 
@@ -95,3 +98,29 @@ async def test_details_that_say_nothing_are_passed_over(value):
     found = await told(error, (("grpc-status-details-bin", value),))
     assert isinstance(found, ResourceExhaustedError)
     assert found.retry_after_s is None
+
+
+async def test_who_is_cancelled_leaves_the_read_to_its_end(caplog: pytest.LogCaptureFixture):
+    """A read that is cancelled itself costs grpc.aio its message's memory."""
+    for failure in (None, ValueError("the call ended")):
+        arrived, ended = asyncio.Event(), []
+
+        async def reading(arrived=arrived, ended=ended, failure=failure):
+            await arrived.wait()
+            ended.append(True)
+            if failure:
+                raise failure
+            return "message"
+
+        waiting = asyncio.create_task(rpc.unbroken(reading()))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not ended
+        arrived.set()
+        await asyncio.sleep(0.01)
+        assert ended
+        gc.collect()
+    assert not caplog.records
+    assert await rpc.unbroken(asyncio.sleep(0, "message")) == "message"

@@ -32,7 +32,7 @@ from flyspec.rpc.statuses import (
     status_of,
     was_said,
 )
-from flyspec.rpc.streams import read, write
+from flyspec.rpc.streams import read, unbroken, write
 
 __all__ = [
     "ABORT_TIMEOUT_S",
@@ -66,6 +66,7 @@ __all__ = [
     "run",
     "settle_memory",
     "status_of",
+    "unbroken",
     "wait_for_termination",
     "was_said",
     "write",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 import grpc
@@ -11,11 +12,31 @@ from flyspec.errors import IdleTimeoutError
 from flyspec.malformed import check_read
 
 
+async def unbroken(reading: Coroutine[Any, Any, Any]) -> Any:
+    """What `reading` gives; who is cancelled here leaves it to end with its call.
+
+    grpc.aio never frees the message of a read that is cancelled itself (seen in 1.85: 80 bytes when
+    none came, up to 8 KB of its buffers when one did).
+    """
+    task = asyncio.ensure_future(reading)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_forget)
+        raise
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    """Take a result that nobody waits for, so that asyncio does not complain of it."""
+    if not task.cancelled():
+        task.exception()
+
+
 async def read(context: Any, idle_timeout_s: float) -> Any:
     """The next message of a stream, None at its end; `IdleTimeoutError` when none comes."""
     try:
         async with asyncio.timeout(idle_timeout_s):
-            message = await context.read()
+            message = await unbroken(context.read())
     except TimeoutError as error:
         raise IdleTimeoutError(
             f"no message for {idle_timeout_s:g} s; the session is closed, open another"
