@@ -2,9 +2,9 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
-# pip would compile on one core. Files that are no Python of this version are left as they are.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# $(call install,EXTRA): pip would compile on one core. Files that are no Python of this version stay as they are.
+install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[$(1)]" \
+	&& { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; }
 PYTEST_ARGS ?=
 # Much of what is tested waits; files of tests run beside each other, each file in one process.
 PYTEST_WORKERS ?= 2
@@ -23,14 +23,12 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "== installing flyspec and its models extra (torch on first use: some minutes)"
-	@$(PIP_INSTALL) -e ".[models]"
-	@$(COMPILE)
+	@$(call install,models)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== installing the tools that check flyspec"
-	@$(PIP_INSTALL) -e ".[dev]"
-	@$(COMPILE)
+	@$(call install,dev)
 	@touch $@
 
 demo: $(VENV)/.installed ## start the stack on the bundled models; generate; compare plain, exact and fly
@@ -135,7 +133,7 @@ fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each;
 	@$(BIN)/python -m bench.fuzz --messages $(MESSAGES) $(ARGS)
 
 audit: $(VENV)/.installed-dev ## known vulnerabilities of the versions in constraints.txt; needs a registry's advisories
-	@$(PIP_INSTALL) -e ".[audit]"
+	@$(call install,audit)
 	@$(BIN)/python deploy/audit.py $(ARGS)
 
 clean: ## remove what make made
