@@ -18,8 +18,8 @@ from bench.prompts import Group, to_request
 from flyspec.client import Client, GenerateOptions, Generation
 from flyspec.errors import ConfigError
 from flyspec.prompts import normal_number
-from flyspec.types import SamplingParams
-from orchestrator.loop_guard import LoopGuard
+from flyspec.values.tokens import SamplingParams
+from orchestrator.generation.loop_guard import LoopGuard
 
 if TYPE_CHECKING:
     from bench.reference import Reference

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec.types import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.validation import validate_rule
 
 PLAIN = "plain"

@@ -31,7 +31,8 @@ from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import Chat, Client, GenerateOptions, Prompt
 from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.prompts import read_prompts
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.tokens import SamplingParams
 
 TIE_NATS = 1e-3
 CONCURRENCY = 8

@@ -22,9 +22,10 @@ from bench import rounds
 from bench.rounds import SEED, START_POSITION, Round, make_round
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, choose, token_logprobs
-from flyspec.messages import DistributionSpec
-from flyspec.types import Rule, SamplingParams, TokenDistribution
+from flyspec.rules import Rule
 from flyspec.validation import RULE_PRESETS, distribution_spec, resolve_rule
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams, TokenDistribution
 from verify_service.rules import judge
 
 SAMPLINGS = {

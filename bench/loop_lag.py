@@ -27,8 +27,9 @@ import uvloop
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
-from flyspec.messages import VerifyOpen, VerifyRound
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
 from verify_service.engine import VerifyEngine
 
 PAUSE_S = 0.003

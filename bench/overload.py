@@ -28,7 +28,7 @@ from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, GenerateOptions
 from flyspec.drawing import check_plot
 from flyspec.errors import FlyspecError
-from flyspec.types import Rule
+from flyspec.rules import Rule
 from loadtest.measures import percentile
 from loadtest.watch import resident_mib
 

@@ -13,7 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from flyspec.engine.sampling import gumbel_noise, process_logits
 from flyspec.errors import ConfigError
-from flyspec.types import SamplingParams
+from flyspec.values.tokens import SamplingParams
 
 
 class Reference:

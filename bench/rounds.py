@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.sampling import choose, process_logits
-from flyspec.messages import DistributionSpec
-from flyspec.types import SamplingParams
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams
 
 START_POSITION = 1000
 SEED = 1

@@ -29,7 +29,8 @@ from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Chat, Client, Completion, GenerateOptions, Prompt
 from flyspec.drawing import check_plot
 from flyspec.errors import FlyspecError, ResourceExhaustedError
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.tokens import SamplingParams
 
 RULES = ("exact", "fly", "fly-paper", "margin", "fuzzy", "typical", "rejection", "random")
 DRAFTERS = ("", "model", "prompt_lookup", "multi_level")

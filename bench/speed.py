@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from bench.conditions import PLAIN, Condition
 from bench.prompts import Group, to_request
 from flyspec.client import Client, GenerateOptions
-from flyspec.types import Rule
+from flyspec.rules import Rule
 
 if TYPE_CHECKING:
     from bench.reference import Reference

@@ -30,8 +30,9 @@ from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Step
 from flyspec.errors import ConfigError
-from flyspec.messages import VerifyOpen, VerifyRound
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import Session
 

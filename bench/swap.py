@@ -31,7 +31,9 @@ from flyspec.cli.service import Service
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 from flyspec.client import AdminClient, Client, DrafterStats, GenerateOptions
 from flyspec.errors import FlyspecError
-from flyspec.types import RecoveryKind, Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.generation import RecoveryKind
+from flyspec.values.tokens import SamplingParams
 
 EXACT = Rule("exact")
 CANARY_SHARE = 0.2

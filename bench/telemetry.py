@@ -16,14 +16,14 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from flyspec.messages import DraftTimings, RoundVerdict, VerifyTimings
 from flyspec.telemetry.metrics import EngineMetrics
 from flyspec.telemetry.traces import Traces
-from flyspec.types import Decision, Origin, Outcome
-from orchestrator.ledger import Ledger, Round
-from orchestrator.metrics import GenerationMetrics, RoundCounter
-from orchestrator.tracing import GenerationTrace
-from orchestrator.window import Commit, Token
+from flyspec.values.rounds import Decision, DraftTimings, Outcome, RoundVerdict, VerifyTimings
+from flyspec.values.tokens import Origin
+from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.window import Commit, Token
+from orchestrator.telemetry.metrics import GenerationMetrics, RoundCounter
+from orchestrator.telemetry.tracing import GenerationTrace
 
 NUM_ACCEPTED = 9
 DECISIONS = [

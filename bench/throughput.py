@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.prompts import DEFAULT_SEED, fresh_problems, to_request
 from flyspec.client import AdminClient, Client, GenerateOptions, Generation, Prompt
-from flyspec.types import Rule
+from flyspec.rules import Rule
 
 _NOISE_TOKENS = 24
 _NOISE_AT_ONCE = 8

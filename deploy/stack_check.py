@@ -16,7 +16,7 @@ from deploy.containers import CommandError, Containers
 from flyspec.client import AdminClient, Chunk, Client, Completion, Credentials, GenerateOptions
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.errors import FlyspecError
-from flyspec.types import Rule
+from flyspec.rules import Rule
 
 if TYPE_CHECKING:
     from deploy.images_check import Log

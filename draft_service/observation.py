@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from prometheus_client import Counter
 
 from draft_service.sessions import Session, Sessions
-from flyspec.messages import DraftAdvance, DraftChunk
 from flyspec.telemetry import Telemetry
 from flyspec.telemetry.logs import session_line
 from flyspec.telemetry.metrics import EngineMetrics, session_metrics, step_histogram
+from flyspec.values.rounds import DraftAdvance, DraftChunk
 
 log = logging.getLogger(__name__)
 

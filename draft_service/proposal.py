@@ -11,8 +11,8 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from draft_service.drafters.base import Drafted, Drafter, DrafterSession, Work, check_move
-from flyspec.messages import DraftAdvance, DraftChunk, DraftOpen, DraftTimings
-from flyspec.types import Origin, TokenDistribution
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen, DraftTimings
+from flyspec.values.tokens import Origin, TokenDistribution
 
 if TYPE_CHECKING:
     from flyspec.engine.runner import Draw, Drawn

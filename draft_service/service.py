@@ -10,11 +10,11 @@ from draft_service.observation import Observer
 from draft_service.sessions import Session, Sessions
 from flyspec import rpc, wire
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
-from flyspec.malformed import REQUEST_TIMEOUT_S
-from flyspec.messages import DraftAdvance, DraftOpen
+from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
+from flyspec.values.rounds import DraftAdvance, DraftOpen
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):

@@ -18,8 +18,9 @@ from draft_service.tokenizers import Tokenizers
 from draft_service.translation import Translator
 from flyspec import process
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from flyspec.messages import DraftAdvance, DraftChunk, DraftOpen, DraftServiceInfo, SessionStatus
 from flyspec.validation import MAX_DIVERGENCE_TOP_K, validate_sampling
+from flyspec.values.admin import DraftServiceInfo, SessionStatus
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 
 MAX_TRANSLATED_LENGTH = 1 << 20
 """Longest sequence of a translated session, in the target's tokens; the drafter has its end."""

@@ -15,8 +15,8 @@ from flyspec.errors import (
     PrefixMismatchError,
     ResourceExhaustedError,
 )
-from flyspec.messages import TokenizerBundle, TokenizerFacts
 from flyspec.tokenizer import fingerprints
+from flyspec.values.admin import TokenizerBundle, TokenizerFacts
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
 from flyspec.errors import ConfigError
+from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
 from flyspec.security import ChannelSecurity, ClientAuth, PortSecurity, TlsFiles
-from flyspec.types import DEFAULT_NUM_SPECULATIVE_TOKENS
 
 GENERATION_PORT = 50050
 DRAFT_PORT = 50051

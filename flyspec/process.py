@@ -6,7 +6,7 @@ import os
 import secrets
 import time
 
-from flyspec.messages import ProcessInfo
+from flyspec.values.admin import ProcessInfo
 
 _INSTANCE_ID = secrets.token_hex(8)
 _STARTED_NS = time.monotonic_ns()

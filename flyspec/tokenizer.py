@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.decoders import DecodeStream
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import TokenizerBundle
+from flyspec.values.admin import TokenizerBundle
 
 
 def _byte_level_alphabet() -> dict[str, int]:

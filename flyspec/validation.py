@@ -14,8 +14,9 @@ from types import MappingProxyType
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import DistributionSpec
-from flyspec.types import Divergence, EntropyMeasure, Rule, SamplingParams, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams
 
 MIN_TEMPERATURE = 1e-3
 MAX_TEMPERATURE = 100.0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
 from flyspec.errors import ConfigError
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.tokens import SamplingParams
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals, metric_of
 from loadtest.prompts import FRESH, Source

@@ -11,15 +11,15 @@ from flyspec.errors import ConfigError
 from flyspec.security import ApiKeys, PortSecurity, Scope
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
-from orchestrator.access import KeyCheck, audit
-from orchestrator.administration import AdminServicer
-from orchestrator.admission import Admission
-from orchestrator.directory import Directory
+from orchestrator.fleet.directory import Directory
+from orchestrator.front.access import KeyCheck, audit
+from orchestrator.front.admin import AdminServicer
+from orchestrator.front.admission import Admission
+from orchestrator.front.grpc import GenerationServicer
+from orchestrator.generation.rule_files import load_rules
 from orchestrator.heap import return_large_blocks
-from orchestrator.observation import Observer
-from orchestrator.rule_files import load_rules
-from orchestrator.service import GenerationServicer
-from orchestrator.state_metrics import admission_metrics, directory_metrics
+from orchestrator.telemetry.observation import Observer
+from orchestrator.telemetry.state_metrics import admission_metrics, directory_metrics
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,8 @@ from flyspec.client import (
     Started,
 )
 from flyspec.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from flyspec.types import Origin, Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.tokens import Origin, SamplingParams
 from tests.tiny import make_model
 
 LONG = GenerateOptions(max_tokens=200, ignore_eos=True, num_speculative_tokens=2)

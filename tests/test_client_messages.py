@@ -25,8 +25,10 @@ from flyspec.client import (
 )
 from flyspec.client.messages import event_from_proto, metadata_of, misfit, request_to_proto
 from flyspec.errors import FlyspecError, InvalidArgumentError
-from flyspec.types import FinishReason, Origin, Rule, SamplingParams, TokenLogprobs
+from flyspec.rules import Rule
 from flyspec.v1 import common_pb2, generation_pb2
+from flyspec.values.generation import FinishReason
+from flyspec.values.tokens import Origin, SamplingParams, TokenLogprobs
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
 SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import TokenizerBundle
 from flyspec.tokenizer import Tokenizer
+from flyspec.values.admin import TokenizerBundle
 
 WORDS = ["▁", "a", "b", "▁a", "▁the", "é", "数", "\n", "."]
 

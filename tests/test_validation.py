@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import DistributionSpec
-from flyspec.types import Divergence, EntropyMeasure, Rule, SamplingParams, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.validation import (
     RULE_PARAMETERS,
     RULE_PRESETS,
@@ -23,6 +22,8 @@ from flyspec.validation import (
     validate_rule,
     validate_sampling,
 )
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams
 
 NORMALIZED, TOP_K = EntropyMeasure.NORMALIZED, EntropyMeasure.TOP_K
 WITHIN, ACROSS = WindowScope.WITHIN_ROUND, WindowScope.ACROSS_ROUNDS

@@ -21,17 +21,10 @@ from torch import Tensor
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Pieces, Step, allot
 from flyspec.errors import ResourceExhaustedError, UnavailableError
-from flyspec.messages import (
-    ModelInfo,
-    RoundVerdict,
-    SessionStatus,
-    TokenizerBundle,
-    VerifyOpen,
-    VerifyRound,
-    VerifyTimings,
-)
 from flyspec.prefix import TokenSequence
-from flyspec.types import TokenDistribution
+from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle
+from flyspec.values.rounds import RoundVerdict, VerifyOpen, VerifyRound, VerifyTimings
+from flyspec.values.tokens import TokenDistribution
 from verify_service.sessions import Session, check_open
 from verify_service.verdicts import Referee, answer
 

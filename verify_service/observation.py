@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 
 from prometheus_client.core import Metric
 
-from flyspec.messages import RoundVerdict, VerifyRound
 from flyspec.telemetry import Telemetry
 from flyspec.telemetry.logs import session_line
 from flyspec.telemetry.metrics import EngineMetrics, gauge, session_metrics, step_histogram
+from flyspec.values.rounds import RoundVerdict, VerifyRound
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import Session
 

@@ -7,18 +7,13 @@ from typing import Any
 from flyspec import process, rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.malformed import REQUEST_TIMEOUT_S
-from flyspec.messages import (
-    DraftDistributions,
-    TokenizerBundle,
-    VerifyOpen,
-    VerifyRound,
-    VerifyServiceInfo,
-)
+from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.telemetry import Telemetry
-from flyspec.types import TokenDistribution
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.validation import RULE_PRESETS
+from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
+from flyspec.values.rounds import DraftDistributions, VerifyOpen, VerifyRound
+from flyspec.values.tokens import TokenDistribution
 from verify_service.checks import RoundInbox, check_lengths
 from verify_service.engine import VerifyEngine
 from verify_service.observation import Observer

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 
 from flyspec.engine.scheduler import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
-from flyspec.messages import ModelInfo, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import OpenWindow, Rule, SamplingParams, Verdict
+from flyspec.rules import Rule
 from flyspec.validation import (
     MAX_TOP_LOGPROBS,
     MAX_WINDOW_SIZE,
     validate_rule,
     validate_sampling,
 )
+from flyspec.values.admin import ModelInfo
+from flyspec.values.rounds import OpenWindow, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, token_logprobs
-from flyspec.messages import RoundVerdict, VerifyRound, VerifyTimings
-from flyspec.types import TokenDistribution, TokenLogprobs, Verdict
+from flyspec.values.rounds import RoundVerdict, Verdict, VerifyRound, VerifyTimings
+from flyspec.values.tokens import TokenDistribution, TokenLogprobs
 from verify_service.rules import judge
 from verify_service.sessions import Session
 

@@ -18,12 +18,27 @@ from bench.chaos.work import Request
 from flyspec.client import Generation, RoundRecord
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
-from flyspec.messages import RoundVerdict, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Decision, OpenWindow, Origin, Outcome
-from orchestrator.output import Output
-from orchestrator.window import Checked, Event, Extend, NothingDrafted, RollBack, WindowState, step
+from flyspec.values.rounds import (
+    Decision,
+    OpenWindow,
+    Outcome,
+    RoundVerdict,
+    VerifyOpen,
+    VerifyRound,
+)
+from flyspec.values.tokens import Origin
+from orchestrator.generation.output import Output
+from orchestrator.generation.window import (
+    Checked,
+    Event,
+    Extend,
+    NothingDrafted,
+    RollBack,
+    WindowState,
+    step,
+)
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import Session
 

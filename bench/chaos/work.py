@@ -25,7 +25,8 @@ from flyspec.client import (
     Transcript,
 )
 from flyspec.errors import FlyspecError
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.tokens import SamplingParams
 
 EXACT = Rule("exact")
 LOSSY = (Rule("fly"), Rule("fly"), Rule("fly", fly_window_size=2), Rule("fly-paper"),

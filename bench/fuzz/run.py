@@ -15,7 +15,7 @@ from bench.fuzz.services import IDLE_TIMEOUT_S, Target, WrongAnswerError
 from bench.fuzz.system import attack_port
 from bench.soak_report import Memory
 from flyspec.errors import FlyspecError
-from flyspec.malformed import REQUEST_TIMEOUT_S
+from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from loadtest.watch import resident_mib
 
 BATCH_MESSAGES = 500

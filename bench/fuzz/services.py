@@ -21,17 +21,12 @@ from bench.fuzz.verify import VerifySource
 from flyspec import wire
 from flyspec.cli.service import Service
 from flyspec.cli.stack import DEMO_MODELS
-from flyspec.messages import (
-    DraftAdvance,
-    DraftOpen,
-    ProcessInfo,
-    RoundVerdict,
-    VerifyOpen,
-    VerifyRound,
-)
+from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
+from flyspec.values.admin import ProcessInfo
+from flyspec.values.rounds import DraftAdvance, DraftOpen, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
 
 IDLE_TIMEOUT_S = 20.0
 MAX_SESSIONS = 48

@@ -11,8 +11,8 @@ from bench.fuzz.services import COUNT, MAX_SESSIONS, PROMPTS, WrongAnswerError
 from flyspec.cli.service import Service
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Chunk, Client, GenerateOptions
-from flyspec.messages import ProcessInfo
-from flyspec.types import Rule
+from flyspec.rules import Rule
+from flyspec.values.admin import ProcessInfo
 
 
 class StackTarget:

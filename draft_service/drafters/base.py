@@ -10,8 +10,9 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
-from flyspec.messages import DrafterInfo, DraftOpen
-from flyspec.types import Origin, TokenDistribution
+from flyspec.values.admin import DrafterInfo
+from flyspec.values.rounds import DraftOpen
+from flyspec.values.tokens import Origin, TokenDistribution
 
 if TYPE_CHECKING:
     from flyspec.engine.runner import Draw, Drawn

@@ -8,8 +8,9 @@ from draft_service.drafters.base import Drafted, Work
 from flyspec.engine.logits import History, needs_history
 from flyspec.engine.runner import Draw, Drawn, ModelRunner
 from flyspec.engine.scheduler import Step
-from flyspec.messages import DrafterInfo, DraftOpen
-from flyspec.types import Origin
+from flyspec.values.admin import DrafterInfo
+from flyspec.values.rounds import DraftOpen
+from flyspec.values.tokens import Origin
 
 _ONE_FROM_MODEL = (Origin.EXACT_MODEL,)
 

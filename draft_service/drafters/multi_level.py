@@ -14,8 +14,9 @@ from draft_service.drafters.base import Drafted, Work
 from draft_service.drafters.model import CachedPrefix
 from flyspec.engine.runner import ModelRunner
 from flyspec.lookup import PromptLookup
-from flyspec.messages import DrafterInfo, DraftOpen
-from flyspec.types import Origin
+from flyspec.values.admin import DrafterInfo
+from flyspec.values.rounds import DraftOpen
+from flyspec.values.tokens import Origin
 
 MAX_GUESS = 16
 """Most looked-up tokens checked in one step; a longer row costs more than it saves when wrong."""

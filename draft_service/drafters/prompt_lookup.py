@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from draft_service.drafters.base import Drafted, Work
 from flyspec.lookup import PromptLookup
-from flyspec.messages import DrafterInfo, DraftOpen
-from flyspec.types import Origin, TokenDistribution
+from flyspec.values.admin import DrafterInfo
+from flyspec.values.rounds import DraftOpen
+from flyspec.values.tokens import Origin, TokenDistribution
 
 
 class PromptLookupDrafter:

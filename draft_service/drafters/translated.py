@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from draft_service.drafters.base import Drafted, Drafter, Work
 from draft_service.translation import Alignment, Translator
-from flyspec.messages import DraftOpen
-from flyspec.types import SamplingParams, TokenDistribution
+from flyspec.values.rounds import DraftOpen
+from flyspec.values.tokens import SamplingParams, TokenDistribution
 
 if TYPE_CHECKING:
     from flyspec.engine.runner import Drawn

@@ -10,7 +10,7 @@ from draft_service.translation.rendering import Rendering
 from draft_service.translation.stream import CONTROL, Stream
 from draft_service.translation.translator import Translator
 from draft_service.translation.vocabulary import Encoded, num_whole
-from flyspec.types import Origin
+from flyspec.values.tokens import Origin
 
 NOWHERE = -1
 """The unit of what the draft says and the target has no token for: no stream holds it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draft_service.translation.stream import Stream
 from draft_service.translation.vocabulary import Encoded, Vocabulary, num_whole
-from flyspec.types import Origin
+from flyspec.values.tokens import Origin
 
 TAIL = 6
 """Most tokens before a proposal that are encoded with it, back to where a word begins."""

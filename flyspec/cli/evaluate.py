@@ -79,7 +79,7 @@ def evaluate(
         write_json,
     )
     from flyspec.prompts import read_prompts
-    from flyspec.types import SamplingParams
+    from flyspec.values.tokens import SamplingParams
 
     check_output(output)
     refuse_model_flags(models, local or address is None, address)

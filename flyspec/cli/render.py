@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from flyspec.client import Chunk, Generation, RoundRecord, SpeculationMetrics
-from flyspec.types import Origin
+from flyspec.values.tokens import Origin
 
 STYLES: dict[Origin, Style] = {
     Origin.EXACT_MODEL: Style(color="green"),

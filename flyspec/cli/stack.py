@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from flyspec.cli.service import ROOT, Service, ServiceDiedError
 from flyspec.errors import ConfigError
-from flyspec.types import DEFAULT_NUM_SPECULATIVE_TOKENS
+from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
 
 T = TypeVar("T")
 
@@ -221,7 +221,7 @@ class Stack:
 
     def _check_rules(self) -> None:
         """Find a rule or a rules file that cannot work now, not when a model has been loaded."""
-        from orchestrator.rule_files import load_rules
+        from orchestrator.generation.rule_files import load_rules
 
         o = self.options
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)

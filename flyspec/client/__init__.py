@@ -1,16 +1,15 @@
 """Asynchronous clients of a running stack: generation, administration, health. No torch.
 
-`calls` and `admin` hold the clients, `credentials` what they show to a server, `values` and
-`admin_values` what they take and give, `transcript` keeps track of a stream, and `messages` is the
-way between values and protobuf, which does not leave this package.
+`generation` and `admin` hold the clients, `credentials` what they show to a server, `transcript`
+keeps track of a stream. What they take and give is in `flyspec.values`.
 """
 
 from flyspec.client.admin import DEFAULT_ADMIN_ADDRESS, AdminClient
-from flyspec.client.admin_values import DrafterStats, DrafterStatus, Status, UpstreamStatus
-from flyspec.client.calls import DEFAULT_ADDRESS, Client
 from flyspec.client.credentials import Credentials
+from flyspec.client.generation import DEFAULT_ADDRESS, Client
 from flyspec.client.transcript import Transcript
-from flyspec.client.values import (
+from flyspec.values.admin import DrafterStats, DrafterStatus, Status, UpstreamStatus
+from flyspec.values.generation import (
     Chat,
     Chunk,
     Completion,

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from flyspec import wire
-from flyspec.client.admin_values import DrafterStats, DrafterStatus, Status, UpstreamStatus
 from flyspec.client.connection import Connection
 from flyspec.client.credentials import Credentials
 from flyspec.config import ADMIN_PORT
-from flyspec.types import BreakerState, DrafterState
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
+from flyspec.values.admin import (
+    BreakerState,
+    DrafterState,
+    DrafterStats,
+    DrafterStatus,
+    Status,
+    UpstreamStatus,
+)
 
 DEFAULT_ADMIN_ADDRESS = f"127.0.0.1:{ADMIN_PORT}"
 

@@ -3,24 +3,9 @@
 from __future__ import annotations
 
 from flyspec import wire
-from flyspec.client.values import (
-    Chat,
-    Chunk,
-    Completion,
-    DrafterShare,
-    Event,
-    GenerateOptions,
-    GenerationTimings,
-    Prompt,
-    Recovery,
-    Retract,
-    RoundRecord,
-    SpeculationMetrics,
-    Started,
-)
 from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY, is_request_id, is_traceparent
-from flyspec.types import Budget, FinishReason, Origin, RecoveryKind, Rule
+from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2
 from flyspec.validation import (
     MAX_DIVERGENCE_TOP_K,
@@ -30,6 +15,25 @@ from flyspec.validation import (
     MAX_WINDOW_SIZE,
     MIN_ENTROPY_TOP_K,
 )
+from flyspec.values.generation import (
+    Chat,
+    Chunk,
+    Completion,
+    DrafterShare,
+    Event,
+    FinishReason,
+    GenerateOptions,
+    GenerationTimings,
+    Prompt,
+    Recovery,
+    RecoveryKind,
+    Retract,
+    RoundRecord,
+    SpeculationMetrics,
+    Started,
+)
+from flyspec.values.rounds import Budget
+from flyspec.values.tokens import Origin
 
 # Looked up once a token: several times faster than calling the enum.
 _ORIGINS = {int(origin): origin for origin in Origin}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flyspec.client.values import Chunk, Event, Retract
 from flyspec.errors import FlyspecError
-from flyspec.types import Origin
+from flyspec.values.generation import Chunk, Event, Retract
+from flyspec.values.tokens import Origin
 
 
 class Transcript:

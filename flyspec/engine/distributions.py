@@ -18,8 +18,8 @@ from torch import Tensor
 
 from flyspec.engine.sampling import DRAFT_STREAM, sample_among
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import DistributionSpec
-from flyspec.types import TokenDistribution
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import TokenDistribution
 
 _HALF = np.dtype("<f2")
 # Bits of half floats. Without their sign, those up to infinity are numbers and the others NaN.

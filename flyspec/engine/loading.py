@@ -18,8 +18,8 @@ from flyspec import process
 from flyspec.config import model_source
 from flyspec.engine.checkpoint_files import check_files, needs_code
 from flyspec.errors import ConfigError
-from flyspec.messages import ModelInfo, TokenizerBundle
 from flyspec.tokenizer import fingerprint
+from flyspec.values.admin import ModelInfo, TokenizerBundle
 
 NARROW_HIDDEN_SIZE = 256
 

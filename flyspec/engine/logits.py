@@ -23,7 +23,7 @@ from transformers.generation.logits_process import (
 )
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import SamplingParams, TokenLogprobs
+from flyspec.values.tokens import SamplingParams, TokenLogprobs
 
 Warper = Callable[[Any, Tensor], Tensor]
 

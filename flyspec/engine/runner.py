@@ -21,8 +21,8 @@ from flyspec.engine.scheduler import Step
 from flyspec.engine.slots import SlotCache
 from flyspec.engine.support import check_config, check_model
 from flyspec.errors import ConfigError
-from flyspec.messages import DistributionSpec
-from flyspec.types import SamplingParams, TokenDistribution
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams, TokenDistribution
 
 __all__ = ["Draw", "Drawn", "ModelRunner", "Step"]
 

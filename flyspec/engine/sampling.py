@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.logits import History, process_logits, token_logprobs
-from flyspec.types import SamplingParams
+from flyspec.values.tokens import SamplingParams
 
 __all__ = [
     "ACCEPT_STREAM",

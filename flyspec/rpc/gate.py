@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from flyspec.calls import wrap
 from flyspec.errors import FlyspecError, PermissionDeniedError
+from flyspec.interceptors import wrap
 from flyspec.rpc.statuses import abort
 from flyspec.security import PortSecurity
 

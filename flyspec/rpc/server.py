@@ -10,8 +10,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from flyspec.errors import ConfigError
-from flyspec.malformed import MalformedRequests
 from flyspec.rpc.gate import Check, Gate
+from flyspec.rpc.malformed import MalformedRequests
 from flyspec.rpc.sizes import MAX_MESSAGE_BYTES, MAX_STREAMS
 from flyspec.rpc.statuses import abort
 

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from flyspec.errors import IdleTimeoutError
-from flyspec.malformed import check_read
+from flyspec.rpc.malformed import check_read
 
 
 async def unbroken(reading: Coroutine[Any, Any, Any]) -> Any:

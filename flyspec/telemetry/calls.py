@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from flyspec.calls import wrap
+from flyspec.interceptors import wrap
 from flyspec.telemetry.request_ids import new_request_id, request_id_of, set_request_id
 
 

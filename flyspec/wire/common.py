@@ -7,17 +7,10 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import ModelInfo, ProcessInfo, SessionStatus
-from flyspec.types import (
-    Divergence,
-    EntropyMeasure,
-    Rule,
-    SamplingParams,
-    TokenDistribution,
-    TokenLogprobs,
-    WindowScope,
-)
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.v1 import common_pb2
+from flyspec.values.admin import ModelInfo, ProcessInfo, SessionStatus
+from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 
 _MEASURES = {int(m): m for m in EntropyMeasure}
 _SCOPES = {int(s): s for s in WindowScope}

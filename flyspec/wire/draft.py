@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import (
+from flyspec.v1 import common_pb2, draft_pb2
+from flyspec.values.admin import DrafterInfo, DraftServiceInfo, TokenizerBundle, TokenizerFacts
+from flyspec.values.rounds import (
     DistributionSpec,
     DraftAdvance,
     DraftChunk,
-    DrafterInfo,
     DraftOpen,
-    DraftServiceInfo,
     DraftTimings,
-    TokenizerBundle,
-    TokenizerFacts,
 )
-from flyspec.types import Origin
-from flyspec.v1 import common_pb2, draft_pb2
+from flyspec.values.tokens import Origin
 from flyspec.wire.common import (
     distribution_from_proto,
     distribution_to_proto,

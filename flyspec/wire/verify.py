@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import (
+from flyspec.v1 import verify_pb2
+from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
+from flyspec.values.rounds import (
+    Budget,
+    Decision,
     DraftDistributions,
+    OpenWindow,
+    Outcome,
     RoundVerdict,
-    TokenizerBundle,
     VerifyOpen,
     VerifyRound,
-    VerifyServiceInfo,
     VerifyTimings,
 )
-from flyspec.types import Budget, Decision, OpenWindow, Outcome
-from flyspec.v1 import verify_pb2
 from flyspec.wire.common import (
     distribution_from_proto,
     distribution_to_proto,

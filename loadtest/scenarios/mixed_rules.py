@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from flyspec.types import Rule
+from flyspec.rules import Rule
 from loadtest.goals import Check
 from loadtest.scenarios.base import Scenario, describe
 from loadtest.summary import PhaseResult

@@ -13,7 +13,7 @@ from locust import User, task
 
 from flyspec.client import Completion
 from flyspec.errors import FlyspecError, ResourceExhaustedError
-from flyspec.types import RecoveryKind
+from flyspec.values.generation import RecoveryKind
 from loadtest.arrivals import poisson
 from loadtest.control import Control
 from loadtest.record import Record

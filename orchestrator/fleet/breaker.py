@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from flyspec.types import BreakerState
+from flyspec.values.admin import BreakerState
 
 SETTLED_S = 20.0
 """A service that did not fail for so long is as good as one that never did."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.messages import DrafterInfo, ModelInfo
-from flyspec.types import DrafterState
+from flyspec.values.admin import DrafterInfo, DrafterState, ModelInfo
 from orchestrator.fleet.replicas import Pool
 from orchestrator.upstreams import DraftUpstream
 

@@ -1,6 +1,6 @@
 """The drafters by name: which there are, which of them new generations get, what each has done.
 
-Nobody is asked here to draft: `orchestrator.drafting` does, for one generation.
+Nobody is asked here to draft: `orchestrator.generation.drafting` does, for one generation.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.messages import DrafterInfo
-from flyspec.types import DrafterState
+from flyspec.values.admin import DrafterInfo, DrafterState
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafter import Drafter, DrafterStats, of_kind
 from orchestrator.fleet.replicas import Pool, Replica

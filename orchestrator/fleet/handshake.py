@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 
 from flyspec.errors import FlyspecError, IncompatibleError, UnavailableError
-from flyspec.messages import (
+from flyspec.prefix import TokenSequence
+from flyspec.values.admin import (
     PROTOCOL_VERSION,
-    DraftOpen,
     DraftServiceInfo,
     ModelInfo,
     TokenizerBundle,
     VerifyServiceInfo,
 )
-from flyspec.prefix import TokenSequence
-from flyspec.types import SamplingParams
+from flyspec.values.rounds import DraftOpen
+from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.replicas import Replica
 from orchestrator.upstreams import DraftSession, DraftUpstream, Traffic
 

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Generic, Protocol, TypeVar
 
 from flyspec.errors import FlyspecError
-from flyspec.types import BreakerState
-from orchestrator.attempt import SilentError
+from flyspec.values.admin import BreakerState
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
+from orchestrator.upstreams.attempt import SilentError
 
 log = logging.getLogger(__name__)
 

@@ -8,18 +8,13 @@ from typing import Any
 
 from flyspec import rpc, wire
 from flyspec.errors import FlyspecError, UnavailableError
-from flyspec.messages import (
-    DraftAdvance,
-    DraftOpen,
-    DraftServiceInfo,
-    DraftTimings,
-    TokenizerBundle,
-)
 from flyspec.prefix import TokenSequence
-from flyspec.types import Origin, TokenDistribution
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
-from orchestrator.attempt import DESCRIBE_TIMEOUT_S, Attempt, read, write
-from orchestrator.correlation import UNKNOWN, Correlation
+from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
+from flyspec.values.rounds import DraftAdvance, DraftOpen, DraftTimings
+from flyspec.values.tokens import Origin, TokenDistribution
+from orchestrator.telemetry.correlation import UNKNOWN, Correlation
+from orchestrator.upstreams.attempt import DESCRIBE_TIMEOUT_S, Attempt, read, write
 from orchestrator.upstreams.connection import Upstream
 from orchestrator.upstreams.traffic import Traffic
 

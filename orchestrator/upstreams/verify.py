@@ -13,21 +13,23 @@ from typing import Any
 
 from flyspec import rpc, wire
 from flyspec.errors import FlyspecError, ResourceExhaustedError, UnavailableError
-from flyspec.messages import (
-    DraftDistributions,
-    RoundVerdict,
-    TokenizerBundle,
-    VerifyOpen,
-    VerifyRound,
-    VerifyServiceInfo,
-)
 from flyspec.prefix import TokenSequence
-from flyspec.types import BreakerState, RecoveryKind, TokenDistribution
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
-from orchestrator.attempt import DESCRIBE_TIMEOUT_S, RETRIED, Attempt, level_of, read, write
-from orchestrator.correlation import UNKNOWN, Correlation
+from flyspec.values.admin import BreakerState, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.generation import RecoveryKind
+from flyspec.values.rounds import DraftDistributions, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.tokens import TokenDistribution
 from orchestrator.fleet.replicas import Pool, Replica
-from orchestrator.recoveries import Recoveries
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.telemetry.correlation import UNKNOWN, Correlation
+from orchestrator.upstreams.attempt import (
+    DESCRIBE_TIMEOUT_S,
+    RETRIED,
+    Attempt,
+    level_of,
+    read,
+    write,
+)
 from orchestrator.upstreams.connection import Upstream
 from orchestrator.upstreams.traffic import Traffic
 

@@ -20,9 +20,9 @@ from bench.rounds import (
 )
 from flyspec.cli.main import app
 from flyspec.engine.sampling import choose, process_logits
-from flyspec.messages import DistributionSpec
-from flyspec.types import SamplingParams
 from flyspec.validation import RULE_PRESETS
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams
 
 V = 2048
 LOSSLESS = [name for name, preset in RULE_PRESETS.items() if preset.lossless]

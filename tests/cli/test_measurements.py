@@ -37,8 +37,10 @@ from flyspec.client import (
 )
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.prompts import Prompt
-from flyspec.types import Divergence, FinishReason, Origin, Rule, WindowScope
+from flyspec.rules import Divergence, Rule, WindowScope
 from flyspec.validation import RULE_PRESETS
+from flyspec.values.generation import FinishReason
+from flyspec.values.tokens import Origin
 
 
 def sample(mode: str, prompt: int, seconds: float, repeat: int = 0, **more: object) -> Sample:

@@ -17,8 +17,9 @@ from flyspec.cli.options import (
     with_flags,
 )
 from flyspec.client import GenerateOptions
-from flyspec.types import Divergence, EntropyMeasure, Rule, SamplingParams, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.validation import RULE_PRESETS
+from flyspec.values.tokens import SamplingParams
 
 
 def parse(*arguments: str) -> tuple[GenerateOptions | None, str]:

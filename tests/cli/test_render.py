@@ -18,7 +18,9 @@ from flyspec.client import (
     SpeculationMetrics,
     Started,
 )
-from flyspec.types import FinishReason, Origin, Rule, TokenLogprobs
+from flyspec.rules import Rule
+from flyspec.values.generation import FinishReason
+from flyspec.values.tokens import Origin, TokenLogprobs
 
 METRICS = SpeculationMetrics(
     num_spec_steps=2,

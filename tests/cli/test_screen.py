@@ -8,7 +8,7 @@ from rich.style import Style
 
 from flyspec.cli import render
 from flyspec.cli.screen import Piece, Screen, rows
-from flyspec.types import Origin
+from flyspec.values.tokens import Origin
 from tests.cli.terminal import Terminal
 
 RED, BLUE = Style(color="red"), Style(color="blue")

@@ -2,18 +2,12 @@
 
 import pytest
 
-from flyspec.types import (
-    BreakerState,
-    Divergence,
-    DrafterState,
-    EntropyMeasure,
-    FinishReason,
-    Origin,
-    Outcome,
-    RecoveryKind,
-    WindowScope,
-)
+from flyspec.rules import Divergence, EntropyMeasure, WindowScope
 from flyspec.v1 import admin_pb2, common_pb2, generation_pb2, verify_pb2
+from flyspec.values.admin import BreakerState, DrafterState
+from flyspec.values.generation import FinishReason, RecoveryKind
+from flyspec.values.rounds import Outcome
+from flyspec.values.tokens import Origin
 
 
 @pytest.mark.parametrize(

@@ -6,32 +6,24 @@ from hypothesis import strategies as st
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import (
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.v1 import draft_pb2, verify_pb2
+from flyspec.values.admin import TokenizerBundle
+from flyspec.values.rounds import (
+    Budget,
+    Decision,
     DistributionSpec,
     DraftAdvance,
     DraftChunk,
     DraftDistributions,
     DraftOpen,
+    OpenWindow,
+    Outcome,
     RoundVerdict,
-    TokenizerBundle,
     VerifyOpen,
     VerifyRound,
 )
-from flyspec.types import (
-    Budget,
-    Decision,
-    Divergence,
-    EntropyMeasure,
-    OpenWindow,
-    Origin,
-    Outcome,
-    Rule,
-    SamplingParams,
-    TokenDistribution,
-    TokenLogprobs,
-    WindowScope,
-)
-from flyspec.v1 import draft_pb2, verify_pb2
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=20)
 u32 = st.integers(0, 2**32 - 1)

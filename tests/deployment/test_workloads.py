@@ -8,7 +8,7 @@ import tomllib
 import pytest
 import yaml
 
-from orchestrator.rule_files import load_rules
+from orchestrator.generation.rule_files import load_rules
 from tests.deployment.rendered import (
     DEMOS,
     OVERLAYS,

@@ -20,9 +20,9 @@ from draft_service.sessions import Sessions
 from flyspec import rpc, wire
 from flyspec.config import DraftSettings
 from flyspec.engine.runner import Drawn, ModelRunner, Step
-from flyspec.messages import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
-from flyspec.types import Origin, SamplingParams, TokenDistribution
 from flyspec.v1 import draft_pb2_grpc
+from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 
 CONTEXT_LENGTH = 160
 VOCAB_SIZE = 300

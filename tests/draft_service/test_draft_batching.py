@@ -35,8 +35,8 @@ from draft_service.sessions import Limits, Session, Sessions
 from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.engine.scheduler import Budget
-from flyspec.messages import DraftAdvance, DraftChunk, DraftOpen
-from flyspec.types import TokenDistribution
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.tokens import TokenDistribution
 
 SMALL = Budget(max_tokens=128, prefill_chunk=16)
 POISON = [VOCAB_SIZE - 1, VOCAB_SIZE - 1]

@@ -30,8 +30,8 @@ from flyspec.engine.distributions import decode, encode
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.logits import History, process_logits
 from flyspec.engine.sampling import DRAFT_STREAM, choose_processed, sample_among
-from flyspec.messages import DistributionSpec, DraftOpen
-from flyspec.types import SamplingParams, TokenDistribution
+from flyspec.values.rounds import DistributionSpec, DraftOpen
+from flyspec.values.tokens import SamplingParams, TokenDistribution
 
 PENALIZED = SamplingParams(
     0.9, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3,

@@ -16,8 +16,8 @@ from draft_harness import GREEDY
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import wire
-from flyspec.messages import DraftAdvance, DraftOpen
 from flyspec.v1 import draft_pb2_grpc
+from flyspec.values.rounds import DraftAdvance, DraftOpen
 
 # Any attempt to import one of these fails as if it were not installed.
 WITHOUT_TORCH = """

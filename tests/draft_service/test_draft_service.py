@@ -28,9 +28,9 @@ from flyspec import wire
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.errors import ConfigError
-from flyspec.messages import DistributionSpec, DraftOpen
-from flyspec.types import Origin, SamplingParams
 from flyspec.v1 import draft_pb2
+from flyspec.values.rounds import DistributionSpec, DraftOpen
+from flyspec.values.tokens import Origin, SamplingParams
 
 Code = grpc.StatusCode
 

@@ -32,8 +32,8 @@ from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
-from flyspec.messages import DistributionSpec, DraftOpen
-from flyspec.types import Origin, SamplingParams
+from flyspec.values.rounds import DistributionSpec, DraftOpen
+from flyspec.values.tokens import Origin, SamplingParams
 
 
 def generate(loaded: LoadedModel, tokens: list[int], max_tokens: int) -> list[int]:

@@ -10,9 +10,10 @@ import pytest
 from draft_harness import Client, Service, StartService, until
 
 from bench.fuzz.services import DraftTarget
-from flyspec import malformed, wire
-from flyspec.messages import DistributionSpec, DraftAdvance
+from flyspec import wire
+from flyspec.rpc import malformed
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
+from flyspec.values.rounds import DistributionSpec, DraftAdvance
 from tests.hostile import fuzz
 
 METHOD = "/flyspec.v1.DraftService/"

@@ -14,7 +14,7 @@ from flyspec.config import DraftSettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import Draw, ModelRunner, Step
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import SamplingParams
+from flyspec.values.tokens import SamplingParams
 
 K = 15
 MAX_TOKENS = 160

@@ -20,10 +20,11 @@ from draft_service import tokenizers
 from flyspec import wire
 from flyspec.config import DraftSettings
 from flyspec.engine.loading import tokenizer_bundle
-from flyspec.messages import DistributionSpec, TokenizerFacts
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Origin, SamplingParams, TokenDistribution
 from flyspec.v1 import draft_pb2
+from flyspec.values.admin import TokenizerFacts
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 
 Code = grpc.StatusCode
 TARGET_VOCAB_SIZE = 4096

@@ -26,9 +26,9 @@ from tokenizer_zoo import (
 from draft_service.translation import Alignment
 from draft_service.translation.stream import CONTROL
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import TokenizerBundle
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Origin
+from flyspec.values.admin import TokenizerBundle
+from flyspec.values.tokens import Origin
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
 PIECES = [

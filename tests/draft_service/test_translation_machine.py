@@ -18,8 +18,9 @@ from draft_service.drafters.base import Drafted, Work
 from draft_service.drafters.translated import TranslatedDrafter
 from draft_service.translation import Alignment
 from draft_service.translation.stream import CONTROL
-from flyspec.messages import DistributionSpec, DrafterInfo, DraftOpen, ModelInfo
-from flyspec.types import Origin, SamplingParams, TokenDistribution
+from flyspec.values.admin import DrafterInfo, ModelInfo
+from flyspec.values.rounds import DistributionSpec, DraftOpen
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 
 WORDS = [
     "apples ",

@@ -9,7 +9,7 @@ import sys
 from demo.corpus import problems
 from flyspec.cli.stack import Stack
 from flyspec.client import AdminClient, Chat, Client, GenerateOptions
-from flyspec.types import Rule
+from flyspec.rules import Rule
 
 LONG = GenerateOptions(rule=Rule("exact"), max_tokens=2000, ignore_eos=True)
 

@@ -14,7 +14,8 @@ from bench.chaos.run import ChaosOptions, run
 from bench.chaos.work import Job, Request
 from demo.corpus import problems
 from flyspec.client import Chat, Client, GenerateOptions
-from flyspec.types import Outcome, Rule
+from flyspec.rules import Rule
+from flyspec.values.rounds import Outcome
 
 
 async def check(options):

@@ -8,7 +8,8 @@ import pytest
 
 from demo.corpus import problems
 from flyspec.client import Chat, Client, GenerateOptions
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.tokens import SamplingParams
 
 CODE = 'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n'
 DRAFTERS = ("model", "multi_level", "prompt_lookup", "")

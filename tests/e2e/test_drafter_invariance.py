@@ -6,7 +6,8 @@ import asyncio
 
 from demo.corpus import problems
 from flyspec.client import Chat, Client, GenerateOptions
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.tokens import SamplingParams
 
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9)
 WAYS = [("", 0), *((d, k) for d in ("model", "prompt_lookup", "multi_level") for k in (1, 4, 15))]

@@ -13,7 +13,8 @@ from demo.corpus import problems
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.client import Chat, Client, GenerateOptions
 from flyspec.engine.loading import load_model
-from flyspec.types import Origin, Rule
+from flyspec.rules import Rule
+from flyspec.values.tokens import Origin
 
 K, W, TAU, MAX_TOKENS = 4, 6, 0.3, 48
 PROMPTS = [

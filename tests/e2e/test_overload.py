@@ -12,7 +12,7 @@ from bench import overload
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, GenerateOptions
 from flyspec.errors import UnavailableError
-from flyspec.types import Rule
+from flyspec.rules import Rule
 
 LONG = GenerateOptions(rule=Rule("exact"), max_tokens=120, ignore_eos=True)
 

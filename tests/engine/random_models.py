@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner
-from flyspec.messages import ModelInfo, TokenizerBundle
+from flyspec.values.admin import ModelInfo, TokenizerBundle
 
 VOCABULARY = 41
 SHAPE = {

@@ -24,8 +24,8 @@ from flyspec.engine.distributions import (
 from flyspec.engine.logits import process_logits
 from flyspec.engine.sampling import DRAFT_STREAM, sample_among
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import DistributionSpec, DraftChunk
-from flyspec.types import Origin, SamplingParams, TokenDistribution
+from flyspec.values.rounds import DistributionSpec, DraftChunk
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 
 V = 40
 

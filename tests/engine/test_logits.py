@@ -17,7 +17,7 @@ from transformers.generation import logits_process as hf
 from flyspec.engine.logits import History, process_logits, token_logprobs
 from flyspec.engine.sampling import choose
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import SamplingParams
+from flyspec.values.tokens import SamplingParams
 
 V = 48
 EOS = (3, 7)

@@ -20,7 +20,7 @@ from flyspec.engine.sampling import (
     sample_among,
     uniform,
 )
-from flyspec.types import SamplingParams
+from flyspec.values.tokens import SamplingParams
 
 
 def mix(z: int) -> int:

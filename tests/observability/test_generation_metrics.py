@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
-from flyspec.types import Rule
-from orchestrator.metrics import MAX_DRAFTERS, NOBODY, OTHERS, PARTS, GenerationMetrics
+from flyspec.rules import Rule
+from orchestrator.telemetry.metrics import MAX_DRAFTERS, NOBODY, OTHERS, PARTS, GenerationMetrics
 from tests.observability.conftest import SERVICES
 
 SPEC = "flyspec_spec_decode_"

@@ -17,7 +17,7 @@ import yaml
 
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
-from flyspec.types import Rule
+from flyspec.rules import Rule
 from tests.observability.conftest import SERVICES
 from tests.observability.tools import tool
 

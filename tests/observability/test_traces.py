@@ -14,10 +14,11 @@ from flyspec.client import Chat, Client, GenerateOptions
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
 from flyspec.metadata import REQUEST_ID_KEY
+from flyspec.rules import Rule
 from flyspec.telemetry import Telemetry
 from flyspec.telemetry.traces import Traces, traceparent_of, wall_ns
-from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
+from flyspec.values.tokens import SamplingParams
 from tests.observability.conftest import SERVICES, Observed
 
 PROMPT = "Mia has 12 stamps and buys 30 more."

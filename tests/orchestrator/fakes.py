@@ -14,7 +14,9 @@ from types import SimpleNamespace
 import grpc
 
 from flyspec import wire
-from flyspec.messages import (
+from flyspec.prefix import TokenSequence
+from flyspec.rules import Rule
+from flyspec.values.rounds import (
     DistributionSpec,
     DraftAdvance,
     DraftChunk,
@@ -24,14 +26,13 @@ from flyspec.messages import (
     VerifyOpen,
     VerifyRound,
 )
-from flyspec.prefix import TokenSequence
-from flyspec.types import Origin, Rule, SamplingParams, TokenDistribution
-from orchestrator.drafting import Drafting
-from orchestrator.ledger import Ledger
-from orchestrator.output import Output
-from orchestrator.plan import GenerationPlan
-from orchestrator.recoveries import Recoveries
-from orchestrator.rounds import Rounds
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.ledger import Ledger
+from orchestrator.generation.output import Output
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.rounds import Rounds
 from orchestrator.upstreams import VerifySession
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer
 
 from flyspec.engine.loading import load_model
-from flyspec.types import Rule
+from flyspec.rules import Rule
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.world import EOS
 

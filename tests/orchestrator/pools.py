@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from flyspec.messages import DrafterInfo, SessionStatus
+from flyspec.values.admin import DrafterInfo, SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flyspec.types import Origin
+from flyspec.values.tokens import Origin
 from tests.orchestrator.world import EOS, World
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flyspec.client import Chunk, GenerateOptions
-from flyspec.types import Origin, Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.tokens import Origin, SamplingParams
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.near import MARGIN, PROMPTS, models, near_dirs, stack
 

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
-from orchestrator import admission as module
-from orchestrator.admission import Admission
-from orchestrator.clients import ClientLimits
-from orchestrator.hold_times import HoldTimes
+from orchestrator.front import admission as module
+from orchestrator.front.admission import Admission
+from orchestrator.front.clients import ClientLimits
+from orchestrator.front.hold_times import HoldTimes
 
 
 class Clock:

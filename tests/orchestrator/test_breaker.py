@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyspec.types import BreakerState
+from flyspec.values.admin import BreakerState
 from orchestrator.fleet.breaker import SETTLED_S, Breaker
 
 STEPS = st.lists(

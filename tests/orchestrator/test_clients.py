@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
-from orchestrator import clients as module
-from orchestrator.clients import ClientLimits, address_of, client_of
+from orchestrator.front import clients as module
+from orchestrator.front.clients import ClientLimits, address_of, client_of
 from tests.orchestrator.test_admission import Clock
 
 

@@ -15,8 +15,7 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.messages import DrafterInfo, SessionStatus
-from flyspec.types import DrafterState
+from flyspec.values.admin import DrafterInfo, DrafterState, SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import LOOKUP, Drafters

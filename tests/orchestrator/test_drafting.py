@@ -6,12 +6,14 @@ import asyncio
 
 import pytest
 
-from flyspec.messages import DrafterInfo, DraftOpen
 from flyspec.prefix import TokenSequence
-from flyspec.types import RecoveryKind, SamplingParams
-from orchestrator.drafting import Drafting
+from flyspec.values.admin import DrafterInfo
+from flyspec.values.generation import RecoveryKind
+from flyspec.values.rounds import DraftOpen
+from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.breaker import Breaker
-from orchestrator.recoveries import Recoveries
+from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.recoveries import Recoveries
 from orchestrator.upstreams import Traffic
 from tests.orchestrator.fakes import FakeDraft, Offer
 from tests.orchestrator.pools import pool_of, registry_of

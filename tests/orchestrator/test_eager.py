@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flyspec.types import FinishReason
-from orchestrator import messages
+from flyspec.values.generation import FinishReason
+from orchestrator.generation import messages
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER
 from tests.orchestrator.world import EOS, World

@@ -11,7 +11,9 @@ import pytest
 from flyspec.client import AdminClient, Chunk, Client, Completion, GenerateOptions, Started
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import UnavailableError
-from flyspec.types import RecoveryKind, Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.generation import RecoveryKind
+from flyspec.values.tokens import SamplingParams
 from orchestrator.server import Orchestrator
 from tests.orchestrator.conftest import start_stack
 from tests.tiny import make_model

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from bench.fuzz.stack import StackTarget
-from flyspec import malformed
+from flyspec.rpc import malformed
 from flyspec.v1 import generation_pb2
 from tests.hostile import fuzz, logged
 from tests.orchestrator.conftest import start_stack

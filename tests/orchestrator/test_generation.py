@@ -10,7 +10,9 @@ import pytest
 
 from flyspec.client import Chat, Chunk, GenerateOptions
 from flyspec.errors import FlyspecError
-from flyspec.types import FinishReason, Origin, Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.generation import FinishReason
+from flyspec.values.tokens import Origin, SamplingParams
 from tests.orchestrator.conftest import start_stack
 
 DRAFTERS = ["model", "prompt_lookup", "multi_level"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.messages import DraftTimings, RoundVerdict
-from flyspec.types import Budget, Decision, OpenWindow, Origin, Outcome
-from orchestrator.ledger import Ledger, Round
-from orchestrator.window import RollBack, Token
+from flyspec.values.rounds import Budget, Decision, DraftTimings, OpenWindow, Outcome, RoundVerdict
+from flyspec.values.tokens import Origin
+from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.window import RollBack, Token
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER
 from tests.orchestrator.world import World

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.types import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.validation import RULE_PARAMETERS, RULE_PRESETS, resolve_rule
-from orchestrator.limits import Limits
-from orchestrator.rule_files import NamedRule, RuleBook, load_rules, read_rules
+from orchestrator.generation.limits import Limits
+from orchestrator.generation.rule_files import NamedRule, RuleBook, load_rules, read_rules
 
 NORMALIZED, TOP_K = EntropyMeasure.NORMALIZED, EntropyMeasure.TOP_K
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyspec.messages import TokenizerBundle
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import FinishReason, Origin
-from orchestrator.output import Output, held_back
-from orchestrator.window import Commit, Token
+from flyspec.values.admin import TokenizerBundle
+from flyspec.values.generation import FinishReason
+from flyspec.values.tokens import Origin
+from orchestrator.generation.output import Output, held_back
+from orchestrator.generation.window import Commit, Token
 from tests.tiny import make_tokenizer
 
 FAST = make_tokenizer()

@@ -9,19 +9,15 @@ import pytest
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import (
-    DistributionSpec,
-    ModelInfo,
-    SessionStatus,
-    TokenizerBundle,
-    VerifyServiceInfo,
-)
+from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.validation import RULE_PRESETS, resolve_rule
-from orchestrator.plan import GenerationPlan, make_plan
-from orchestrator.rule_files import RuleBook
+from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams
+from orchestrator.generation.plan import GenerationPlan, make_plan
+from orchestrator.generation.rule_files import RuleBook
 from tests.tiny import make_tokenizer
 
 VOCAB_SIZE, CONTEXT, MAX_DRAFT = 400, 64, 32

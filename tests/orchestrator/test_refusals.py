@@ -19,7 +19,7 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from flyspec.types import Rule
+from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from tests.orchestrator.conftest import start_stack
 

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from flyspec.errors import UnavailableError
-from orchestrator.attempt import SilentError
 from orchestrator.fleet import replicas
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.replicas import Pool
+from orchestrator.upstreams.attempt import SilentError
 
 
 class Session:

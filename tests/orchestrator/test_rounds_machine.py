@@ -13,9 +13,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from flyspec.messages import DistributionSpec
-from flyspec.types import Origin
-from orchestrator.window import Retract, Show
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import Origin
+from orchestrator.generation.window import Retract, Show
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.reference import replay
 from tests.orchestrator.test_output import TOKENIZER

@@ -10,9 +10,9 @@ import pytest
 from flyspec import rpc
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import DeadlineExceededError
-from flyspec.types import Rule
+from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from orchestrator.writer import Writer
+from orchestrator.front.writer import Writer
 from tests.orchestrator.conftest import start_stack
 
 MESSAGE = generation_pb2.GenerateResponse(

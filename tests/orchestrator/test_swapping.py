@@ -13,7 +13,10 @@ from flyspec.errors import (
     PrefixMismatchError,
     UnavailableError,
 )
-from flyspec.types import DrafterState, Outcome, RecoveryKind, Rule
+from flyspec.rules import Rule
+from flyspec.values.admin import DrafterState
+from flyspec.values.generation import RecoveryKind
+from flyspec.values.rounds import Outcome
 from tests.orchestrator.conftest import start_stack
 
 EXACT = Rule("exact")

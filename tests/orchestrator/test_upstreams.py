@@ -12,22 +12,24 @@ from flyspec import rpc
 from flyspec.client import Chunk, GenerateOptions
 from flyspec.engine.distributions import decode
 from flyspec.errors import UnavailableError
-from flyspec.messages import DistributionSpec, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import Origin, RecoveryKind, Rule, SamplingParams, TokenDistribution
+from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2_grpc
-from orchestrator import attempt
-from orchestrator.local_lookup import LocalLookup
-from orchestrator.recoveries import Recoveries
+from flyspec.values.generation import RecoveryKind
+from flyspec.values.rounds import DistributionSpec, VerifyOpen, VerifyRound
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from orchestrator.generation.local_lookup import LocalLookup
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.vocabulary import fit, fit_proposal
 from orchestrator.upstreams import (
     DraftSession,
     Proposal,
     Traffic,
     VerifySession,
     VerifyUpstream,
+    attempt,
     verify,
 )
-from orchestrator.vocabulary import fit, fit_proposal
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER

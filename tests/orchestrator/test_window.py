@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from flyspec.errors import FlyspecError
-from flyspec.messages import RoundVerdict
-from flyspec.types import Decision, OpenWindow, Origin, Outcome, TokenLogprobs
-from orchestrator.window import (
+from flyspec.values.rounds import Decision, OpenWindow, Outcome, RoundVerdict
+from flyspec.values.tokens import Origin, TokenLogprobs
+from orchestrator.generation.window import (
     Checked,
     Commit,
     Extend,

@@ -12,7 +12,7 @@ import pytest
 
 from flyspec.client import Chunk, Completion, GenerateOptions, Retract
 from flyspec.lookup import PromptLookup
-from flyspec.types import Origin
+from flyspec.values.tokens import Origin
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import plan_of
 from tests.orchestrator.near import MARGIN, PROMPTS, models, near_dirs, stack

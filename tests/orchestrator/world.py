@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from flyspec.messages import RoundVerdict, VerifyRound
-from flyspec.types import Decision, OpenWindow, Outcome, TokenLogprobs
+from flyspec.values.rounds import Decision, OpenWindow, Outcome, RoundVerdict, VerifyRound
+from flyspec.values.tokens import TokenLogprobs
 
 EOS = 1
 

@@ -26,12 +26,12 @@ from bench.reference import Reference
 from flyspec.cli.service import Service
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.client import Client, GenerateOptions
-from flyspec.client.values import Chunk
 from flyspec.config import OrchestratorSettings, VerifySettings
 from flyspec.engine import loading
 from flyspec.engine.parallel import place_from_environment, rank_device, weight_bytes
 from flyspec.errors import ConfigError, FlyspecError
-from flyspec.types import Rule
+from flyspec.rules import Rule
+from flyspec.values.generation import Chunk
 from orchestrator.server import Orchestrator
 from tests.tiny import make_model
 from verify_service.rank_process import EXIT_LOST_RANK

@@ -14,15 +14,9 @@ from rule_case import Case, Expected, Open, drafted, own_tokens, perturbed, sett
 from rule_drafts import draw_distributions, draw_from_distributions
 
 from flyspec.engine.sampling import History
-from flyspec.types import (
-    Budget,
-    Divergence,
-    EntropyMeasure,
-    OpenWindow,
-    Rule,
-    SamplingParams,
-    WindowScope,
-)
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.values.rounds import Budget, OpenWindow
+from flyspec.values.tokens import SamplingParams
 from verify_service.rules.observe import Round
 from verify_service.rules.presets import compose
 

@@ -8,7 +8,7 @@ from functools import cache
 from rule_case import Case, Expected, Open
 from rule_cases import arguments, cases
 
-from flyspec.types import OpenWindow, Outcome, Verdict
+from flyspec.values.rounds import OpenWindow, Outcome, Verdict
 from verify_service.rules import judge
 
 

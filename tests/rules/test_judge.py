@@ -12,15 +12,9 @@ from torch import Tensor
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.sampling import History, choose
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import (
-    Budget,
-    OpenWindow,
-    Outcome,
-    Rule,
-    SamplingParams,
-    Verdict,
-    WindowScope,
-)
+from flyspec.rules import Rule, WindowScope
+from flyspec.values.rounds import Budget, OpenWindow, Outcome, Verdict
+from flyspec.values.tokens import SamplingParams
 from verify_service.rules import judge
 from verify_service.rules.criteria.entropy import Entropy
 from verify_service.rules.criteria.typical import Typical

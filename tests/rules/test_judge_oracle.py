@@ -13,7 +13,7 @@ from rule_cases import arguments
 from rule_comparison import differences, first_cases, run
 
 from flyspec.engine.distributions import Distributions
-from flyspec.types import Decision, Outcome
+from flyspec.values.rounds import Decision, Outcome
 from verify_service.rules import judge, observe, readings, speculative_sampling
 from verify_service.rules.criteria import Criterion, divergence
 from verify_service.rules.criteria.divergence import DivergenceBelow, ReversedDivergence

@@ -9,7 +9,8 @@ import torch
 
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.sampling import choose
-from flyspec.types import Divergence, EntropyMeasure, Rule, SamplingParams, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.values.tokens import SamplingParams
 from verify_service.rules import judge
 
 

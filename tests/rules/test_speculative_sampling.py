@@ -15,8 +15,8 @@ from torch import Tensor
 
 from flyspec.engine import sampling as streams
 from flyspec.engine.distributions import Distributions, decode, round_off
-from flyspec.messages import DistributionSpec
-from flyspec.types import SamplingParams
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams
 from verify_service.rules import judge, speculative_sampling
 
 VOCABULARY = 6

@@ -7,7 +7,7 @@ import pytest
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.security import PortSecurity, TlsFiles, is_loopback
-from orchestrator.directory import Directory
+from orchestrator.fleet.directory import Directory
 from tests.security.authority import files, flags
 
 

@@ -19,9 +19,9 @@ from flyspec import rpc
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, GenerateOptions
 from flyspec.errors import PermissionDeniedError, UnavailableError
+from flyspec.rules import Rule
 from flyspec.security import ApiKey, ChannelSecurity, Scope
 from flyspec.security.keys import entry_of, new_key
-from flyspec.types import Rule
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from tests.security.authority import DAY, Authority, credentials, files, flags
 from tests.security.test_rotation import replace

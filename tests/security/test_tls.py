@@ -12,7 +12,7 @@ from flyspec.client import Client, Credentials
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, UnavailableError
 from flyspec.security import ChannelSecurity
-from orchestrator.directory import Directory
+from orchestrator.fleet.directory import Directory
 from tests.security.authority import DAY, credentials, files
 from tests.security.ports import STREAM, listening
 

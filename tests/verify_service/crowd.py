@@ -20,21 +20,12 @@ from flyspec.engine.distributions import encode
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Step
-from flyspec.messages import RoundVerdict, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import (
-    Budget as LossBudget,
-)
-from flyspec.types import (
-    OpenWindow,
-    Outcome,
-    Rule,
-    SamplingParams,
-    TokenDistribution,
-    TokenLogprobs,
-    WindowScope,
-)
+from flyspec.rules import Rule, WindowScope
 from flyspec.validation import distribution_spec, resolve_rule
+from flyspec.values.rounds import Budget as LossBudget
+from flyspec.values.rounds import OpenWindow, Outcome, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
 from verify_service.engine import VerifyEngine
 

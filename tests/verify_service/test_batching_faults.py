@@ -16,8 +16,8 @@ from crowd import EXACT, CountingRunner, Record, answers, no_sessions, running
 from flyspec.engine.runner import Step
 from flyspec.engine.scheduler import Budget
 from flyspec.errors import ResourceExhaustedError, UnavailableError
-from flyspec.messages import VerifyOpen, VerifyRound
-from flyspec.types import SamplingParams
+from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
 
 POISON = [2, 2]
 

@@ -12,9 +12,10 @@ from flyspec.errors import (
     PrefixMismatchError,
     ResourceExhaustedError,
 )
-from flyspec.messages import VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import Rule, SamplingParams
+from flyspec.rules import Rule
+from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
 
 GREEDY = SamplingParams()
 EXACT = Rule("exact")

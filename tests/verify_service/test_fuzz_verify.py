@@ -14,13 +14,14 @@ import torch
 from test_service import PROMPT, drained, open_message, round_message, status_of
 
 from bench.fuzz.services import VerifyTarget
-from flyspec import malformed, rpc, wire
+from flyspec import rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
-from flyspec.messages import DraftDistributions, VerifyRound
-from flyspec.types import TokenDistribution
+from flyspec.rpc import malformed
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
+from flyspec.values.rounds import DraftDistributions, VerifyRound
+from flyspec.values.tokens import TokenDistribution
 from tests.hostile import fuzz, logged
 from verify_service.engine import VerifyEngine
 from verify_service.server import SERVICE_NAME

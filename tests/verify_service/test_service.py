@@ -9,10 +9,11 @@ import grpc
 import pytest
 
 from flyspec import wire
-from flyspec.messages import VerifyOpen, VerifyRound
+from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import verify_pb2
+from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
 
 PROMPT = [0, 17, 45, 120]
 HELD = len(PROMPT)

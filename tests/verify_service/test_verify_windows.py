@@ -11,9 +11,10 @@ import torch
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import DraftDistributions, VerifyOpen, VerifyRound
 from flyspec.prefix import TokenSequence
-from flyspec.types import OpenWindow, Outcome, Rule, SamplingParams, TokenDistribution, WindowScope
+from flyspec.rules import Rule, WindowScope
+from flyspec.values.rounds import DraftDistributions, OpenWindow, Outcome, VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams, TokenDistribution
 from tests.verify_service.test_engine import GREEDY, PROMPT, answers, opening
 from tests.verify_service.test_service import open_message, status_of
 

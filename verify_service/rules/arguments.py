@@ -9,7 +9,8 @@ from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import OpenWindow, Rule
+from flyspec.rules import Rule
+from flyspec.values.rounds import OpenWindow
 from verify_service.rules.presets import Composition
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from flyspec.types import Budget
+from flyspec.values.rounds import Budget
 
 
 @dataclass(frozen=True, slots=True)

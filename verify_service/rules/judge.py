@@ -9,7 +9,9 @@ from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.sampling import History
-from flyspec.types import Budget, Decision, OpenWindow, Outcome, Rule, SamplingParams, Verdict
+from flyspec.rules import Rule
+from flyspec.values.rounds import Budget, Decision, OpenWindow, Outcome, Verdict
+from flyspec.values.tokens import SamplingParams
 from verify_service.rules.arguments import (
     check_distributions,
     check_drafts,

@@ -17,7 +17,7 @@ from flyspec.engine.sampling import (
     choose_processed,
     process_logits,
 )
-from flyspec.types import SamplingParams
+from flyspec.values.tokens import SamplingParams
 from verify_service.rules.criteria import Evidence
 from verify_service.rules.presets import Composition
 from verify_service.rules.readings import Column, Reading, read

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from flyspec.types import Rule, WindowScope
+from flyspec.rules import Rule, WindowScope
 from flyspec.validation import resolve_rule
 from verify_service.rules.criteria import Criterion
 from verify_service.rules.criteria.divergence import DivergenceBelow, ReversedDivergence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyspec.types import Decision, Outcome
+from flyspec.values.rounds import Decision, Outcome
 from verify_service.rules.criteria import Criterion
 from verify_service.rules.guard import Guard, Purse
 from verify_service.rules.observe import Observed, Round

@@ -17,7 +17,7 @@ from flyspec.engine.sampling import (
     sample,
     uniform,
 )
-from flyspec.types import Decision, Outcome
+from flyspec.values.rounds import Decision, Outcome
 from verify_service.rules.criteria import Evidence
 from verify_service.rules.criteria.rejection import acceptance_ratio, residual_log_weights, stands
 from verify_service.rules.observe import Round, most_and_drafted

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flyspec.types import Decision, OpenWindow, Outcome, Verdict, WindowScope
+from flyspec.rules import WindowScope
+from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict
 
 
 @dataclass(frozen=True, slots=True)

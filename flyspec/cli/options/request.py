@@ -11,7 +11,7 @@ from flyspec.cli.options.speculation import RuleFlags, SpeculationFlags
 
 if TYPE_CHECKING:
     from flyspec.client import GenerateOptions
-    from flyspec.types import SamplingParams
+    from flyspec.values.tokens import SamplingParams
 
 _SAMPLING = "Sampling"
 
@@ -101,7 +101,7 @@ class SamplingFlags:
 
     def to_sampling(self) -> SamplingParams:
         """The sampling parameters. Raises `typer.BadParameter` for a bias it cannot read."""
-        from flyspec.types import SamplingParams
+        from flyspec.values.tokens import SamplingParams
 
         return SamplingParams(
             temperature=self.temperature,

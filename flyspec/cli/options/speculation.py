@@ -10,7 +10,7 @@ import typer
 from flyspec.validation import DEFAULT_ENTROPY_TOP_K, RULE_PRESETS
 
 if TYPE_CHECKING:
-    from flyspec.types import Rule
+    from flyspec.rules import Rule
 
 Measure = Literal["normalized", "top_k"]
 Scope = Literal["within_round", "across_rounds"]
@@ -147,7 +147,7 @@ class RuleFlags:
 
     def to_rule(self, name: str) -> Rule:
         """The rule of this name with these parameters; an empty name is the server's default."""
-        from flyspec.types import Divergence, EntropyMeasure, Rule, WindowScope
+        from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 
         values: dict[str, Any] = dict(vars(self))
         for field, enum in (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.types import Divergence
+from flyspec.rules import Divergence
 from verify_service.rules.criteria import Criterion, Evidence, computable
 
 HALF_FLOAT_ROUNDING = 2.0**-11

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flyspec.types import EntropyMeasure
+from flyspec.rules import EntropyMeasure
 from verify_service.rules.criteria import Criterion, Evidence, computable
 from verify_service.rules.criteria.exact import Constant
 

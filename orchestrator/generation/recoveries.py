@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flyspec.types import RecoveryKind
+from flyspec.values.generation import RecoveryKind
 
 MAX_KEPT = 64
 MAX_REASON_CHARACTERS = 300

@@ -13,9 +13,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from flyspec.telemetry.metrics import REQUEST_SECONDS, STEP_SECONDS, Buckets
-from flyspec.types import Origin, RecoveryKind
-from orchestrator.ledger import Ledger, Round
-from orchestrator.window import Token
+from flyspec.values.generation import RecoveryKind
+from flyspec.values.tokens import Origin
+from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.window import Token
 
 NOBODY = "none"
 """Drafter of rounds without drafts."""

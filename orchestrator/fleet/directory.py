@@ -11,24 +11,19 @@ from typing import Any
 from flyspec import rpc
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
-from flyspec.messages import (
-    DraftOpen,
-    DraftServiceInfo,
-    TokenizerBundle,
-    VerifyOpen,
-    VerifyServiceInfo,
-)
 from flyspec.security import is_loopback
 from flyspec.tokenizer import Tokenizer
-from orchestrator.correlation import UNKNOWN, Correlation
-from orchestrator.drafting import Drafting
+from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.rounds import DraftOpen, VerifyOpen
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.handshake import drafter_misfit, target_misfit, try_drafter
 from orchestrator.fleet.replicas import Pool, Replica
-from orchestrator.plan import GenerationPlan
-from orchestrator.recoveries import Recoveries
+from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.telemetry.correlation import UNKNOWN, Correlation
 from orchestrator.upstreams import DraftUpstream, Traffic, VerifySession, VerifyUpstream
 
 log = logging.getLogger(__name__)

@@ -6,15 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from flyspec.messages import RoundVerdict, VerifyRound
 from flyspec.prefix import TokenSequence
-from orchestrator.drafting import Drafting
-from orchestrator.ledger import Ledger, Round
-from orchestrator.loop_guard import LoopGuard
-from orchestrator.plan import GenerationPlan
-from orchestrator.recoveries import Recoveries
-from orchestrator.upstreams import Proposal, VerifySession
-from orchestrator.window import (
+from flyspec.values.rounds import RoundVerdict, VerifyRound
+from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.loop_guard import LoopGuard
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.window import (
     Checked,
     Command,
     Commit,
@@ -25,6 +24,7 @@ from orchestrator.window import (
     WindowState,
     step,
 )
+from orchestrator.upstreams import Proposal, VerifySession
 
 
 class Rounds:

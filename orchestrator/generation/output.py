@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flyspec.tokenizer import Detokenizer, Tokenizer
-from flyspec.types import FinishReason
-from orchestrator.window import Command, Commit, Retract, Show, Token
+from flyspec.values.generation import FinishReason
+from orchestrator.generation.window import Command, Commit, Retract, Show, Token
 
 
 @dataclass(slots=True)

@@ -20,13 +20,13 @@ from flyspec.metadata import TRACEPARENT_KEY
 from flyspec.telemetry import Telemetry, fields, new_request_id, request_id
 from flyspec.telemetry.traces import Attributes
 from flyspec.v1 import generation_pb2
-from orchestrator.correlation import Correlation
-from orchestrator.ledger import Ledger, Round
-from orchestrator.metrics import GenerationMetrics, RoundCounter
-from orchestrator.output import Output, Update
-from orchestrator.plan import GenerationPlan
-from orchestrator.recoveries import Recovery
-from orchestrator.tracing import GenerationTrace, Identified
+from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.output import Output, Update
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.recoveries import Recovery
+from orchestrator.telemetry.correlation import Correlation
+from orchestrator.telemetry.metrics import GenerationMetrics, RoundCounter
+from orchestrator.telemetry.tracing import GenerationTrace, Identified
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.messages import DraftTimings, RoundVerdict, VerifyRound
-from flyspec.types import Budget, OpenWindow, Origin, Outcome
+from flyspec.values.rounds import (
+    Budget,
+    DraftTimings,
+    OpenWindow,
+    Outcome,
+    RoundVerdict,
+    VerifyRound,
+)
+from flyspec.values.tokens import Origin
+from orchestrator.generation.window import Command, RollBack, Token
 from orchestrator.upstreams import Traffic
-from orchestrator.window import Command, RollBack, Token
 
 
 @dataclass(frozen=True, slots=True)

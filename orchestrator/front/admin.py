@@ -7,12 +7,12 @@ import logging
 from typing import Any
 
 from flyspec import rpc, wire
-from flyspec.types import DrafterState
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
-from orchestrator.admission import Admission
-from orchestrator.directory import Directory
+from flyspec.values.admin import DrafterState
+from orchestrator.fleet.directory import Directory
 from orchestrator.fleet.drafter import Drafter
 from orchestrator.fleet.replicas import Replica
+from orchestrator.front.admission import Admission
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flyspec.lookup import PromptLookup
 from flyspec.prefix import TokenSequence
-from flyspec.types import Origin, TokenDistribution
+from flyspec.values.tokens import Origin, TokenDistribution
 from orchestrator.upstreams import Proposal
 
 

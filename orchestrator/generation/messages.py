@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flyspec import wire
-from flyspec.types import Origin
 from flyspec.v1 import common_pb2, generation_pb2
-from orchestrator.ledger import Ledger, Round
-from orchestrator.output import Output, Piece, Retraction
-from orchestrator.plan import GenerationPlan
-from orchestrator.recoveries import Recoveries
-from orchestrator.window import RollBack
+from flyspec.values.tokens import Origin
+from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.output import Output, Piece, Retraction
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.window import RollBack
 
 
 def started(

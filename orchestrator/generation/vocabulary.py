@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flyspec.types import TokenDistribution
+from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams import Proposal
 
 NEVER = b"\xff\xfb"

@@ -24,10 +24,10 @@ from flyspec.telemetry.traces import (
     traceparent_of,
     wall_ns,
 )
-from flyspec.types import Outcome
-from orchestrator.correlation import Correlation, Part
-from orchestrator.ledger import Round
-from orchestrator.window import RollBack
+from flyspec.values.rounds import Outcome
+from orchestrator.generation.ledger import Round
+from orchestrator.generation.window import RollBack
+from orchestrator.telemetry.correlation import Correlation, Part
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

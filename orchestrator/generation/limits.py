@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.types import Divergence, EntropyMeasure, Rule
+from flyspec.rules import Divergence, EntropyMeasure, Rule
 from flyspec.validation import (
     MAX_ENTROPY_TOP_K,
     MAX_THRESHOLD_NATS,

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flyspec.errors import FlyspecError
-from flyspec.messages import RoundVerdict
-from flyspec.types import OpenWindow, Origin, Outcome, TokenLogprobs
+from flyspec.values.rounds import OpenWindow, Outcome, RoundVerdict
+from flyspec.values.tokens import Origin, TokenLogprobs
 
 
 class Token(NamedTuple):

@@ -15,7 +15,16 @@ from flyspec.client import messages
 from flyspec.client.connection import Connection
 from flyspec.client.credentials import Credentials
 from flyspec.client.transcript import Transcript
-from flyspec.client.values import (
+from flyspec.config import GENERATION_PORT
+from flyspec.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from flyspec.metadata import CLIENT_ID_KEY
+from flyspec.v1 import generation_pb2, generation_pb2_grpc
+from flyspec.values.generation import (
     Chunk,
     Completion,
     Event,
@@ -27,15 +36,6 @@ from flyspec.client.values import (
     RoundRecord,
     Started,
 )
-from flyspec.config import GENERATION_PORT
-from flyspec.errors import (
-    DeadlineExceededError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
-from flyspec.metadata import CLIENT_ID_KEY
-from flyspec.v1 import generation_pb2, generation_pb2_grpc
 
 DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
 

@@ -1,120 +1,94 @@
-"""What the services and the orchestrator tell each other, as plain values: no I/O, no protobuf.
-
-One class for each message of `protos/` that means something beyond the wire; `wire` converts.
-Positions are absolute (prompt included), times in nanoseconds.
-"""
+"""What the orchestrator and the services tell each other about a round. Times in nanoseconds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
 
-from flyspec.types import (
-    Budget,
-    Decision,
-    OpenWindow,
-    Origin,
-    Rule,
-    SamplingParams,
-    TokenDistribution,
-    TokenLogprobs,
-)
-
-PROTOCOL_VERSION = 1
+from flyspec.rules import Rule
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """Facts about a loaded model (see the proto message of this name)."""
+class Outcome(IntEnum):
+    """What a verdict says of one drafted token."""
 
-    name: str
-    tokenizer_fingerprint: str
-    vocab_size: int
-    context_length: int
-    dtype: str = ""
-    device: str = ""
-    num_parameters: int = 0
+    EXACT = 1
+    LOOSE = 2
+    PROVISIONAL = 3
+    REJECTED = 4
+    NOT_REACHED = 5
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the drafted token stands, if only for now."""
+        return self <= Outcome.PROVISIONAL
 
 
 @dataclass(frozen=True, slots=True)
-class SessionStatus:
-    """Sessions that a service holds, and tokens its KV cache was asked for and had."""
+class Budget:
+    """What may still be accepted loosely; `None` is without bound."""
 
-    active: int
-    limit: int
-    opened_total: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
+    loose_tokens: int | None = None
+    loose_cost_nats: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """A process that serves. Another `instance_id` means that it has been started again."""
+class Decision(NamedTuple):
+    """What is said of one drafted token.
 
-    instance_id: str = ""
-    process_id: int = 0
-    num_model_loads: int = 0
-    uptime_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterInfo:
-    """One way of drafting that a draft service offers. `model` is None for prompt lookup."""
-
-    name: str
-    kind: str
-    model: ModelInfo | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DraftServiceInfo:
-    """Answer of `DraftService.Describe`."""
-
-    drafters: tuple[DrafterInfo, ...]
-    sessions: SessionStatus
-    max_speculative_tokens: int
-    protocol_version: int = PROTOCOL_VERSION
-    process: ProcessInfo = field(default_factory=ProcessInfo)
-    tokenizer_fingerprints: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyServiceInfo:
-    """Answer of `VerifyService.Describe`."""
-
-    model: ModelInfo
-    sessions: SessionStatus
-    max_speculative_tokens: int
-    max_plain_tokens: int
-    rules: tuple[str, ...]
-    protocol_version: int = PROTOCOL_VERSION
-    process: ProcessInfo = field(default_factory=ProcessInfo)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerBundle:
-    """The target's tokenizer and what belongs to it; all that the orchestrator needs of a model."""
-
-    tokenizer_json: bytes
-    fingerprint: str
-    eos_token_ids: tuple[int, ...]
-    control_token_ids: tuple[int, ...]
-    bos_token_id: int | None = None
-    chat_template: str = ""
-    generation_config_json: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerFacts:
-    """What a drafter with another tokenizer needs besides a target's `tokenizer.json`.
-
-    `vocab_size` is the number of rows of the target's output layer.
+    `target_token_id` is the target's own token there. `entropy` is in the rule's measure and set
+    where the rule looked, `measure` likewise for a rule that goes by something else; `gap_nats` =
+    raw logp(most likely) - logp(drafted), set at mismatches. Of a token that was not reached,
+    `target_token_id` may be missing.
     """
 
-    fingerprint: str
-    eos_token_ids: tuple[int, ...]
-    control_token_ids: tuple[int, ...]
-    vocab_size: int
+    outcome: Outcome
+    target_token_id: int | None = None
+    entropy: float | None = None
+    gap_nats: float | None = None
+    measure: float | None = None
+
+
+class OpenWindow(NamedTuple):
+    """A loosely accepted token at absolute `position` whose window is not closed yet.
+
+    `remaining_matches` >= 1 drafted positions must still match; if one does not, the sequence goes
+    back to `position` and `target_token_id` takes the token's place.
+    """
+
+    position: int
+    target_token_id: int
+    remaining_matches: int
+    gap_nats: float
+    target_logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule says of a round.
+
+    `num_accepted` drafts stand, then comes `next_token_id` at absolute position `keep_length`. If
+    the window that was open before the round failed, it is `failed_window`: no draft stands and
+    `keep_length` is its position. `open_window` is open now.
+    """
+
+    num_accepted: int
+    next_token_id: int
+    decisions: tuple[Decision, ...] = ()
+    keep_length: int = 0
+    open_window: OpenWindow | None = None
+    failed_window: OpenWindow | None = None
+
+    @property
+    def num_loose(self) -> int:
+        """Tokens accepted although they differ from the target's own."""
+        return sum(1 for d in self.decisions if d.outcome is Outcome.LOOSE)
+
+    @property
+    def loose_cost_nats(self) -> float:
+        """What they cost together."""
+        return sum(d.gap_nats or 0.0 for d in self.decisions if d.outcome is Outcome.LOOSE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from flyspec.errors import (
 )
 from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.security import ApiKey
-from orchestrator.access import caller
+from orchestrator.front.access import caller
 
 MAX_CLIENT_ID_CHARACTERS = 128
 MAX_IDLE_CLIENTS = 10_000

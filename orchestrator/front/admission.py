@@ -17,8 +17,8 @@ from typing import Any, Self
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from flyspec.security import ApiKey
-from orchestrator.clients import ClientLimits
-from orchestrator.hold_times import HoldTimes
+from orchestrator.front.clients import ClientLimits
+from orchestrator.front.hold_times import HoldTimes
 
 WAITING_SHARE = 0.25
 """Generations that may wait, as a share of those that may run, unless `--max-waiting` says.

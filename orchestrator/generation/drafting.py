@@ -17,18 +17,19 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from flyspec.messages import DraftOpen
 from flyspec.prefix import TokenSequence
-from flyspec.types import BreakerState, RecoveryKind
-from orchestrator.attempt import SilentError
-from orchestrator.correlation import UNKNOWN, Correlation
+from flyspec.values.admin import BreakerState
+from flyspec.values.generation import RecoveryKind
+from flyspec.values.rounds import DraftOpen
 from orchestrator.fleet.drafter import Drafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.replicas import Replica
-from orchestrator.local_lookup import LocalLookup
-from orchestrator.recoveries import Recoveries
+from orchestrator.generation.local_lookup import LocalLookup
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.vocabulary import fit_proposal
+from orchestrator.telemetry.correlation import UNKNOWN, Correlation
 from orchestrator.upstreams import DraftSession, DraftUpstream, Proposal, Traffic
-from orchestrator.vocabulary import fit_proposal
+from orchestrator.upstreams.attempt import SilentError
 
 log = logging.getLogger(__name__)
 

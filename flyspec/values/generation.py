@@ -1,22 +1,33 @@
-"""What clients ask for and what they are told: plain values, no I/O, no protobuf."""
+"""What clients ask for and what they are told."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
-from flyspec.messages import ModelInfo
-from flyspec.types import (
-    Budget,
-    Decision,
-    FinishReason,
-    OpenWindow,
-    Origin,
-    RecoveryKind,
-    Rule,
-    SamplingParams,
-    TokenLogprobs,
-)
+from flyspec.rules import Rule
+from flyspec.values.admin import ModelInfo
+from flyspec.values.rounds import Budget, Decision, OpenWindow
+from flyspec.values.tokens import Origin, SamplingParams, TokenLogprobs
+
+
+class FinishReason(IntEnum):
+    """Why a generation ended."""
+
+    STOP = 1
+    LENGTH = 2
+
+
+class RecoveryKind(IntEnum):
+    """What kept a generation going when a service failed, or was taken from it."""
+
+    TARGET_REOPENED = 1
+    DRAFTER_REOPENED = 2
+    DRAFTER_REPLACED = 3
+    DRAFTER_FALLBACK = 4
+    DRAFTER_RESTORED = 5
+    DRAFTER_SWAPPED = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,19 +14,19 @@ from typing import Any
 from flyspec import rpc, wire
 from flyspec.config import OrchestratorSettings
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from orchestrator import messages
-from orchestrator.access import caller
-from orchestrator.admission import Admission, Visit, deadline_of
-from orchestrator.clients import check_tokens, client_of
-from orchestrator.directory import Directory
-from orchestrator.ledger import Ledger
-from orchestrator.observation import Observation, Observer
-from orchestrator.output import Output
-from orchestrator.plan import make_plan
-from orchestrator.recoveries import Recoveries
-from orchestrator.rounds import Rounds
-from orchestrator.rule_files import RuleBook
-from orchestrator.writer import Writer
+from orchestrator.fleet.directory import Directory
+from orchestrator.front.access import caller
+from orchestrator.front.admission import Admission, Visit, deadline_of
+from orchestrator.front.clients import check_tokens, client_of
+from orchestrator.front.writer import Writer
+from orchestrator.generation import messages
+from orchestrator.generation.ledger import Ledger
+from orchestrator.generation.output import Output
+from orchestrator.generation.plan import make_plan
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.rounds import Rounds
+from orchestrator.generation.rule_files import RuleBook
+from orchestrator.telemetry.observation import Observation, Observer
 
 LONG_REQUEST_BYTES = 1 << 16
 """A longer request is read in a thread: to tokenize a megabyte takes a second."""

@@ -11,9 +11,8 @@ from typing import Any
 from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.messages import DistributionSpec, VerifyServiceInfo
+from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
-from flyspec.types import Rule, SamplingParams
 from flyspec.v1 import generation_pb2
 from flyspec.validation import (
     MAX_TOP_LOGPROBS,
@@ -23,8 +22,11 @@ from flyspec.validation import (
     rule_warnings,
     validate_sampling,
 )
-from orchestrator.prompt_size import check_count, check_size
-from orchestrator.rule_files import RuleBook
+from flyspec.values.admin import VerifyServiceInfo
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams
+from orchestrator.generation.prompt_size import check_count, check_size
+from orchestrator.generation.rule_files import RuleBook
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024

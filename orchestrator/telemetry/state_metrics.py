@@ -11,11 +11,11 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from flyspec.telemetry.metrics import gauge
-from flyspec.types import BreakerState, DrafterState
-from orchestrator.admission import REFUSALS, Admission
-from orchestrator.directory import Directory
+from flyspec.values.admin import BreakerState, DrafterState
+from orchestrator.fleet.directory import Directory
 from orchestrator.fleet.drafter import Drafter
 from orchestrator.fleet.replicas import Pool
+from orchestrator.front.admission import REFUSALS, Admission
 
 _DRAFTER_COUNTERS = (
     ("generations", "Generations that were given to a drafter.", "generations_total", 1.0),

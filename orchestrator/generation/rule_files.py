@@ -26,9 +26,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.types import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.validation import RULE_PARAMETERS, RULE_PRESETS, resolve_rule, validate_rule
-from orchestrator.limits import Limits, enum_name
+from orchestrator.generation.limits import Limits, enum_name
 
 # What a threshold is measured in: one that belongs to another measure is not taken over.
 _MEASURED_BY = {

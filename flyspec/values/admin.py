@@ -1,0 +1,207 @@
+"""What services and the orchestrator say of themselves, and what an operator is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class BreakerState(IntEnum):
+    """Whether a service that failed is tried again."""
+
+    CLOSED = 1
+    OPEN = 2
+    HALF_OPEN = 3
+
+
+class DrafterState(IntEnum):
+    """Where a drafter is in its life."""
+
+    REGISTERED = 1
+    CANARY = 2
+    ACTIVE = 3
+    DRAINING = 4
+
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts about a loaded model (see the proto message of this name)."""
+
+    name: str
+    tokenizer_fingerprint: str
+    vocab_size: int
+    context_length: int
+    dtype: str = ""
+    device: str = ""
+    num_parameters: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """Sessions that a service holds, and tokens its KV cache was asked for and had."""
+
+    active: int
+    limit: int
+    opened_total: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A process that serves. Another `instance_id` means that it has been started again."""
+
+    instance_id: str = ""
+    process_id: int = 0
+    num_model_loads: int = 0
+    uptime_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterInfo:
+    """One way of drafting that a draft service offers. `model` is None for prompt lookup."""
+
+    name: str
+    kind: str
+    model: ModelInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftServiceInfo:
+    """Answer of `DraftService.Describe`."""
+
+    drafters: tuple[DrafterInfo, ...]
+    sessions: SessionStatus
+    max_speculative_tokens: int
+    protocol_version: int = PROTOCOL_VERSION
+    process: ProcessInfo = field(default_factory=ProcessInfo)
+    tokenizer_fingerprints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyServiceInfo:
+    """Answer of `VerifyService.Describe`."""
+
+    model: ModelInfo
+    sessions: SessionStatus
+    max_speculative_tokens: int
+    max_plain_tokens: int
+    rules: tuple[str, ...]
+    protocol_version: int = PROTOCOL_VERSION
+    process: ProcessInfo = field(default_factory=ProcessInfo)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerBundle:
+    """The target's tokenizer and what belongs to it; all that the orchestrator needs of a model."""
+
+    tokenizer_json: bytes
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    control_token_ids: tuple[int, ...]
+    bos_token_id: int | None = None
+    chat_template: str = ""
+    generation_config_json: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a drafter with another tokenizer needs besides a target's `tokenizer.json`.
+
+    `vocab_size` is the number of rows of the target's output layer.
+    """
+
+    fingerprint: str
+    eos_token_ids: tuple[int, ...]
+    control_token_ids: tuple[int, ...]
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamStatus:
+    """A service behind the orchestrator; `error` says what is wrong when it is not ready."""
+
+    address: str
+    ready: bool
+    error: str
+    sessions: SessionStatus
+    model: ModelInfo | None
+    process: ProcessInfo = field(default_factory=ProcessInfo)
+    breaker: BreakerState = BreakerState.CLOSED
+    active_generations: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """State of the orchestrator and of the services behind it.
+
+    `verify` and `draft` are the first of `targets` and `drafters`.
+    """
+
+    ready: bool
+    active_generations: int
+    waiting_generations: int
+    verify: UpstreamStatus
+    draft: UpstreamStatus
+    targets: Sequence[UpstreamStatus] = ()
+    drafters: Sequence[UpstreamStatus] = ()
+    outstanding_tokens: int = 0
+    draining: bool = False
+    refused_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterStats:
+    """What a drafter did since it was registered (see the proto message of this name)."""
+
+    active_generations: int = 0
+    generations_total: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    failures_total: int = 0
+    proposal_ns_total: int = 0
+    num_emitted_tokens: int = 0
+    round_ns_total: int = 0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Share of the drafted tokens that was accepted; 0 when nothing was drafted."""
+        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
+
+    @property
+    def mean_accepted_tokens(self) -> float:
+        """Emitted tokens a round with drafts; 0 without any."""
+        return self.num_emitted_tokens / max(1, self.num_spec_steps)
+
+    @property
+    def mean_proposal_ms(self) -> float:
+        """Mean time of a proposal as the orchestrator sees it, ms."""
+        return self.proposal_ns_total / 1e6 / max(1, self.num_spec_steps)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Emitted tokens a second of a generation's rounds with this drafter; 0 without any."""
+        return self.num_emitted_tokens / (self.round_ns_total / 1e9) if self.round_ns_total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterStatus:
+    """A drafter that requests can name; `reason` says why it is not usable."""
+
+    name: str
+    kind: str
+    active: bool
+    address: str
+    usable: bool
+    reason: str
+    model: ModelInfo | None
+    state: DrafterState = DrafterState.REGISTERED
+    share: float = 0.0
+    translated: bool = False
+    replicas: Sequence[UpstreamStatus] = ()
+    stats: DrafterStats = field(default_factory=DrafterStats)

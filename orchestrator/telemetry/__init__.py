@@ -1,0 +1,1 @@
+"""What is told of generations and of the services behind them: metrics, spans, log lines."""
