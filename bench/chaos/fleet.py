@@ -12,7 +12,8 @@ from bench.proxy import Proxy
 from bench.restartable import Restartable
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.errors import ConfigError
-from orchestrator.upstreams import DraftUpstream, VerifyUpstream
+from orchestrator.upstreams.draft import DraftUpstream
+from orchestrator.upstreams.verify import VerifyUpstream
 
 TARGET, DRAFT, FOREIGN = (DEMO_MODELS / name for name in ("target", "draft", "draft-bytes"))
 FOREIGN_DRAFTER = "bytes"

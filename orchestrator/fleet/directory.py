@@ -24,7 +24,9 @@ from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.telemetry.correlation import UNKNOWN, Correlation
-from orchestrator.upstreams import DraftUpstream, Traffic, VerifySession, VerifyUpstream
+from orchestrator.upstreams.draft import DraftUpstream
+from orchestrator.upstreams.traffic import Traffic
+from orchestrator.upstreams.verify import VerifySession, VerifyUpstream
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flyspec.values.admin import DrafterInfo, DrafterState, ModelInfo
 from orchestrator.fleet.replicas import Pool
-from orchestrator.upstreams import DraftUpstream
+from orchestrator.upstreams.draft import DraftUpstream
 
 
 @dataclass(slots=True)

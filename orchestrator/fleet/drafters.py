@@ -24,7 +24,7 @@ from flyspec.values.admin import DrafterInfo, DrafterState
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafter import Drafter, DrafterStats, of_kind
 from orchestrator.fleet.replicas import Pool, Replica
-from orchestrator.upstreams import DraftUpstream
+from orchestrator.upstreams.draft import DraftUpstream
 
 log = logging.getLogger(__name__)
 

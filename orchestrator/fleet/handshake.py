@@ -16,7 +16,8 @@ from flyspec.values.admin import (
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.replicas import Replica
-from orchestrator.upstreams import DraftSession, DraftUpstream, Traffic
+from orchestrator.upstreams.draft import DraftSession, DraftUpstream
+from orchestrator.upstreams.traffic import Traffic
 
 PROBE_TOKENS = 4
 

@@ -28,8 +28,9 @@ from orchestrator.generation.local_lookup import LocalLookup
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.vocabulary import fit_proposal
 from orchestrator.telemetry.correlation import UNKNOWN, Correlation
-from orchestrator.upstreams import DraftSession, DraftUpstream, Proposal, Traffic
 from orchestrator.upstreams.attempt import SilentError
+from orchestrator.upstreams.draft import DraftSession, DraftUpstream, Proposal
+from orchestrator.upstreams.traffic import Traffic
 
 log = logging.getLogger(__name__)
 

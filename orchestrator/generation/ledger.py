@@ -17,7 +17,7 @@ from flyspec.values.rounds import (
 )
 from flyspec.values.tokens import Origin
 from orchestrator.generation.window import Command, RollBack, Token
-from orchestrator.upstreams import Traffic
+from orchestrator.upstreams.traffic import Traffic
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flyspec.lookup import PromptLookup
 from flyspec.prefix import TokenSequence
 from flyspec.values.tokens import Origin, TokenDistribution
-from orchestrator.upstreams import Proposal
+from orchestrator.upstreams.draft import Proposal
 
 
 class LocalLookup:

@@ -24,7 +24,8 @@ from orchestrator.generation.window import (
     WindowState,
     step,
 )
-from orchestrator.upstreams import Proposal, VerifySession
+from orchestrator.upstreams.draft import Proposal
+from orchestrator.upstreams.verify import VerifySession
 
 
 class Rounds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flyspec.values.tokens import TokenDistribution
-from orchestrator.upstreams import Proposal
+from orchestrator.upstreams.draft import Proposal
 
 NEVER = b"\xff\xfb"
 """The least half float, -65504: a probability of 0 whose divergence is yet finite."""

@@ -33,7 +33,7 @@ from orchestrator.generation.output import Output
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
-from orchestrator.upstreams import VerifySession
+from orchestrator.upstreams.verify import VerifySession
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge
 

@@ -14,7 +14,7 @@ from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.recoveries import Recoveries
-from orchestrator.upstreams import Traffic
+from orchestrator.upstreams.traffic import Traffic
 from tests.orchestrator.fakes import FakeDraft, Offer
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import World
@@ -203,7 +203,7 @@ async def test_the_operator_moves_generations_but_not_those_that_asked_by_name()
 
 async def test_a_drafter_that_refuses_the_sequence_is_not_asked_again():
     from flyspec.errors import InvalidArgumentError
-    from orchestrator.upstreams import DraftSession
+    from orchestrator.upstreams.draft import DraftSession
 
     drafters, (one, two) = registry("one", "two")
     generation = Generation(drafters)
