@@ -21,15 +21,10 @@ from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from orchestrator.generation.local_lookup import LocalLookup
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.vocabulary import fit, fit_proposal
-from orchestrator.upstreams import (
-    DraftSession,
-    Proposal,
-    Traffic,
-    VerifySession,
-    VerifyUpstream,
-    attempt,
-    verify,
-)
+from orchestrator.upstreams import attempt, verify
+from orchestrator.upstreams.draft import DraftSession, Proposal
+from orchestrator.upstreams.traffic import Traffic
+from orchestrator.upstreams.verify import VerifySession, VerifyUpstream
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER
