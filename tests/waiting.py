@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from flyspec.client import AdminClient
+
 T = TypeVar("T")
 
 
@@ -29,6 +31,21 @@ async def until(condition: Callable[[], T | Awaitable[T]], seconds: float = 30.0
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"not within {seconds} s; last it was {found!r}") from None
+
+
+async def idle(admin: AdminClient) -> bool:
+    """Wait until no generation and no session is left."""
+
+    async def rests() -> bool:
+        status = await admin.status()
+        return not (
+            status.verify.sessions.active
+            or status.draft.sessions.active
+            or status.active_generations
+            or status.waiting_generations
+        )
+
+    return await until(rests)
 
 
 def is_gone(pid: int) -> bool:
