@@ -56,7 +56,7 @@ class Control:
         self.opened.set()
 
     def arrivals(self, phase: Phase, load: Open) -> Iterator[float]:
-        """When requests of an open phase come: its seed and name alone decide, no answer does."""
+        """When an open phase's requests come: the same for a seed, whatever is answered when."""
         return poisson(load.rate, phase.seconds, random.Random(f"{self._seed} {phase.name}"))
 
     def add(self, record: Record) -> None:

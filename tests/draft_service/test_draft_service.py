@@ -337,9 +337,10 @@ async def test_stopping_the_engine_ends_proposals(
         client = await service.client().open([1, 2])
         await client.send(2)
         await until(gate.waiting.is_set)
-        assert service.engine is not None
-        stopping = asyncio.create_task(service.engine.stop())
-        await asyncio.sleep(0.01)
+        engine = service.engine
+        assert engine is not None
+        stopping = asyncio.create_task(engine.stop())
+        await until(lambda: not engine._commands.empty())  # it is told, behind the gate
         gate.go.release()
         await stopping
         assert (await client.status())[0] is Code.UNAVAILABLE
