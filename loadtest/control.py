@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from flyspec.client import Prompt
+from loadtest.arrivals import poisson
 from loadtest.record import Record
-from loadtest.work import Job, Phase
+from loadtest.work import Job, Open, Phase
 
 if TYPE_CHECKING:
     from loadtest.users.transport import Transport
@@ -33,6 +34,7 @@ class Control:
         self._keep_records = keep_records
         self.records: list[Record] = []
         self.rng = random.Random(seed)
+        self._seed = seed
         self.in_flight = 0
         self.opened = threading.Event()
         """Set while a phase is on: requests may begin."""
@@ -52,6 +54,10 @@ class Control:
         self.all_sent.clear()
         self.phase, self.phase_began = phase, self.now()
         self.opened.set()
+
+    def arrivals(self, phase: Phase, load: Open) -> Iterator[float]:
+        """When an open phase's requests come: the same for a seed, whatever is answered when."""
+        return poisson(load.rate, phase.seconds, random.Random(f"{self._seed} {phase.name}"))
 
     def add(self, record: Record) -> None:
         """What became of a request."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -26,6 +25,7 @@ from flyspec.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from flyspec.rules import Rule
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.tiny import make_model
+from tests.waiting import idle
 
 LONG = GenerateOptions(max_tokens=200, ignore_eos=True, num_speculative_tokens=2)
 SHORT = GenerateOptions(max_tokens=6)
@@ -110,18 +110,8 @@ async def test_closing_the_iterator_cancels_the_request(stack: Stack, client: Cl
                 if isinstance(event, Chunk):
                     break
     async with AdminClient(stack.admin_address) as admin:
-        for _ in range(100):
-            status = await admin.status()
-            busy = (
-                status.active_generations,
-                status.verify.sessions.active,
-                status.draft.sessions.active,
-            )
-            if busy == (0, 0, 0):
-                break
-            await asyncio.sleep(0.05)
-        assert busy == (0, 0, 0)
-        assert status.ready
+        assert await idle(admin)
+        assert (await admin.status()).ready
 
 
 async def test_models_drafters_and_health(stack: Stack, client: Client) -> None:
@@ -161,12 +151,10 @@ async def test_a_host_without_an_address() -> None:
 
 async def test_no_server() -> None:
     async with Client("127.0.0.1:1") as client, AdminClient("127.0.0.1:1") as admin:
-        begin = time.monotonic()
         with pytest.raises(UnavailableError, match=r"no server at 127\.0\.0\.1:1; .* --address"):
             await client.complete("x")
         with pytest.raises(UnavailableError, match="--admin-address"):
             await admin.status()
-        assert time.monotonic() - begin < 5.0
 
 
 async def test_a_server_that_does_not_answer() -> None:

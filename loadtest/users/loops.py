@@ -14,7 +14,6 @@ from locust import User, task
 from flyspec.client import Completion
 from flyspec.errors import FlyspecError, ResourceExhaustedError
 from flyspec.values.generation import RecoveryKind
-from loadtest.arrivals import poisson
 from loadtest.control import Control
 from loadtest.record import Record
 from loadtest.work import Closed, Job, Open
@@ -72,7 +71,7 @@ class OpenLoopUser(GenerateUser):
         phase = control.phase
         assert phase is not None
         assert isinstance(phase.load, Open)
-        for due in poisson(phase.load.rate, phase.seconds, control.rng):
+        for due in control.arrivals(phase, phase.load):
             planned = control.phase_began + due
             gevent.sleep(max(0.0, planned - control.now()))
             if not control.opened.is_set():

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import termios
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from flyspec.client import Client
 from flyspec.errors import ConfigError
 from tests.cli.terminal import Terminal
 from tests.tiny import make_model
+from tests.waiting import is_gone, until
 
 COMMAND = [sys.executable, "-m", "flyspec.cli"]
 FREE_PORTS = ["--port", "0", "--admin-port", "0", "--draft-port", "0", "--verify-port", "0"]
@@ -58,21 +58,8 @@ async def flyspec(*arguments: str, stdin: str = "") -> Result:
     return result
 
 
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for has ended, too."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-async def all_gone(pids: list[int], within_s: float = 15.0) -> bool:
-    end = time.monotonic() + within_s
-    while not all(map(is_gone, pids)):
-        if time.monotonic() > end:
-            return False
-        await asyncio.sleep(0.1)
-    return True
+async def all_gone(pids: list[int]) -> bool:
+    return await until(lambda: all(map(is_gone, pids)))
 
 
 @pytest.fixture(scope="module")
@@ -438,7 +425,7 @@ async def test_serve_says_where_it_listens_and_stops_on_interrupt(models: list[s
     assert process.returncode == 0
     assert out == b""
     assert b"Traceback" not in err
-    assert await all_gone(list(facts["pids"].values()), within_s=1.0)
+    assert await all_gone(list(facts["pids"].values()))
 
 
 async def test_a_rules_file_names_rules_and_limits_requests(
@@ -478,7 +465,7 @@ async def test_serve_names_the_service_that_died(models: list[str]) -> None:
     _, err = await process.communicate()
     assert process.returncode == 1
     assert "error: the verify service ended with signal SIGKILL; its last lines:" in err.decode()
-    assert await all_gone(list(facts["pids"].values()), within_s=1.0)
+    assert await all_gone(list(facts["pids"].values()))
 
 
 async def test_services_end_when_serve_is_killed(models: list[str]) -> None:
@@ -494,7 +481,7 @@ async def test_stack_stops_everything_when_one_cannot_start(models: list[str]) -
     stack = Stack(StackOptions(model=models[1], draft_model="/nowhere"))
     with pytest.raises(ConfigError, match="draft service: --draft-model /nowhere"):
         await stack.__aenter__()
-    assert await all_gone([s.pid for s in stack.services.values()], within_s=1.0)
+    assert await all_gone([s.pid for s in stack.services.values()])
 
 
 async def test_guard_raises_why_a_service_died(models: list[str]) -> None:

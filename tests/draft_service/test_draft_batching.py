@@ -24,7 +24,6 @@ from draft_harness import (
     VOCAB_SIZE,
     drive_all,
     tokens_of,
-    until,
 )
 
 from draft_service.drafters.base import Drafter
@@ -37,6 +36,7 @@ from flyspec.engine.runner import ModelRunner, Step
 from flyspec.engine.scheduler import Budget
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import TokenDistribution
+from tests.waiting import until
 
 SMALL = Budget(max_tokens=128, prefill_chunk=16)
 POISON = [VOCAB_SIZE - 1, VOCAB_SIZE - 1]
@@ -208,7 +208,8 @@ async def test_a_session_that_leaves_in_mid_prompt_leaves_its_slot(model_dir: st
             await until(lambda: runner.entered == 4)
             assert runner.pieces >= 3
         more = asyncio.create_task(sharing.live(sessions, 2))
-        await asyncio.sleep(0.1)  # it has come, and the engine stands at the gate
+        # It has come, and the engine stands at the gate.
+        await until(lambda: sessions.describe().sessions.active == 2)
         runner.open_gate()
         await asyncio.gather(work, more)
         assert 0 < runner.cache.hits < 130

@@ -20,7 +20,6 @@ from draft_harness import (
     drive,
     drive_all,
     tokens_of,
-    until,
 )
 
 from draft_service.drafters.model import ModelDrafter
@@ -32,6 +31,7 @@ from flyspec.engine.logits import History, process_logits
 from flyspec.engine.sampling import DRAFT_STREAM, choose_processed, sample_among
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import SamplingParams, TokenDistribution
+from tests.waiting import until
 
 PENALIZED = SamplingParams(
     0.9, repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3,

@@ -20,7 +20,6 @@ from draft_harness import (
     StartService,
     drive,
     tokens_of,
-    until,
 )
 
 from draft_service.drafters.model import ModelDrafter
@@ -31,6 +30,7 @@ from flyspec.errors import ConfigError
 from flyspec.v1 import draft_pb2
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
+from tests.waiting import until
 
 Code = grpc.StatusCode
 
@@ -229,15 +229,16 @@ async def test_limit_and_reuse_of_slots(service_with: StartService) -> None:
 
 
 async def test_idle_session_is_closed(service_with: StartService) -> None:
-    async with service_with(idle_timeout_s=0.2) as service:
+    async with service_with(idle_timeout_s=1.0) as service:
         idle = await service.client().open([1, 2])
         busy = await service.client().open([1, 2])
-        for round_id in range(4):
-            await busy.advance(2, round_id=round_id)
-            await asyncio.sleep(0.08)
-        status, details = await idle.status()
+        ended = asyncio.create_task(idle.status())
+        while not ended.done():
+            await busy.advance(2)
+            await asyncio.sleep(0.02)
+        status, details = ended.result()
         assert status is Code.DEADLINE_EXCEEDED
-        assert "no message for 0.2 s" in details
+        assert "no message for 1 s" in details
         assert service.active == 1
         silent = service.client()
         assert (await silent.status())[0] is Code.DEADLINE_EXCEEDED
@@ -336,9 +337,10 @@ async def test_stopping_the_engine_ends_proposals(
         client = await service.client().open([1, 2])
         await client.send(2)
         await until(gate.waiting.is_set)
-        assert service.engine is not None
-        stopping = asyncio.create_task(service.engine.stop())
-        await asyncio.sleep(0.01)
+        engine = service.engine
+        assert engine is not None
+        stopping = asyncio.create_task(engine.stop())
+        await until(lambda: not engine._commands.empty())  # it is told, behind the gate
         gate.go.release()
         await stopping
         assert (await client.status())[0] is Code.UNAVAILABLE

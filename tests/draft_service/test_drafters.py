@@ -21,7 +21,7 @@ from draft_harness import (
     drive,
     drive_all,
 )
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
@@ -272,11 +272,6 @@ def test_any_rounds_equal_recomputing(kind: str, loaded: LoadedModel) -> None:
     Machine.runner, Machine.drafter = runner, drafters[kind]
     run_machine(
         Machine,
-        settings=settings(
-            max_examples=25,
-            stateful_step_count=12,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow],
-        ),
+        settings=settings(max_examples=25, stateful_step_count=12),
     )
     assert runner.cache.num_free == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from draft_harness import Client, Service, start_service, tokens_of, until
+from draft_harness import Client, Service, start_service, tokens_of
 from tokenizer_zoo import ASSISTANT, BOS, END, MODELS, USER
 from transformers import AutoTokenizer, GenerationConfig
 
@@ -25,6 +25,7 @@ from flyspec.v1 import draft_pb2
 from flyspec.values.admin import TokenizerFacts
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from tests.waiting import until
 
 Code = grpc.StatusCode
 TARGET_VOCAB_SIZE = 4096

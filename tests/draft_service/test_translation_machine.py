@@ -213,7 +213,6 @@ def run(target_: str, draft_: str, limit_: int, examples: int) -> None:
     checks = settings(
         max_examples=examples,
         stateful_step_count=20,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         phases=PHASES,
     )
@@ -244,7 +243,7 @@ def test_a_draft_that_knows_little() -> None:
             assert all(i in known or i in self.pair.draft.control for i in self.script.tokens)
 
     Case.TestCase.settings = settings(
-        max_examples=25, stateful_step_count=20, deadline=None,
+        max_examples=25, stateful_step_count=20,
         suppress_health_check=list(HealthCheck), phases=PHASES,
     )  # fmt: skip
     Case.TestCase("runTest").runTest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_zoo import BOS, END, LOSSLESS, MODELS, TEXT, made, vocabulary
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
@@ -22,7 +22,6 @@ BYTES = st.one_of(
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-@settings(deadline=None)
 @given(data=BYTES)
 def test_any_bytes_come_back(name: str, data: bytes) -> None:
     known = vocabulary(name)
@@ -35,7 +34,6 @@ def test_any_bytes_come_back(name: str, data: bytes) -> None:
     assert known.control.keys().isdisjoint(encoded.ids)
 
 
-@settings(deadline=None)
 @given(data=BYTES)
 def test_what_cannot_be_said_is_marked(data: bytes) -> None:
     known = vocabulary("printable")

@@ -10,25 +10,15 @@ from demo.corpus import problems
 from flyspec.cli.stack import Stack
 from flyspec.client import AdminClient, Chat, Client, GenerateOptions
 from flyspec.rules import Rule
+from tests.waiting import idle
 
 LONG = GenerateOptions(rule=Rule("exact"), max_tokens=2000, ignore_eos=True)
 
 
-async def idle(stack: Stack, seconds: float = 10.0) -> bool:
-    """Whether every session is gone within that time."""
+async def rests(stack: Stack) -> bool:
+    """Wait until every session is gone."""
     async with AdminClient(stack.admin_address) as admin:
-        for _ in range(int(seconds / 0.05)):
-            status = await admin.status()
-            busy = (
-                status.verify.sessions.active,
-                status.draft.sessions.active,
-                status.active_generations,
-                status.waiting_generations,
-            )
-            if not any(busy):
-                return True
-            await asyncio.sleep(0.05)
-    return False
+        return await idle(admin)
 
 
 async def test_a_killed_client_leaves_no_session(stack):
@@ -53,7 +43,7 @@ async def test_a_killed_client_leaves_no_session(stack):
         await asyncio.sleep(delay)
         client.send_signal(signal.SIGKILL)
         await client.wait()
-        assert await idle(stack)
+        assert await rests(stack)
 
 
 async def test_two_hundred_cancelled_requests(stack):
@@ -67,6 +57,6 @@ async def test_two_hundred_cancelled_requests(stack):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            assert await idle(stack)
+            assert await rests(stack)
         after = await client.complete(prompt, GenerateOptions(max_tokens=40))
         assert after.token_ids == before.token_ids

@@ -13,6 +13,7 @@ from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, GenerateOptions
 from flyspec.errors import UnavailableError
 from flyspec.rules import Rule
+from tests.waiting import until
 
 LONG = GenerateOptions(rule=Rule("exact"), max_tokens=120, ignore_eos=True)
 
@@ -49,8 +50,11 @@ async def test_sigterm_drains():
         AdminClient(stack.admin_address) as admin,
     ):
         tasks = [asyncio.create_task(client.complete("import os\n", LONG)) for _ in range(5)]
-        while (await admin.status()).waiting_generations < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+
+        async def three_wait() -> bool:
+            return (await admin.status()).waiting_generations == 3
+
+        await until(three_wait)
         orchestrator = stack.services["orchestrator"]
         orchestrator.send(signal.SIGTERM)
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -59,4 +63,4 @@ async def test_sigterm_drains():
         assert all("drains" in str(r) for r in refused)
         texts = {tuple(r.token_ids) for r in results if r not in refused}
         assert {len(text) for text in texts} == {120}
-        assert await asyncio.wait_for(orchestrator.ended(), 30.0) == 0
+        assert await orchestrator.ended() == 0

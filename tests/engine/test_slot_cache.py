@@ -287,7 +287,6 @@ def drive(kind: str, examples: int, steps: int, **options: Any) -> None:
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
             **options,
         ),

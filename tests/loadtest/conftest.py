@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,12 +48,12 @@ async def load_stack():
 
 @pytest.fixture
 def run_load(load_stack, tmp_path):
-    """Run `python -m loadtest` against that stack; with `stop_after`, seconds, SIGTERM ends it."""
+    """Run `python -m loadtest` against that stack; SIGTERM ends it once `stop_when` returns."""
 
     async def run(
         scenario: str,
         flags: str = "",
-        stop_after: float | None = None,
+        stop_when: Callable[[], Awaitable[None]] | None = None,
         module: str = "loadtest",
         page: bool = False,
     ) -> Ended:
@@ -66,11 +67,11 @@ def run_load(load_stack, tmp_path):
             *(["--html", str(html)] if page else []), *flags.split(),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
-        if stop_after is not None:
+        if stop_when is not None:
             assert child.stderr is not None
             while b" for " not in (line := await child.stderr.readline()):  # a phase has begun
                 assert line, "it ended before it began"
-            await asyncio.sleep(stop_after)
+            await stop_when()
             child.terminate()
         printed, errors = await child.communicate()
         ended = Ended(child.returncode or 0, printed.decode(), errors.decode())

@@ -11,6 +11,7 @@ from flyspec.cli.service import Service
 from flyspec.client import AdminClient
 from loadtest import options
 from loadtest.scenarios import SCENARIOS
+from tests.waiting import idle, until
 
 SHORT = "--max-tokens 16 --problems 40 --seed 1"
 
@@ -52,8 +53,9 @@ async def test_soak(run_load):
 
 
 async def test_burst(run_load):
-    # Three requests a second fit into six slots; seventy-five do not.
-    ended = await run_load("burst", f"--seconds 3 --rate 3 --factor 25 --ignore-eos {SHORT}")
+    # Three requests a second fit into six slots; seventy-five do not. Some come well after them.
+    flags = f"--seconds 6 --rate 3 --factor 25 --ignore-eos {SHORT} --seed 2"
+    ended = await run_load("burst", flags)
     assert passed(ended)
     burst = ended.phase("burst")
     assert burst["sent"] > burst["complete"] > 0
@@ -107,8 +109,19 @@ async def test_mixed_rules_and_a_goal_that_is_missed(run_load):
     assert "FAILED" in ended.printed
 
 
-async def test_a_test_that_is_stopped_reports_what_it_saw(run_load):
-    ended = await run_load("soak", f"--seconds 60 --rate 6 {SHORT}", stop_after=1.0)
+async def test_a_test_that_is_stopped_reports_what_it_saw(run_load, load_stack):
+    async def some_are_complete():
+        async with AdminClient(load_stack.admin_address) as admin:
+            for _ in range(2):  # and another has begun since
+                before = (await admin.status()).verify.sessions.opened_total
+
+                async def is_next(before=before):
+                    return (await admin.status()).verify.sessions.opened_total > before
+
+                await until(is_next)
+                await idle(admin)
+
+    ended = await run_load("soak", f"--seconds 60 --rate 6 {SHORT}", stop_when=some_are_complete)
     assert ended.code == 1
     assert not ended.check("interrupted")["passed"]
     assert ended.phase("soak")["complete"] > 0

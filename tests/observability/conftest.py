@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import pytest
 
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 from tests.observability.scraping import Scrape, scrape
+from tests.waiting import until
 
 SERVICES = ("orchestrator", "draft", "verify")
 
@@ -33,16 +33,23 @@ class Observed:
         """A service's metrics now."""
         return scrape(self.port(service))
 
-    async def since(self, before: Scrape, num_requests: int) -> Scrape:
-        """What was added to the orchestrator's metrics, once so many requests have ended there.
+    async def at_rest(self) -> dict[str, Scrape]:
+        """Every service's metrics once no call to the orchestrator and no session is left.
 
         A client has its completion a moment earlier.
         """
-        for _ in range(200):
-            added = self.scrape("orchestrator").since(before)
-            if added.total("flyspec_requests_total") >= num_requests:
-                break
-            await asyncio.sleep(0.05)
+
+        def rests() -> dict[str, Scrape] | None:
+            found = {service: self.scrape(service) for service in SERVICES}
+            busy = found["orchestrator"].total("flyspec_rpc_open_calls")
+            busy += sum(found[s].total(f"flyspec_{s}_sessions") for s in ("draft", "verify"))
+            return None if busy else found
+
+        return await until(rests)
+
+    async def since(self, before: dict[str, Scrape], num_requests: int) -> Scrape:
+        """What so many requests added to the orchestrator's metrics."""
+        added = (await self.at_rest())["orchestrator"].since(before["orchestrator"])
         assert added.total("flyspec_requests_total") == num_requests
         return added
 

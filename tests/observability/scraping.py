@@ -5,7 +5,10 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.waiting import until
 
 
 class Scrape:
@@ -53,3 +56,13 @@ def scrape(port: int) -> Scrape:
     """The metrics at a port of this machine."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         return parse(response.read().decode())
+
+
+async def settled(registry: CollectorRegistry) -> Scrape:
+    """What a registry exposes once the calls that were answered have ended: a moment later."""
+
+    def ended() -> Scrape | None:
+        found = parse(generate_latest(registry).decode())
+        return None if found.total("flyspec_rpc_open_calls") else found
+
+    return await until(ended)

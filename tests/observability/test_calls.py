@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from prometheus_client import generate_latest
 
 from flyspec import rpc
 from flyspec.errors import UnauthenticatedError
 from flyspec.telemetry import Telemetry, request_id
-from tests.observability.scraping import parse
+from tests.observability.scraping import settled
 
 
 def refuse_strangers(method, context):
@@ -33,18 +30,8 @@ async def server():
         checks=[refuse_strangers],
     )
     port = await opened.start()
-
-    async def scrape():
-        """What is exposed once the calls that were answered have ended; they do a moment later."""
-        async with asyncio.timeout(10):
-            while True:
-                found = parse(generate_latest(telemetry.registry).decode())
-                if found.total("flyspec_rpc_open_calls") == 0:
-                    return found
-                await asyncio.sleep(0.01)
-
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        yield channel, scrape
+        yield channel, lambda: settled(telemetry.registry)
     await opened.stop(0)
 
 

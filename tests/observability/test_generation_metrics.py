@@ -11,7 +11,7 @@ from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from orchestrator.telemetry.metrics import MAX_DRAFTERS, NOBODY, OTHERS, PARTS, GenerationMetrics
-from tests.observability.conftest import SERVICES
+from tests.waiting import until
 
 SPEC = "flyspec_spec_decode_"
 PROMPTS = ("def fibonacci(n):", "Mia has 12 stamps and buys 30 more.", "import os\nimport re\n")
@@ -21,7 +21,7 @@ RULES = (Rule("exact"), Rule("fly", fly_window_size=2), Rule("margin", margin_th
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 async def test_metrics_equal_the_completions(observed, rule):
     """`margin` has windows across rounds: what is open at the end of a round counts later."""
-    before = observed.scrape("orchestrator")
+    before = await observed.at_rest()
     async with Client(observed.stack.address) as client:
         options = GenerateOptions(rule=rule, max_tokens=48, num_speculative_tokens=7)
         done = [await client.complete(prompt, options) for prompt in PROMPTS]
@@ -64,7 +64,7 @@ async def test_metrics_equal_the_completions(observed, rule):
 
 
 async def test_the_parts_of_a_round_add_up(observed):
-    before = observed.scrape("orchestrator")
+    before = await observed.at_rest()
     async with Client(observed.stack.address) as client:
         await client.complete(PROMPTS[0], GenerateOptions(rule=Rule("exact"), max_tokens=32))
     added = await observed.since(before, 1)
@@ -76,7 +76,7 @@ async def test_the_parts_of_a_round_add_up(observed):
 
 
 async def test_plain_decoding_counts_rounds_without_drafts(observed):
-    before = observed.scrape("orchestrator")
+    before = await observed.at_rest()
     options = GenerateOptions(max_tokens=10, num_speculative_tokens=0, ignore_eos=True)
     async with Client(observed.stack.address) as client:
         await client.complete(PROMPTS[0], options)
@@ -87,16 +87,12 @@ async def test_plain_decoding_counts_rounds_without_drafts(observed):
 
 
 async def test_the_services_count_what_they_were_asked(observed):
-    before = {service: observed.scrape(service) for service in SERVICES}
+    before = await observed.at_rest()
     async with Client(observed.stack.address) as client:
         options = GenerateOptions(rule=Rule("exact"), max_tokens=24)
         done = await client.complete(PROMPTS[0], options)
-    await observed.since(before["orchestrator"], 1)
-    for _ in range(100):  # the sessions' ends are on their way
-        if not sum(observed.scrape(s).total(f"flyspec_{s}_sessions") for s in ("draft", "verify")):
-            break
-        await asyncio.sleep(0.05)
-    draft, verify = (observed.scrape(s).since(before[s]) for s in ("draft", "verify"))
+    after = await observed.at_rest()
+    draft, verify = (after[s].since(before[s]) for s in ("draft", "verify"))
     assert verify.total("flyspec_verify_judge_seconds_count", rule="exact") == (
         done.completion.speculation.num_rounds
     )
@@ -114,16 +110,14 @@ async def test_the_services_count_what_they_were_asked(observed):
 
 
 async def test_how_requests_end_and_are_refused(observed):
-    before = observed.scrape("orchestrator")
+    before = await observed.at_rest()
     async with Client(observed.stack.address) as client:
         with pytest.raises(FlyspecError):
             await client.complete("", GenerateOptions(max_tokens=4))
         long = GenerateOptions(max_tokens=2000, ignore_eos=True, rule=Rule("exact"))
         running = [asyncio.create_task(client.complete("a", long)) for _ in range(4)]
-        for _ in range(200):
-            if observed.scrape("orchestrator").total("flyspec_generations_active") == 4:
-                break
-            await asyncio.sleep(0.05)
+        active = "flyspec_generations_active"
+        await until(lambda: observed.scrape("orchestrator").total(active) == 4)
         with pytest.raises(FlyspecError):
             await client.complete("b", GenerateOptions(max_tokens=4))
         for task in running:
@@ -136,15 +130,9 @@ async def test_how_requests_end_and_are_refused(observed):
     assert added.total("flyspec_requests_refused_total", reason="client_limit") == 1
     assert added.total("flyspec_requests_refused_total") == 1
     calls = "flyspec_rpc_calls_total"
-    for _ in range(100):  # a call ends a moment after its request
-        if added.total(calls) >= 6:
-            break
-        await asyncio.sleep(0.05)
-        added = observed.scrape("orchestrator").since(before)
     for code, count in (("CANCELLED", 4), ("INVALID_ARGUMENT", 1), ("RESOURCE_EXHAUSTED", 1)):
         assert added.total(calls, code=code) == count, list(added.find(calls))
-    now = observed.scrape("orchestrator")
-    assert now.total("flyspec_generations_active") == now.total("flyspec_rpc_open_calls") == 0
+    assert observed.scrape("orchestrator").total(active) == 0
 
 
 async def test_what_clients_make_up_is_no_label(observed):

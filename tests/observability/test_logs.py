@@ -13,6 +13,7 @@ from flyspec.telemetry import fields, request_id_of, set_request_id
 from flyspec.telemetry.logs import JsonFormatter, TextFormatter
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from tests.observability.conftest import SERVICES
+from tests.waiting import until
 
 
 def record(message, *arguments, level=logging.INFO, error=None, **extra):
@@ -91,13 +92,17 @@ async def generate(observed, metadata=()):
 
 
 async def lines_of(observed, identifier):
-    """Lines of a request, once every service has said something."""
-    for _ in range(100):
-        found = [json.loads(x) for x in observed.logs if f'"{identifier}"' in x]
-        if {x["service"] for x in found} == set(SERVICES):
-            return found
-        await asyncio.sleep(0.05)
-    raise AssertionError(found)
+    """Lines of a request, once it has ended and every service has said something."""
+
+    def lines():
+        return [json.loads(x) for x in observed.logs if f'"{identifier}"' in x]
+
+    def all_said_something():
+        ended = any(x["message"] == "request ended" for x in lines())
+        return ended and {x["service"] for x in lines()} == set(SERVICES)
+
+    await until(all_said_something)
+    return lines()
 
 
 async def test_a_requests_id_is_in_the_lines_of_all_services(observed):

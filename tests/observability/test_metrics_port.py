@@ -143,13 +143,13 @@ def test_certificates_that_cannot_be_used_are_said(tmp_path):
 async def test_a_loop_that_does_not_come_round_fails_the_scrape(monkeypatch):
     from flyspec.telemetry import metrics
 
-    monkeypatch.setattr(metrics, "SCRAPE_WAIT_S", 0.2)
     telemetry = Telemetry("draft", DraftSettings(port=0))
     telemetry.collect(lambda: [metrics.gauge("flyspec_test", "A test.", 1)])
     port = telemetry.listen()
     try:
         found = await asyncio.to_thread(scrape, port)
         assert found.total("flyspec_test") == 1
+        monkeypatch.setattr(metrics, "SCRAPE_WAIT_S", 0.2)
         result = {}
 
         def ask():
@@ -160,7 +160,7 @@ async def test_a_loop_that_does_not_come_round_fails_the_scrape(monkeypatch):
 
         asking = threading.Thread(target=ask)
         asking.start()
-        asking.join(5)  # this blocks the loop
+        asking.join(30)  # this blocks the loop
         assert isinstance(result.get("error"), urllib.error.HTTPError | OSError)
     finally:
         telemetry.close()

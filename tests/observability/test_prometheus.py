@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -20,6 +19,7 @@ from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from tests.observability.conftest import SERVICES
 from tests.observability.tools import tool
+from tests.waiting import free_port, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "k8s" / "monitoring"
@@ -49,6 +49,12 @@ class Prometheus:
         except OSError:
             return False
 
+    async def scraped(self) -> None:
+        """Wait until every service has been scraped after now."""
+        now = time.time()
+        scraped = f"count(timestamp(up) > {now}) == {len(SERVICES)}"
+        await until(lambda: asyncio.to_thread(self.query, scraped))
+
     async def missing(self, expressions, seconds: float = 60.0) -> list[str]:
         """Those that return nothing, however long one waits."""
         left = list(expressions)
@@ -57,12 +63,6 @@ class Prometheus:
             left = [e for e in left if not await asyncio.to_thread(self.query, e)]
             await asyncio.sleep(1.0)
         return left
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 async def traffic(address: str) -> None:
@@ -110,15 +110,17 @@ async def prometheus(observed, tmp_path_factory):
         )
     running = Prometheus(port)
     try:
-        for _ in range(300):
-            if await asyncio.to_thread(running.ready):
-                break
+
+        async def ready() -> bool:
             assert process.poll() is None, (folder / "log").read_text()
-            await asyncio.sleep(0.1)
-        # A counter's increase shows once it was scraped twice.
+            return await asyncio.to_thread(running.ready)
+
+        await until(ready)
+        # A counter's increase shows once it was scraped before and after.
         for _ in range(2):
             await traffic(observed.stack.address)
-            await asyncio.sleep(2.5)
+            await observed.at_rest()
+            await running.scraped()
         yield running
     finally:
         process.terminate()
@@ -161,12 +163,12 @@ async def test_every_metric_of_a_rule_has_series(prometheus):
 
 
 async def test_every_rule_is_evaluated_without_error(prometheus):
-    for _ in range(100):
+    def evaluated():
         groups = prometheus.get("/api/v1/rules")["groups"]
         rules = [rule for group in groups for rule in group["rules"]]
-        if all(rule["health"] != "unknown" for rule in rules):
-            break
-        await asyncio.sleep(0.1)
+        return rules if all(rule["health"] != "unknown" for rule in rules) else None
+
+    rules = await until(evaluated)
     assert len(rules) == 31
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 

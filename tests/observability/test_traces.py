@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -20,6 +20,7 @@ from flyspec.telemetry.traces import Traces, traceparent_of, wall_ns
 from flyspec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from flyspec.values.tokens import SamplingParams
 from tests.observability.conftest import SERVICES, Observed
+from tests.waiting import until
 
 PROMPT = "Mia has 12 stamps and buys 30 more."
 TREE = {
@@ -33,25 +34,39 @@ TREE = {
 }
 
 
+def spans_with(observed: Observed, text: str) -> list[dict]:
+    """What all services have written that has a text in it."""
+    lines = [x for s in SERVICES for x in observed.traces[s].read_text().splitlines(keepends=True)]
+    return [json.loads(line) for line in lines if text in line and line.endswith("\n")]
+
+
 def spans_of(observed: Observed, trace_id: str) -> list[dict]:
     """What all services have written of a trace."""
-    lines = [line for s in SERVICES for line in observed.traces[s].read_text().splitlines()]
-    spans = [json.loads(line) for line in lines if trace_id in line]
+    spans = spans_with(observed, trace_id)
     return [span for span in spans if span["context"]["trace_id"] == f"0x{trace_id}"]
 
 
+async def written(observed: Observed) -> None:
+    """Wait until the spans of all requests so far are in the files.
+
+    Every service writes its own now and then, in order: so they are there once those of another
+    request are, which came when the services were at rest.
+    """
+    await observed.at_rest()
+    following = uuid.uuid4().hex
+    await generate(observed, (("traceparent", traceparent_of(int(following, 16), 1)),))
+
+    def is_written() -> bool:
+        names = {span["name"].partition(" ")[0] for span in spans_of(observed, following)}
+        return names >= {"text_completion", "propose", "check"}
+
+    await until(is_written)
+
+
 async def whole_trace(observed: Observed, trace_id: str) -> list[dict]:
-    """The spans, once every parent is there: they are sent every few seconds."""
-    for _ in range(150):
-        spans = spans_of(observed, trace_id)
-        known = {span["context"]["span_id"] for span in spans}
-        names = {span["name"] for span in spans}
-        orphans = [span for span in spans if span["parent_id"] not in known]
-        if {"propose", "check"} <= names and len(orphans) == 1:
-            await asyncio.sleep(1.0)
-            return spans_of(observed, trace_id)
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"no whole trace: {sorted(names)}, {len(orphans)} orphans")
+    """All spans of a trace; none if it has none."""
+    await written(observed)
+    return spans_of(observed, trace_id)
 
 
 async def generate(observed: Observed, metadata, **fields) -> list[generation_pb2.GenerateResponse]:
@@ -140,11 +155,7 @@ async def test_a_request_that_fails_says_so(observed):
     trace_id = 0xBAD
     with pytest.raises(grpc.aio.AioRpcError):
         await generate(observed, (("traceparent", traceparent_of(trace_id, 1)),), logprobs=1000)
-    for _ in range(150):
-        if spans := spans_of(observed, f"{trace_id:032x}"):
-            break
-        await asyncio.sleep(0.1)
-    (span,) = spans
+    (span,) = await whole_trace(observed, f"{trace_id:032x}")
     assert span["status"]["status_code"] == "ERROR"
     assert span["attributes"]["error.type"] == "INVALID_ARGUMENT"
 
@@ -152,8 +163,7 @@ async def test_a_request_that_fails_says_so(observed):
 async def test_a_client_that_samples_nothing_is_not_traced(observed):
     trace_id = f"{0xCAFE:032x}"
     await generate(observed, (("traceparent", f"00-{trace_id}-{1:016x}-00"),))
-    await asyncio.sleep(1.5)
-    assert spans_of(observed, trace_id) == []
+    assert await whole_trace(observed, trace_id) == []
 
 
 async def test_plain_decoding_is_one_round_a_request_to_the_target(observed):
@@ -165,11 +175,7 @@ async def test_plain_decoding_is_one_round_a_request_to_the_target(observed):
         header = (("traceparent", traceparent_of(trace_id, 1)),)
         async for _ in stub.Generate(request, metadata=header):
             pass
-    for _ in range(150):
-        spans = spans_of(observed, f"{trace_id:032x}")
-        if any(s["name"] == "check" for s in spans) and any(s["name"] == "round" for s in spans):
-            break
-        await asyncio.sleep(0.1)
+    spans = await whole_trace(observed, f"{trace_id:032x}")
     (round_,) = [s for s in spans if s["name"] == "round"]
     (check,) = [s for s in spans if s["name"] == "check"]
     assert round_["attributes"]["flyspec.num_verdicts"] == 20
@@ -178,7 +184,6 @@ async def test_plain_decoding_is_one_round_a_request_to_the_target(observed):
 
 async def test_many_rounds_of_windows_hang_together(observed):
     """Windows across rounds, chat, temperature: no span is lost or left without its parent."""
-    before = observed.traces["orchestrator"].read_text()
     async with Client(observed.stack.address) as client:
         options = GenerateOptions(
             rule=Rule("margin", margin_threshold=3.0),
@@ -187,17 +192,13 @@ async def test_many_rounds_of_windows_hang_together(observed):
             seed=3,
         )
         done = await client.complete(Chat.of_user(PROMPT), options)
-    mine = done.started.request_id
-    for _ in range(150):
-        new = observed.traces["orchestrator"].read_text()[len(before) :]
-        roots = [json.loads(x) for x in new.splitlines() if mine in x]
-        if roots:
-            break
-        await asyncio.sleep(0.1)
-    (root,) = roots
+    await written(observed)
+    (root,) = spans_with(observed, done.started.request_id)
     assert root["name"].startswith("chat ")
     assert root["parent_id"] is None
-    spans = await whole_trace(observed, root["context"]["trace_id"][2:])
+    spans = spans_of(observed, root["context"]["trace_id"][2:])
+    known = {s["context"]["span_id"] for s in spans}
+    assert [s for s in spans if s["parent_id"] not in known] == [root]
     rounds = [s for s in spans if s["name"] == "round"]
     checks = [s for s in spans if s["name"] == "check"]
     assert len(checks) == done.completion.speculation.num_rounds <= len(rounds)
@@ -216,10 +217,12 @@ def test_sampling_keeps_its_share(tmp_path):
 
 
 def test_times_keep_their_distances():
+    before = time.time_ns()
     times = [time.perf_counter_ns() for _ in range(1000)]
+    after = time.time_ns()
     walls = [wall_ns(t) for t in times]
     assert [w - walls[0] for w in walls] == [t - times[0] for t in times]
-    assert abs(walls[0] - time.time_ns()) < 1e9
+    assert before - 1e9 < walls[0] <= walls[-1] < after + 1e9
 
 
 def test_a_traceparent_that_cannot_be_read_is_no_parent(tmp_path):

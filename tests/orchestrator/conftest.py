@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import asynccontextmanager
+import threading
+import time
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from flyspec.engine.loading import load_model
 from flyspec.v1 import draft_pb2_grpc, verify_pb2_grpc
 from orchestrator.server import Orchestrator
 from tests.tiny import make_model
+from tests.waiting import idle, until
 from verify_service.server import build as build_verify
 
 
@@ -42,19 +44,18 @@ class Stack:
         self.verify_server = _verify_server(self.verify_servicer, port)
         await self.verify_server.start()
 
-    async def idle(self, seconds: float = 5.0) -> bool:
-        """Whether all sessions are gone within that time."""
-        for _ in range(int(seconds / 0.02)):
+    async def idle(self) -> bool:
+        """Wait until all sessions are gone."""
+        return await idle(self.admin)
+
+    async def until(self, **values: int) -> None:
+        """Wait until the orchestrator's status has these values."""
+
+        async def has() -> bool:
             status = await self.admin.status()
-            if not (
-                status.verify.sessions.active
-                or status.draft.sessions.active
-                or status.active_generations
-                or status.waiting_generations
-            ):
-                return True
-            await asyncio.sleep(0.02)
-        return False
+            return {name: getattr(status, name) for name in values} == values
+
+        await until(has)
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +66,39 @@ def model_dirs(tmp_path_factory):
         str(make_model(base / "target", seed=3)),
         str(make_model(base / "draft", seed=3, hidden_size=40)),
     )
+
+
+@contextmanager
+def held(*stacks: Stack):
+    """The targets begin no step in the block: what they generate does not end."""
+    go = threading.Event()
+
+    def waiting(forward):
+        def wait(steps):
+            go.wait()
+            return forward(steps)
+
+        return wait
+
+    for stack in stacks:
+        runner = stack.verify_engine._runner
+        runner.forward = waiting(runner.forward)
+    try:
+        yield
+    finally:
+        go.set()
+
+
+def slow(stack: Stack) -> None:
+    """Let every step of the target take a while."""
+    runner = stack.verify_engine._runner
+    forward = runner.forward
+
+    def slowly(steps):
+        time.sleep(0.01)
+        return forward(steps)
+
+    runner.forward = slowly
 
 
 def _verify_server(servicer, port=0):

@@ -12,6 +12,7 @@ from orchestrator.front import admission as module
 from orchestrator.front.admission import Admission
 from orchestrator.front.clients import ClientLimits
 from orchestrator.front.hold_times import HoldTimes
+from tests.waiting import until
 
 
 class Clock:
@@ -101,8 +102,8 @@ async def test_as_many_run_as_there_is_capacity_for_now():
         await requests.begin(name)
     assert requests.running == ["a"]
     capacity = 3  # replicas came
-    await asyncio.sleep(2 * module.POLL_S)
-    assert requests.running == ["a", "b", "c"]
+    await until(lambda: requests.running == ["a", "b", "c"])
+    assert requests.admission.waiting == 1
     capacity = 1
     await requests.end("a")
     await requests.end("b")
@@ -253,7 +254,7 @@ async def test_who_could_not_begin_before_its_deadline_is_refused_at_once():
 async def test_a_deadline_that_passes_takes_a_request_out_of_the_queue():
     requests = Requests(Admission(lambda: 1, max_waiting=10))
     await requests.begin("a")
-    await requests.begin("b", timeout_s=0.05)
+    await requests.begin("b", timeout_s=0.5)
     await requests.begin("c")
     assert requests.admission.waiting == 2
     error = await requests.error("b")
@@ -267,7 +268,7 @@ async def test_a_deadline_that_passes_takes_a_request_out_of_the_queue():
 
 async def test_a_deadline_ends_a_generation():
     requests = Requests(Admission(lambda: 1))
-    await requests.begin("a", 40, timeout_s=0.05)
+    await requests.begin("a", 40, timeout_s=0.5)
     requests.visits["a"].used(7)
     error = await requests.error("a")
     assert isinstance(error, DeadlineExceededError)

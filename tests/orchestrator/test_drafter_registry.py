@@ -20,6 +20,7 @@ from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.replicas import Pool
+from tests.waiting import until
 
 OFFERED = (DrafterInfo("model", "model"), DrafterInfo("multi_level", "multi_level"))
 
@@ -194,6 +195,5 @@ async def test_who_may_stand_in(fleet):
     assert own.reason == "own:1 is down"
     fleet.down.clear()
     new.state = DrafterState.DRAINING
-    await asyncio.sleep(0.1)
-    await own.pool.refresh()
+    await until(lambda: own.pool.usable)
     assert [d.name for d in drafters.ladder(own)] == ["model", "multi_level"]

@@ -13,7 +13,7 @@ from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin, SamplingParams
-from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.conftest import held, start_stack
 
 DRAFTERS = ["model", "prompt_lookup", "multi_level"]
 EXACT = Rule("exact")
@@ -256,14 +256,16 @@ async def test_two_hundred_cancelled_requests_do_not_wedge_anything(stack, greed
 
 async def test_too_many_waiting_are_refused(model_dirs):
     async with start_stack(model_dirs, max_concurrent=1, max_waiting=2) as stack:
-        tasks = [
-            asyncio.create_task(
-                stack.client.complete(
-                    PROMPT, GenerateOptions(ignore_eos=True, rule=EXACT, max_tokens=40)
+        with held(stack):
+            tasks = [
+                asyncio.create_task(
+                    stack.client.complete(
+                        PROMPT, GenerateOptions(ignore_eos=True, rule=EXACT, max_tokens=40)
+                    )
                 )
-            )
-            for _ in range(6)
-        ]
+                for _ in range(6)
+            ]
+            await stack.until(refused_total=3)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [r for r in results if isinstance(r, FlyspecError)]
         assert {r.status for r in refused} == {"RESOURCE_EXHAUSTED"}

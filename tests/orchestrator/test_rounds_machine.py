@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -180,9 +180,4 @@ class Generations(RuleBasedStateMachine):
 
 
 TestGenerations = Generations.TestCase
-TestGenerations.settings = settings(
-    max_examples=150,
-    stateful_step_count=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestGenerations.settings = settings(max_examples=150, stateful_step_count=25)

@@ -13,7 +13,8 @@ from flyspec.errors import DeadlineExceededError
 from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from orchestrator.front.writer import Writer
-from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.conftest import slow, start_stack
+from tests.waiting import until
 
 MESSAGE = generation_pb2.GenerateResponse(
     chunk=generation_pb2.GenerationChunk(text="x" * 10_000, token_ids=[1])
@@ -64,11 +65,7 @@ async def test_a_writer_waits_for_its_reader_and_ends_one_that_does_not_read(end
         calls = [stub.Generate(generation_pb2.GenerateRequest()) for _ in range(8)]
         for call in calls:
             await call.read()
-        for _ in range(100):
-            await asyncio.sleep(0.05)
-            if endless.ended == len(calls):
-                break
-        assert endless.ended == len(calls)
+        await until(lambda: endless.ended == len(calls))
         assert endless.written < len(calls) * 100  # what sockets and their buffers take, no more
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await read_rest(calls[0], [])
@@ -77,6 +74,7 @@ async def test_a_writer_waits_for_its_reader_and_ends_one_that_does_not_read(end
 
 
 async def test_a_reader_that_is_only_slow_gets_everything(endless):
+    endless.timeout_s = 1.0
     async with grpc.aio.insecure_channel(
         f"127.0.0.1:{endless.port}", options=SMALL_WINDOW
     ) as channel:
@@ -84,12 +82,12 @@ async def test_a_reader_that_is_only_slow_gets_everything(endless):
         call = stub.Generate(generation_pb2.GenerateRequest())
         for _ in range(40):
             assert (await call.read()) == MESSAGE
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.03)  # more than its time in all
         call.cancel()
 
 
 async def test_a_client_that_reads_nothing_loses_its_slot(model_dirs):
-    async with start_stack(model_dirs, max_concurrent=1, write_timeout_s=0.5) as stack:
+    async with start_stack(model_dirs, max_concurrent=1, write_timeout_s=2.0) as stack:
         port, _ = stack.orchestrator.ports
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=SMALL_WINDOW) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
@@ -113,6 +111,7 @@ async def test_a_client_that_reads_nothing_loses_its_slot(model_dirs):
 async def test_timeouts_travel_with_the_request(model_dirs):
     async with start_stack(model_dirs, max_concurrent=1) as stack:
         port, _ = stack.orchestrator.ports
+        slow(stack)
         long = GenerateOptions(ignore_eos=True, timeout_s=0.3, rule=Rule("exact"))
         async with Client(f"127.0.0.1:{port}") as other:
             first = asyncio.create_task(stack.client.complete("the cat", long))

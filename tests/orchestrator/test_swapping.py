@@ -17,7 +17,7 @@ from flyspec.rules import Rule
 from flyspec.values.admin import DrafterState
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.rounds import Outcome
-from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.conftest import held, start_stack
 
 EXACT = Rule("exact")
 PROMPT = "The cat sat on the mat, and the dog sat"
@@ -32,12 +32,13 @@ async def test_running_generations_move_and_their_text_stays(model_dirs, greedy)
         async for event in stack.client.generate(PROMPT, options):
             if isinstance(event, Chunk):
                 if not tokens:
-                    drafter, probe_ns = await admin.register_drafter("next", address)
-                    assert (drafter.kind, drafter.state) == ("model", DrafterState.REGISTERED)
-                    assert probe_ns > 0
-                    await admin.activate_drafter("next", 0.5)
-                    active = await admin.activate_drafter("next")
-                    assert active.active
+                    with held(stack):
+                        drafter, probe_ns = await admin.register_drafter("next", address)
+                        assert (drafter.kind, drafter.state) == ("model", DrafterState.REGISTERED)
+                        assert probe_ns > 0
+                        await admin.activate_drafter("next", 0.5)
+                        active = await admin.activate_drafter("next")
+                        assert active.active
                 tokens += event.token_ids
             elif isinstance(event, Completion):
                 completion = event
@@ -91,13 +92,13 @@ async def test_what_the_operator_asks_in_vain(model_dirs):
 async def test_an_orchestrator_that_drains_takes_nothing_and_takes_it_again(model_dirs):
     async with start_stack(model_dirs) as stack:
         options = GenerateOptions(rule=EXACT, max_tokens=60, ignore_eos=True)
-        running = asyncio.create_task(stack.client.complete(PROMPT, options))
-        while not (await stack.admin.status()).active_generations:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert await stack.admin.drain() == 1
-        assert await stack.client.check_health() == "NOT_SERVING"
-        with pytest.raises(UnavailableError, match="drain"):
-            await stack.client.complete(PROMPT, options)
+        with held(stack):
+            running = asyncio.create_task(stack.client.complete(PROMPT, options))
+            await stack.until(active_generations=1)
+            assert await stack.admin.drain() == 1
+            assert await stack.client.check_health() == "NOT_SERVING"
+            with pytest.raises(UnavailableError, match="drain"):
+                await stack.client.complete(PROMPT, options)
         assert len((await running).token_ids) == 60
         assert (await stack.admin.status()).draining
         await stack.admin.drain(resume=True)

@@ -29,6 +29,7 @@ from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER
 from tests.orchestrator.world import World
+from tests.waiting import until
 
 EXACT = Rule("exact")
 PROMPT = "The cat sat on the mat, and the dog sat"
@@ -40,13 +41,13 @@ async def _check(session, sequence, drafts):
 
 
 async def test_a_session_closed_for_silence_is_opened_again(model_dirs):
-    async with start_stack(model_dirs, verify={"idle_timeout_s": 0.05}) as stack:
+    async with start_stack(model_dirs, verify={"idle_timeout_s": 0.2}) as stack:
         open_ = VerifyOpen((), 3, EXACT, SamplingParams(), 1)
         targets = stack.orchestrator.directory.targets
         session = VerifySession(targets, open_, Traffic(), Recoveries(), 5.0)
         sequence = TokenSequence([5, 6, 7])
         first = await _check(session, sequence, [8, 9])
-        await asyncio.sleep(0.3)
+        await until(lambda: not stack.verify_engine.sessions.active)
         again = await _check(session, sequence, [8, 9])
         assert (again.keep_length, again.next_token_id) == (first.keep_length, first.next_token_id)
         session.close()

@@ -10,7 +10,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
@@ -34,6 +33,7 @@ from flyspec.rules import Rule
 from flyspec.values.generation import Chunk
 from orchestrator.server import Orchestrator
 from tests.tiny import make_model
+from tests.waiting import free_port, is_gone, until
 from verify_service.rank_process import EXIT_LOST_RANK
 from verify_service.ranks import find_place
 
@@ -55,19 +55,6 @@ def expected(target) -> list[list[int]]:
     return [reference.generate(ids, 200, ignore_eos=True)[:100] for ids in PROMPTS]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
-def is_gone(pid: int) -> bool:
-    """Whether it has ended, waited for or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 class Target:
     """A verify service of two ranks, with all it logged."""
 
@@ -83,13 +70,7 @@ class Target:
     async def end(self) -> int:
         """Wait for the end of all ranks; rank 0's exit code."""
         code = await self.service.ended()
-        for pid in self.pids[1:]:
-            for _ in range(500):
-                if is_gone(pid):
-                    break
-                await asyncio.sleep(0.01)
-            else:
-                pytest.fail(f"process {pid} outlives its service")
+        await until(lambda: all(map(is_gone, self.pids)))
         return code
 
 
@@ -154,7 +135,7 @@ async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart
                 tokens += event.token_ids
                 break
         os.kill(first.pids[1], signal.SIGKILL)
-        assert await asyncio.wait_for(first.end(), 15) == EXIT_LOST_RANK
+        assert await asyncio.wait_for(first.end(), 60) == EXIT_LOST_RANK
         assert "rank 1 ended by SIGKILL" in "\n".join(first.log)
         assert len(tokens) < 100
         async with serving(target, port=port):
@@ -169,8 +150,8 @@ async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart
 async def test_a_stopped_rank_ends_the_service(target, rank):
     async with serving(target, "--heartbeat-timeout-s", "2") as running:
         os.kill(running.pids[rank], signal.SIGSTOP)
-        code = await asyncio.wait_for(running.end(), 15)
-        assert f"rank {rank} has been silent for 2" in "\n".join(running.log)
+        code = await asyncio.wait_for(running.end(), 60)
+        assert re.search(f"rank {rank} has been silent for [0-9.]+ s", "\n".join(running.log))
         # Rank 0 cannot end itself while it is stopped; another rank kills it.
         assert code == (EXIT_LOST_RANK if rank else -signal.SIGKILL)
 
@@ -184,10 +165,10 @@ async def test_a_step_that_no_rank_finishes_ends_the_service(target):
         os.kill(running.pids[1], signal.SIGSTOP)
         stream = asyncio.create_task(client.complete(PROMPTS[0], LONG))
         try:
-            assert await asyncio.wait_for(running.end(), 30) == EXIT_LOST_RANK
+            assert await asyncio.wait_for(running.end(), 60) == EXIT_LOST_RANK
         finally:
             stream.cancel()
-        assert "rank 1 has not finished a step for 1" in "\n".join(running.log)
+        assert re.search("rank 1 has not finished a step for [0-9.]+ s", "\n".join(running.log))
 
 
 async def test_ranks_started_by_others_join(target):
@@ -204,18 +185,20 @@ async def test_ranks_started_by_others_join(target):
     ]
     try:
         async with Client(f"127.0.0.1:{port}") as client:
-            for _ in range(600):
+
+            async def serves() -> bool:
+                assert [rank.returncode for rank in ranks] == [None, None]
                 try:
-                    await client.check_health("flyspec.v1.VerifyService")
-                    break
+                    return await client.check_health("flyspec.v1.VerifyService") == "SERVING"
                 except FlyspecError:
-                    assert [rank.returncode for rank in ranks] == [None, None]
-                    await asyncio.sleep(0.1)
+                    return False
+
+            await until(serves, 120)
         # Whoever ends a deployment tells all processes at once; rank 0 drains.
         for rank in ranks:
             rank.terminate()
         ends = asyncio.gather(*(rank.wait() for rank in ranks))
-        assert await asyncio.wait_for(ends, 15) == [0, 0]
+        assert await asyncio.wait_for(ends, 60) == [0, 0]
     finally:
         for rank in ranks:
             if rank.returncode is None:

@@ -27,6 +27,7 @@ from tests.security.authority import DAY, Authority, credentials, files, flags
 from tests.security.test_rotation import replace
 from tests.security.test_tls import unchecked
 from tests.tiny import make_model
+from tests.waiting import until
 
 EXACT = GenerateOptions(
     rule=Rule("exact"), max_tokens=120, ignore_eos=True, num_speculative_tokens=2
@@ -207,9 +208,12 @@ async def test_new_certificates_on_all_sides_under_load_drop_no_stream(secure):
         # The watch over the services goes on with the new ones, too.
         await asyncio.sleep(2.5)
         async with secure.admin(secure.operator) as admin:
-            status = await admin.status()
-        assert status.ready
-        assert all(u.ready for u in (*status.targets, *status.drafters))
+
+            async def all_ready() -> bool:
+                status = await admin.status()
+                return status.ready and all(u.ready for u in (*status.targets, *status.drafters))
+
+            await until(all_ready)
         async with aclosing(client.generate("a", EXACT)) as events:
             assert await anext(events)
 

@@ -27,6 +27,7 @@ from flyspec.values.rounds import Budget as LossBudget
 from flyspec.values.rounds import OpenWindow, Outcome, RoundVerdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
+from tests.waiting import until
 from verify_service.engine import VerifyEngine
 
 EOS = 1
@@ -112,11 +113,7 @@ async def answers(engine, session, round_, distributions=()) -> list[RoundVerdic
 
 async def no_sessions(engine, runner):
     """Wait until the engine's thread has closed all; what it says of its sessions."""
-    for _ in range(500):
-        if runner.cache.num_free == runner.cache.num_slots:
-            break
-        await asyncio.sleep(0.01)
-    assert runner.cache.num_free == runner.cache.num_slots
+    await until(lambda: runner.cache.num_free == runner.cache.num_slots)
     assert engine.sessions.active == 0
     assert not runner.clashes
     return engine.sessions

@@ -6,7 +6,7 @@ import asyncio
 import collections
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,6 +18,7 @@ from flyspec.engine.scheduler import Budget
 from flyspec.errors import ResourceExhaustedError, UnavailableError
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from tests.waiting import until
 
 POISON = [2, 2]
 
@@ -28,12 +29,6 @@ def some_tokens(count: int, seed: int) -> list[int]:
 
 def opening(tokens: list[int]) -> VerifyOpen:
     return VerifyOpen(tokens, len(tokens), EXACT, SamplingParams(), 0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 class GatedRunner(CountingRunner):
@@ -175,7 +170,7 @@ async def test_sessions_that_leave_the_queue_leave_their_slots(target_dir):
             engine.open(opening(some_tokens(9, 50)))
         runner.open_gate()
         for i in range(0, 12, 2):
-            verdict = await asyncio.wait_for(waiting[i].get(), 20)
+            verdict = await asyncio.wait_for(waiting[i].get(), 120)
             round_ = VerifyRound(1, 9, [], some_tokens(7, i))
             records[i].rounds.append((round_, (), [verdict]))
         assert all(inbox.qsize() <= 1 for inbox in waiting[1::2])
@@ -196,7 +191,7 @@ async def test_the_queue_is_bounded_and_says_what_to_do(target_dir):
             engine.submit(sessions[5], round_)
         runner.open_gate()
         for inbox in waiting:
-            assert (await asyncio.wait_for(inbox.get(), 20)).last
+            assert (await asyncio.wait_for(inbox.get(), 120)).last
         assert len(await answers(engine, sessions[5], round_)) == 1
         for session in sessions:
             engine.close(session)
@@ -242,7 +237,7 @@ async def test_rounds_that_the_end_meets_are_told_so(target_dir):
         inbox = engine.submit(session, VerifyRound(1, 9, [], [], max_plain_tokens=50))
         await runner.at_gate(1)
         stop = asyncio.create_task(asyncio.to_thread(engine.stop))
-        await asyncio.sleep(0.05)
+        await until(lambda: engine._inbox.qsize())  # it is told, behind the gate
         runner.open_gate()
         await stop
         told = [inbox.get_nowait() for _ in range(inbox.qsize())]

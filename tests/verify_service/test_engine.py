@@ -29,7 +29,7 @@ def opening(tokens, rule=EXACT, sampling=GREEDY, seed=0):
 async def answers(engine, session, round_):
     inbox, result = engine.submit(session, round_), []
     while True:
-        answer = await asyncio.wait_for(inbox.get(), 20)
+        answer = await asyncio.wait_for(inbox.get(), 120)
         if isinstance(answer, Exception):
             raise answer
         result.append(answer)
@@ -157,10 +157,6 @@ async def test_slots_are_limited_and_come_back(engine):
         engine.open(opening(PROMPT))
     for session in sessions:
         engine.close(session)
-    for _ in range(100):
-        if engine.sessions.active == 0:
-            break
-        await asyncio.sleep(0.01)
     assert engine.sessions.active == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 import grpc
@@ -14,6 +13,7 @@ from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import verify_pb2
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from tests.waiting import until
 
 PROMPT = [0, 17, 45, 120]
 HELD = len(PROMPT)
@@ -37,12 +37,9 @@ async def status_of(call):
     return await call.code(), await call.details()
 
 
-async def drained(engine, seconds=2):
-    for _ in range(100 * seconds):
-        if engine.sessions.active == 0:
-            return True
-        await asyncio.sleep(0.01)
-    return False
+async def drained(engine):
+    """Wait until it has no session."""
+    return await until(lambda: engine.sessions.active == 0)
 
 
 @pytest.mark.parametrize(

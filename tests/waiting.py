@@ -1,0 +1,73 @@
+"""Waiting for what comes about in its own time: however long that takes on a busy machine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from flyspec.client import AdminClient
+
+T = TypeVar("T")
+
+
+async def until(condition: Callable[[], T | Awaitable[T]], seconds: float = 30.0) -> T:
+    """Wait until the condition holds; what it returned then.
+
+    Raises `AssertionError` with what it returned last if it does not hold in time.
+    """
+    found: T | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                answer = condition()
+                found = await answer if inspect.isawaitable(answer) else answer
+                if found:
+                    return found
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not within {seconds} s; last it was {found!r}") from None
+
+
+async def idle(admin: AdminClient) -> bool:
+    """Wait until no generation and no session is left."""
+
+    async def rests() -> bool:
+        status = await admin.status()
+        return not (
+            status.verify.sessions.active
+            or status.draft.sessions.active
+            or status.active_generations
+            or status.waiting_generations
+        )
+
+    return await until(rests)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for has ended, too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at.
+
+    It is below those that the system gives to connections, of which other tests make many: so it
+    stays free until somebody listens.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
