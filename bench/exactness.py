@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.reference import Reference
 from demo.corpus import problems
+from flyspec.bench.reference import Reference
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import Chat, Client, GenerateOptions, Prompt
 from flyspec.errors import FlyspecError, InvalidArgumentError

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.open_loop import Load, Result, Run
 from bench.overload_report import Memory, Phase, Report, plot, summary, table
-from bench.prompts import fresh_problems, to_request
+from flyspec.bench.prompts import fresh_problems, to_request
 from flyspec.cli.bench.common import result_console
 from flyspec.cli.runtime import to_json
 from flyspec.cli.stack import Stack, StackOptions

@@ -11,12 +11,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bench.engine_report import EngineOptions, EngineReport, EngineRun, Memory, StepCost
-from bench.engine_tables import engine_summary, engine_tables
-from bench.parts import timed_parts
-from bench.plots import plot_engine, plot_throughput
-from bench.stall_report import Arrival, StallOptions, StepRecord, report_chunk
-from bench.throughput import Sample, report
+from flyspec.bench.engine.parts import timed_parts
+from flyspec.bench.engine.plots import plot_engine, plot_throughput
+from flyspec.bench.engine.stall_report import Arrival, StallOptions, StepRecord, report_chunk
+from flyspec.bench.engine.steps_report import (
+    EngineOptions,
+    EngineReport,
+    EngineRun,
+    Memory,
+    StepCost,
+)
+from flyspec.bench.engine.tables import engine_summary, engine_tables
+from flyspec.bench.engine.throughput import Sample, report
 from flyspec.cli.bench.common import numbers
 from flyspec.cli.main import app
 from flyspec.drawing import check_plot

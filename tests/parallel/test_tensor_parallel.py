@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.exactness import SETS
-from bench.reference import Reference
+from flyspec.bench.reference import Reference
 from flyspec.cli.service import Service
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.client import Client, GenerateOptions

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bench.prompts import DEFAULT_SEED, fresh_problems, to_request
+from flyspec.bench.prompts import DEFAULT_SEED, fresh_problems, to_request
 from flyspec.client import AdminClient, Client, GenerateOptions, Generation, Prompt
 from flyspec.rules import Rule
 

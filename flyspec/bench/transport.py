@@ -45,7 +45,7 @@ async def round_trips_ns(rounds: int = 120) -> int:
 async def _echo() -> Any:
     """A stream to an echo server in a process of its own."""
     server = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.transport", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "flyspec.bench.transport", stdout=asyncio.subprocess.PIPE
     )
     try:
         assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""What `bench.engine` measures and what it found: plain values, without torch."""
+"""What `steps` measures and what it found: plain values, without torch."""
 
 from __future__ import annotations
 

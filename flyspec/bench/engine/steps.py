@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from bench.engine_report import (
+from flyspec.bench.engine.parts import PartTimes, timed_parts
+from flyspec.bench.engine.steps_report import (
     Cell,
     EngineOptions,
     EngineReport,
@@ -25,7 +26,6 @@ from bench.engine_report import (
     PrefillCost,
     StepCost,
 )
-from bench.parts import PartTimes, timed_parts
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model, read_config
 from flyspec.engine.parallel import LeadRunner, weight_bytes

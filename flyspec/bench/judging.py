@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import rounds
-from bench.rounds import SEED, START_POSITION, Round, make_round
+from flyspec.bench import rounds
+from flyspec.bench.rounds import SEED, START_POSITION, Round, make_round
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, choose, token_logprobs
 from flyspec.rules import Rule
