@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 import grpc
+import uvloop
 
 from flyspec import rpc
 
@@ -93,4 +94,4 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    rpc.run(_serve())
+    uvloop.run(_serve())
