@@ -9,7 +9,7 @@ from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from draft_service.engine import Engine
 from draft_service.observation import Observer
 from draft_service.service import DraftService
-from draft_service.sessions import Limits, Sessions
+from draft_service.sessions import SessionLimits, Sessions
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc, serving
 from flyspec.config import DraftSettings, model_source
@@ -32,7 +32,7 @@ async def build(
 ) -> tuple[Sessions, Engine | None]:
     """Load and warm up what the settings ask for. Raises `ConfigError`."""
     observer = observer or Observer(Telemetry("draft"))
-    limits = Limits(
+    limits = SessionLimits(
         max_sessions=settings.max_sessions,
         max_speculative_tokens=settings.max_speculative_tokens,
         idle_timeout_s=settings.idle_timeout_s,

@@ -24,7 +24,7 @@ from flyspec.telemetry.service import Settings
 log = logging.getLogger(__name__)
 
 
-class Running(Protocol):
+class Loaded(Protocol):
     """A service that is loaded."""
 
     async def start(self) -> dict[str, int]:
@@ -55,7 +55,7 @@ class OnePort:
 
 
 async def serve(
-    name: str, settings: Settings, load: Callable[[Telemetry], Awaitable[Running]]
+    name: str, settings: Settings, load: Callable[[Telemetry], Awaitable[Loaded]]
 ) -> None:
     """Load a service, start it, serve until SIGTERM or SIGINT, drain it.
 

@@ -19,10 +19,10 @@ import torch
 from flyspec.bench.engine.parts import PartTimes, timed_parts
 from flyspec.bench.engine.steps_report import (
     Cell,
+    EngineMemory,
     EngineOptions,
     EngineReport,
     EngineRun,
-    Memory,
     PrefillCost,
     StepCost,
 )
@@ -119,7 +119,7 @@ def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None
         bench = _Bench(opened.runner, options)
         bench.run(on_sample)
         info, cache = opened.runner.info, opened.runner.cache
-        memory = Memory(
+        memory = EngineMemory(
             bytes_per_token=cache.bytes_per_slot // cache.max_length,
             bytes_per_slot=cache.bytes_per_slot,
             slot_tokens=cache.max_length,
