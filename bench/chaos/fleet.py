@@ -90,7 +90,7 @@ class Member:
         await self.process.end()
 
 
-class Fleet:
+class ProxiedFleet:
     """`async with Fleet(options) as fleet: ...`."""
 
     def __init__(self, options: FleetOptions) -> None:
