@@ -91,7 +91,7 @@ class Member:
 
 
 class ProxiedFleet:
-    """`async with Fleet(options) as fleet: ...`."""
+    """`async with ProxiedFleet(options) as fleet: ...`."""
 
     def __init__(self, options: FleetOptions) -> None:
         for model in (TARGET, DRAFT, *((FOREIGN,) if options.foreign else ())):

@@ -1,4 +1,4 @@
-"""What `make imports` refuses, on packages made for it: circles, protobuf outside its rooms."""
+"""What `make imports` refuses in a package made for it: circles of modules, with their lines."""
 
 from __future__ import annotations
 
