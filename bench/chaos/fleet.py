@@ -90,8 +90,8 @@ class Member:
         await self.process.end()
 
 
-class Fleet:
-    """`async with Fleet(options) as fleet: ...`."""
+class ProxiedFleet:
+    """`async with ProxiedFleet(options) as fleet: ...`."""
 
     def __init__(self, options: FleetOptions) -> None:
         for model in (TARGET, DRAFT, *((FOREIGN,) if options.foreign else ())):
