@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from flyspec.prefix import TokenSequence
+from flyspec.rules import RULE_PRESETS
 from flyspec.values.rounds import RoundVerdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger, Round
@@ -124,7 +125,7 @@ class Rounds:
         if self._remaining <= 0:
             return 0
         limit = min(plan.num_speculative_tokens, plan.context_length - len(self._sequence))
-        if plan.rule.name == "exact":
+        if RULE_PRESETS[plan.rule.name].token_exact:
             limit = min(limit, self._remaining - 1)
         return limit
 

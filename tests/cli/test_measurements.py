@@ -37,8 +37,7 @@ from flyspec.client import (
 )
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.prompts import Prompt
-from flyspec.rules import Divergence, Rule, WindowScope
-from flyspec.validation import RULE_PRESETS
+from flyspec.rules import RULE_PRESETS, Divergence, Rule, WindowScope
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin
 

@@ -17,8 +17,7 @@ from flyspec.cli.options import (
     with_flags,
 )
 from flyspec.client import GenerateOptions
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.validation import RULE_PRESETS
+from flyspec.rules import RULE_PRESETS, Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.values.tokens import SamplingParams
 
 

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.validation import RULE_PARAMETERS, RULE_PRESETS, resolve_rule
+from flyspec.rules import (
+    PARAMETERS,
+    RULE_PRESETS,
+    Divergence,
+    EntropyMeasure,
+    Rule,
+    WindowScope,
+    resolve_rule,
+)
 from orchestrator.generation.limits import Limits
 from orchestrator.generation.rule_files import NamedRule, RuleBook, load_rules, read_rules
 
@@ -95,7 +102,7 @@ def test_names_on_offer(write: Any) -> None:
 
 
 def test_a_file_can_say_all_that_a_rule_can() -> None:
-    assert set(NamedRule.model_fields) == {"preset", "guarded_token_ids", *RULE_PARAMETERS}
+    assert set(NamedRule.model_fields) == {"preset", "guarded_token_ids", *PARAMETERS}
 
 
 @pytest.mark.parametrize(
@@ -249,7 +256,7 @@ def test_beyond_a_limit_is_refused(
 
 def test_every_limit_to_a_parameter_has_its_name() -> None:
     named = {n.partition("_")[2] for n in Limits.model_fields if n.startswith(("min_", "max_"))}
-    assert named - set(RULE_PARAMETERS) == {
+    assert named - set(PARAMETERS) == {
         "num_speculative_tokens", "loose_tokens", "loose_cost_nats",
     }  # fmt: skip
 
@@ -285,7 +292,7 @@ def test_limits_by_measure_refuse_other_measures() -> None:
 
 def test_the_window_that_depends_on_k_is_raised_not_refused() -> None:
     book = limited(min_fly_window_size=4)
-    assert [book.resolve(Rule("fly"), k).fly_window_size for k in (1, 4, 6, 15)] == [4, 4, 5, 6]
+    assert [book.resolve(Rule("fly"), k).fly_window_size for k in (2, 4, 6, 15)] == [4, 4, 5, 6]
     with pytest.raises(InvalidArgumentError, match="at least 4 on this server, got 0, the rule's"):
         book.resolve(Rule("typical"), 15)
 

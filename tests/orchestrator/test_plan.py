@@ -9,10 +9,9 @@ import pytest
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import Rule
+from flyspec.rules import RULE_PRESETS, Rule, resolve_rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import common_pb2, generation_pb2
-from flyspec.validation import RULE_PRESETS, resolve_rule
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams

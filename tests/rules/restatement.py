@@ -37,7 +37,8 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
         return x, x - bound, False
     threshold = setting(case, "threshold")
     if case.rule == "fuzzy-reference":
-        both = buckets(probabilities(case.rows[j - 1]), case.q[j - 1], case.q_whole, 0)
+        raw = probabilities(case.rows[j - 1])
+        both = buckets(raw, case.q[j - 1], case.q_whole, setting(case, "top_k"))
         d = max(0.0, divergence(f"reversed {setting(case, 'kind')}", *both))
         return d, threshold - d, True
     if threshold == 0:

@@ -13,7 +13,7 @@ from rule_definitions import first_argmax, gumbel, probabilities
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "exact": {},
-    "fly": {"theta": 0.3, "measure": "top_k", "k": 3},
+    "fly": {"window": 6, "theta": 0.3, "measure": "top_k", "k": 3},
     "fly-paper": {"window": 6, "theta": 0.3, "measure": "normalized", "k": 3},
     "fly-reference": {"window": 6, "theta": 0.3, "measure": "top_k", "k": 3},
     "margin": {"window": 6, "scope": "across", "threshold": 0.3},
@@ -93,9 +93,7 @@ def drafted(case: Case) -> list[int]:
 def setting(case: Case, name: str) -> Any:
     """A parameter: the case's, else the preset's."""
     value = case.given.get(name, DEFAULTS[case.rule].get(name))
-    if name == "window" and value is None:
-        return max(0, min(6, len(drafted(case)) - 1)) if case.rule == "fly" else 0
-    return value
+    return 0 if name == "window" and value is None else value
 
 
 def adjusted(case: Case, j: int) -> np.ndarray:

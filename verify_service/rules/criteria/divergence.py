@@ -61,6 +61,7 @@ FORMULAS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
 REVERSED_FORMULAS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
     Divergence.JS: reversed_jensen_shannon,
     Divergence.KL: reversed_kl,
+    Divergence.TV: total_variation,  # the same either way round
 }
 
 
@@ -142,11 +143,13 @@ class ReversedDivergence(Criterion):
     """The divergence of Fuzzy Speculative Decoding's released code, at most T.
 
     Its forms are reversed and its thresholds belong to them (0.3 to 0.7). It sees raw logits, and
-    asks it of every drafted token, the target's own included.
+    asks it of every drafted token, the target's own included. Its `top_k_*` forms compare the
+    target's 50 most likely tokens, and the rest as one, of whole distributions.
     """
 
     divergence: Divergence
     threshold: float
+    top_k: int = 0
 
     needs_draft = True
     judges_matches = True
@@ -159,7 +162,7 @@ class ReversedDivergence(Criterion):
     def measure(self, at: Evidence) -> Tensor:
         """The divergence, nats, >= 0; infinite where q or p lacks a token of the other."""
         assert at.draft is not None
-        value = REVERSED_FORMULAS[self.divergence](*comparable(at.raw, at.draft, 0))
+        value = REVERSED_FORMULAS[self.divergence](*comparable(at.raw, at.draft, self.top_k))
         return value.clamp_(min=0.0)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
