@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flyspec.errors import ConfigError
-from flyspec.rules import PARAMETERS, RULE_PRESETS, Divergence, Rule, validate_rule
+from flyspec.rules import PARAMETERS, Divergence, Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import validate_rule
 
 PLAIN = "plain"
 ALL = "all"

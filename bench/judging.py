@@ -22,7 +22,9 @@ from bench import rounds
 from bench.rounds import SEED, START_POSITION, Round, make_round
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, choose, token_logprobs
-from flyspec.rules import RULE_PRESETS, Rule, resolve_rule
+from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams, TokenDistribution

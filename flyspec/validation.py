@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from flyspec.errors import InvalidArgumentError
 from flyspec.ranges import Range
-from flyspec.rules import RULE_PRESETS, Rule
+from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 

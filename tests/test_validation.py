@@ -11,17 +11,9 @@ from typing import Any
 import pytest
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import (
-    PARAMETERS,
-    RULE_PRESETS,
-    Divergence,
-    EntropyMeasure,
-    Rule,
-    WindowScope,
-    resolve_rule,
-    rule_warnings,
-    validate_rule,
-)
+from flyspec.rules import PARAMETERS, Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule, rule_warnings, validate_rule
 from flyspec.validation import distribution_spec, distribution_warnings, validate_sampling
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams

@@ -8,7 +8,7 @@ from flyspec import process, rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
-from flyspec.rules import RULE_PRESETS
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo

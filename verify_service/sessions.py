@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from flyspec.engine.scheduler import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.prefix import TokenSequence
-from flyspec.rules import MAX_WINDOW_SIZE, Rule, validate_rule
+from flyspec.rules import MAX_WINDOW_SIZE, Rule
+from flyspec.rules.resolve import validate_rule
 from flyspec.validation import MAX_TOP_LOGPROBS, validate_sampling
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import OpenWindow, Verdict, VerifyOpen, VerifyRound

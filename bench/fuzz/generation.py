@@ -11,7 +11,7 @@ from bench.fuzz.facts import CANCEL, LEAVE, PAUSE, READ, Facts, one_of, send, un
 from bench.fuzz.script import BLAMELESS, FINE, INVALID, Do, Script, Step
 from bench.fuzz.system import SYSTEM_METHODS
 from bench.fuzz.values import junk, mangle, mutate
-from flyspec.rules import RULE_PRESETS
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import generation_pb2
 
 METHOD = "/flyspec.v1.GenerationService/Generate"

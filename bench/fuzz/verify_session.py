@@ -9,7 +9,7 @@ from bench.fuzz.facts import READ, Facts, send
 from bench.fuzz.script import Step
 from bench.fuzz.values import halves
 from flyspec.prefix import TokenSequence
-from flyspec.rules import RULE_PRESETS
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import common_pb2, verify_pb2
 
 

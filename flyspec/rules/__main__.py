@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from flyspec.rules import PARAMETERS, RULE_PRESETS, Parameter, Rule, RulePreset, resolve_rule
+from flyspec.rules import PARAMETERS, Parameter, Rule
+from flyspec.rules.presets import RULE_PRESETS, RulePreset
+from flyspec.rules.resolve import resolve_rule
 
 _TABLE = re.compile(
     r"(<!-- (rules|parameters|limits)((?: [a-z-]+)*) -->\n).*?(<!-- end -->)", re.DOTALL

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from flyspec.rules.parameters import Divergence, EntropyMeasure, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, WindowScope
 
 DEFAULT_WINDOW_SIZE = 6
 CriterionName = Literal[
@@ -57,6 +57,11 @@ class RulePreset:
     samples: int = 1
     hidden_layers: tuple[int, ...] = ()
 
+    @property
+    def draws(self) -> bool:
+        """Whether at temperature > 0 it is speculative sampling, of drafts drawn by chance."""
+        return self.draft is not None and self.draft.drawn_from
+
 
 _WITHIN = {"window_scope": WindowScope.WITHIN_ROUND}
 _NO_WINDOW = {"fly_window_size": 0, **_WITHIN}
@@ -67,76 +72,47 @@ _FLY = {
     "fly_entropy_top_k": 3,
 }
 
-RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType(
-    {
-        "exact": RulePreset("never", lossless=True, token_exact=True),
-        "fly": RulePreset(
-            "top-3 entropy ≥ 0.3 nats",
-            {**_FLY, "fly_window_size": None, **_WITHIN},
-            "entropy",
-        ),
-        "fly-paper": RulePreset(
-            "normalized entropy ≥ 0.3",
-            {**_FLY, "entropy_measure": EntropyMeasure.NORMALIZED, **_WITHIN},
-            "entropy",
-        ),
-        "fly-reference": RulePreset(
-            "top-3 entropy ≥ 0.3 nats, raw",
-            _FLY,
-            "entropy",
-            counts_mismatch=True,
-            raw=True,
-            samples=2,
-        ),
-        "margin": RulePreset(
-            "Δ log p < 0.3 nats",
-            {
-                "margin_threshold": 0.3,
-                "fly_window_size": DEFAULT_WINDOW_SIZE,
-                "window_scope": WindowScope.ACROSS_ROUNDS,
-            },
-            "margin",
-        ),
-        "fuzzy": RulePreset(
-            "divergence < 0.1",
-            {
-                "divergence": Divergence.JS,
-                "divergence_threshold": 0.1,
-                "divergence_top_k": 50,
-                **_NO_WINDOW,
-            },
-            "divergence",
-            largest={Divergence.JS: math.log(2.0), Divergence.TV: 1.0},
-            draft=DraftNeeds(),
-        ),
-        "fuzzy-reference": RulePreset(
-            "reversed divergence ≤ 0.3, raw",
-            {
-                "divergence": Divergence.JS,
-                "divergence_threshold": 0.3,
-                "divergence_top_k": 0,
-            },
-            "reversed divergence",
-            largest={Divergence.TV: 1.0},
-            limited_as="reference_",
-            draft=DraftNeeds(whole=True),
-            raw=True,
-        ),
-        "rejection": RulePreset(
-            "by chance, so that nothing is lost",
-            {"divergence_top_k": 0},
-            lossless=True,
-            draft=DraftNeeds(drawn_from=True),
-        ),
-        "typical": RulePreset(
-            "p(x) > min(ε, δ·exp(−H))",
-            {"typical_epsilon": 0.09, "typical_delta": 0.3, **_NO_WINDOW},
-            "typical",
-        ),
-        "random": RulePreset(
-            "by chance, with probability 0.1",
-            {"random_acceptance": 0.1, **_NO_WINDOW},
-            "random",
-        ),
-    }
-)
+# fmt: off
+RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
+    "exact": RulePreset("never", lossless=True, token_exact=True),
+    "fly": RulePreset(
+        "top-3 entropy ≥ 0.3 nats", {**_FLY, "fly_window_size": None, **_WITHIN}, "entropy",
+    ),
+    "fly-paper": RulePreset(
+        "normalized entropy ≥ 0.3",
+        {**_FLY, "entropy_measure": EntropyMeasure.NORMALIZED, **_WITHIN}, "entropy",
+    ),
+    "fly-reference": RulePreset(
+        "top-3 entropy ≥ 0.3 nats, raw", _FLY, "entropy",
+        counts_mismatch=True, raw=True, samples=2,
+    ),
+    "margin": RulePreset(
+        "Δ log p < 0.3 nats",
+        {"margin_threshold": 0.3, "fly_window_size": DEFAULT_WINDOW_SIZE,
+         "window_scope": WindowScope.ACROSS_ROUNDS}, "margin",
+    ),
+    "fuzzy": RulePreset(
+        "divergence < 0.1",
+        {"divergence": Divergence.JS, "divergence_threshold": 0.1, "divergence_top_k": 50,
+         **_NO_WINDOW}, "divergence",
+        largest={Divergence.JS: math.log(2.0), Divergence.TV: 1.0}, draft=DraftNeeds(),
+    ),
+    "fuzzy-reference": RulePreset(
+        "reversed divergence ≤ 0.3, raw",
+        {"divergence": Divergence.JS, "divergence_threshold": 0.3, "divergence_top_k": 0},
+        "reversed divergence", largest={Divergence.TV: 1.0}, limited_as="reference_",
+        draft=DraftNeeds(whole=True), raw=True,
+    ),
+    "rejection": RulePreset(
+        "by chance, so that nothing is lost", {"divergence_top_k": 0},
+        lossless=True, draft=DraftNeeds(drawn_from=True),
+    ),
+    "typical": RulePreset(
+        "p(x) > min(ε, δ·exp(−H))",
+        {"typical_epsilon": 0.09, "typical_delta": 0.3, **_NO_WINDOW}, "typical",
+    ),
+    "random": RulePreset(
+        "by chance, with probability 0.1", {"random_acceptance": 0.1, **_NO_WINDOW}, "random",
+    ),
+})
+# fmt: on

@@ -8,7 +8,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules.parameters import (
+from flyspec.rules import (
     DEFAULT_NUM_SPECULATIVE_TOKENS,
     MAX_GUARDED_TOKENS,
     PARAMETERS,

@@ -257,7 +257,10 @@ class Rule(_message.Message):
     fly_window_size: _builtins.int
     """W: matching positions that must follow a loosely accepted token, in
     [0, 1024]; 0 is no window. For every rule that accepts mismatches. Unset
-    takes the preset's.
+    takes the preset's. That of fly is min(6, K - 1) for the K that was
+    requested, 6 where none was: resolved once, so a round that turns out
+    shorter keeps it, and what W matches cannot follow is judged exactly. A
+    requested K of 1 leaves no window and is refused.
     """
     fly_entropy_threshold: _builtins.float
     """Entropy at or above which a mismatch may stand, theta, >= 0: at most 1 for
@@ -274,13 +277,16 @@ class Rule(_message.Message):
     log p(drafted token) is below this, tau, nats, >= 0.
     """
     divergence: Global___Divergence.ValueType
-    """fuzzy: which divergence. Unspecified takes the preset's."""
+    """fuzzy, fuzzy-reference: which divergence. Unspecified takes the preset's."""
     divergence_threshold: _builtins.float
-    """fuzzy: a mismatch may stand if the divergence is below this, T, >= 0."""
+    """fuzzy: a mismatch may stand if the divergence is below this, T, in [0, 100];
+    fuzzy-reference: any draft, if it is at most this.
+    """
     divergence_top_k: _builtins.int
     """fuzzy: compares the k most likely tokens and one bucket for the rest, in
-    [1, 1024]; 0 compares the whole vocabulary. rejection: k > 0 drafts from the
-    draft's k most likely tokens. Unset takes the preset's.
+    [1, 1024]; 0 compares the whole vocabulary. fuzzy-reference: k of the target,
+    of whole distributions. rejection: k > 0 drafts from the draft's k most
+    likely tokens. Unset takes the preset's.
     """
     typical_epsilon: _builtins.float
     """typical: epsilon, in [0, 1]."""

@@ -14,7 +14,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from flyspec.errors import InvalidArgumentError
 from flyspec.ranges import Range
-from flyspec.rules import PARAMETERS, RULE_PRESETS, Parameter, Rule, measure_of
+from flyspec.rules import PARAMETERS, Parameter, Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import measure_of
 
 N = TypeVar("N", int, float)
 
@@ -95,7 +97,7 @@ class _Limits(BaseModel):
                 f"rule.{by.name} must be one of {', '.join(allowed)} on this server, "
                 f"got {by.show(measure)}"
                 if allowed
-                else f"rule.name: this server's limits leave no {by.name} of {rule.name!r}"
+                else f"rule.name: this server's limits name no {by.name} of {rule.name!r}"
             )
         return float(limit[prefix + parameter.show(measure)])
 

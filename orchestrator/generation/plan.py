@@ -11,7 +11,8 @@ from typing import Any
 from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import RULE_PRESETS, Rule
+from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import generation_pb2
 from flyspec.validation import (

@@ -25,13 +25,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.rules import (
-    PARAMETERS,
-    RULE_PRESETS,
-    Parameter,
-    Rule,
+from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import (
     measure_of,
-    member_name,
     resolve_rule,
     rule_warnings,
     validate_rule,

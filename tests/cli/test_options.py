@@ -17,7 +17,8 @@ from flyspec.cli.options import (
     with_flags,
 )
 from flyspec.client import GenerateOptions
-from flyspec.rules import RULE_PRESETS, Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.tokens import SamplingParams
 
 

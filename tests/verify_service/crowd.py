@@ -21,7 +21,8 @@ from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Step
 from flyspec.prefix import TokenSequence
-from flyspec.rules import Rule, WindowScope, resolve_rule
+from flyspec.rules import Rule, WindowScope
+from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Budget as LossBudget
 from flyspec.values.rounds import OpenWindow, Outcome, RoundVerdict, VerifyOpen, VerifyRound

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from flyspec.rules import RULE_PRESETS, Rule, WindowScope, resolve_rule
+from flyspec.rules import Rule, WindowScope
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule
 from verify_service.rules.criteria import Criterion
 from verify_service.rules.criteria.divergence import DivergenceBelow, ReversedDivergence
 from verify_service.rules.criteria.entropy import entropy_criterion
@@ -53,7 +55,7 @@ def _compose(rule: Rule) -> Composition:
         Window(following, reach=size, scope=rule.window_scope or WindowScope.WITHIN_ROUND),
         frozenset(rule.guarded_token_ids),
         preset.samples,
-        draws=preset.draft is not None and preset.draft.drawn_from,
+        preset.draws,
     )
 
 

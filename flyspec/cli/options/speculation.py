@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from flyspec.rules import PARAMETERS, RULE_PRESETS, Parameter, Rule, member_name
+from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
+from flyspec.rules.presets import RULE_PRESETS
 
 _SPECULATION = "Speculation"
 _RULE = "Parameters of the rule (those that it does not have are refused)"
