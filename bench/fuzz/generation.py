@@ -109,7 +109,7 @@ def _request(facts: Facts, rng: Random) -> generation_pb2.GenerateRequest:
     if rng.random() < 0.6:
         m.speculation.rule.name = rng.choice(list(RULE_PRESETS))
     if rng.random() < 0.5:
-        m.speculation.num_speculative_tokens = rng.choice((0, 1, 4, 15))
+        m.speculation.num_speculative_tokens = rng.choice((0, 2, 4, 15))
     m.speculation.drafter = rng.choice(("", *facts.drafters))
     m.speculation.eager = rng.random() < 0.2
     m.return_rounds = rng.random() < 0.2
