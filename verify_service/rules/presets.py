@@ -8,19 +8,16 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from flyspec.rules import Rule, WindowScope
-from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.presets import RULE_PRESETS, CriterionName
 from flyspec.rules.resolve import resolve_rule
 from verify_service.rules.criteria import Criterion
-from verify_service.rules.criteria.divergence import DivergenceBelow, ReversedDivergence
-from verify_service.rules.criteria.entropy import entropy_criterion
+from verify_service.rules.criteria.divergence import divergence_below, reversed_divergence
+from verify_service.rules.criteria.entropy import entropy_gate
 from verify_service.rules.criteria.exact import Constant
-from verify_service.rules.criteria.margin import Margin
-from verify_service.rules.criteria.random_control import Random
-from verify_service.rules.criteria.typical import Typical
+from verify_service.rules.criteria.margin import margin
+from verify_service.rules.criteria.random_control import random_control
+from verify_service.rules.criteria.typical import typical
 from verify_service.rules.window import Window
-
-REFERENCE_GATE_OFF = 0.01
-"""FLy's released code drops its gate at this threshold and below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,54 +56,15 @@ def _compose(rule: Rule) -> Composition:
     )
 
 
-def _entropy(rule: Rule) -> Criterion:
-    assert rule.entropy_measure is not None
-    assert rule.fly_entropy_threshold is not None
-    raw = RULE_PRESETS[rule.name].raw
-    if raw and rule.fly_entropy_threshold <= REFERENCE_GATE_OFF:
-        return Constant(True)
-    return entropy_criterion(
-        rule.entropy_measure, rule.fly_entropy_threshold, rule.fly_entropy_top_k, raw=raw
-    )
-
-
-def _margin(rule: Rule) -> Criterion:
-    return Margin(rule.margin_threshold) if rule.margin_threshold else Constant(False)
-
-
-def _divergence(rule: Rule) -> Criterion:
-    if not rule.divergence_threshold:
-        return Constant(False)  # nothing is below 0
-    assert rule.divergence is not None
-    return DivergenceBelow(rule.divergence, rule.divergence_threshold, rule.divergence_top_k or 0)
-
-
-def _reversed_divergence(rule: Rule) -> Criterion:
-    assert rule.divergence is not None
-    assert rule.divergence_threshold is not None
-    top_k = rule.divergence_top_k or 0
-    return ReversedDivergence(rule.divergence, rule.divergence_threshold, top_k)
-
-
-def _typical(rule: Rule) -> Criterion:
-    assert rule.typical_epsilon is not None
-    assert rule.typical_delta is not None
-    return Typical(rule.typical_epsilon, rule.typical_delta)
-
-
-def _random(rule: Rule) -> Criterion:
-    return Random(rule.random_acceptance) if rule.random_acceptance else Constant(False)
-
-
-_CRITERIA: Mapping[str, Callable[[Rule], Criterion]] = MappingProxyType(
+_CRITERIA: Mapping[CriterionName, Callable[[Rule], Criterion]] = MappingProxyType(
     {
         "never": lambda rule: Constant(False),
-        "entropy": _entropy,
-        "margin": _margin,
-        "divergence": _divergence,
-        "reversed divergence": _reversed_divergence,
-        "typical": _typical,
-        "random": _random,
+        "entropy": entropy_gate,
+        "margin": margin,
+        "divergence": divergence_below,
+        "reversed divergence": reversed_divergence,
+        "typical": typical,
+        "random": random_control,
     }
 )
-"""By the name that a preset gives its criterion."""
+"""Each takes its parameters from a resolved rule; by the name that a preset gives its criterion."""

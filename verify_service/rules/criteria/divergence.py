@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.rules import Divergence
+from flyspec.rules import Divergence, Rule
 from verify_service.rules.criteria import Criterion, Evidence, computable
+from verify_service.rules.criteria.exact import Constant
 
 HALF_FLOAT_ROUNDING = 2.0**-11
 """Most that rounding to a half float changes a number, as a share of it."""
@@ -168,3 +169,19 @@ class ReversedDivergence(Criterion):
     def accepts(self, *numbers: float) -> bool:
         """Whether they are near enough; equality is."""
         return numbers[0] <= self.threshold
+
+
+def divergence_below(rule: Rule) -> Criterion:
+    """The criterion of a rule; nothing is below 0."""
+    if not rule.divergence_threshold:
+        return Constant(False)
+    assert rule.divergence is not None
+    return DivergenceBelow(rule.divergence, rule.divergence_threshold, rule.divergence_top_k or 0)
+
+
+def reversed_divergence(rule: Rule) -> Criterion:
+    """The criterion of a rule."""
+    kind, threshold = rule.divergence, rule.divergence_threshold
+    assert kind is not None
+    assert threshold is not None
+    return ReversedDivergence(kind, threshold, rule.divergence_top_k or 0)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flyspec.engine.sampling import ACCEPT_STREAM, uniform
+from flyspec.rules import Rule
 from verify_service.rules.criteria import Criterion, Evidence
+from verify_service.rules.criteria.exact import Constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +28,8 @@ class Random(Criterion):
     def accepts(self, *numbers: float) -> bool:
         """Whether chance is in favour."""
         return numbers[0] < self.probability
+
+
+def random_control(rule: Rule) -> Criterion:
+    """The criterion of a rule."""
+    return Random(rule.random_acceptance) if rule.random_acceptance else Constant(False)
