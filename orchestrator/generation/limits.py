@@ -39,29 +39,17 @@ def _number(range_: Range) -> Any:
     return Annotated[kind, Field(ge=range_.low, le=range_.high)]
 
 
-def _measures(parameter: Parameter) -> dict[str, Range]:
-    """What a limit by measure may name: the measures, as each rule that can lose calls them."""
-    prefixes = dict.fromkeys(
-        preset.limited_as
-        for preset in RULE_PRESETS.values()
-        if parameter.name in preset.defaults and not preset.lossless
-    )
-    return {
-        prefix + parameter.show(measure): range_
-        for prefix in prefixes
-        for measure, range_ in parameter.ranges.items()
-    }
-
-
 def _limit_type(parameter: Parameter) -> Any:
-    """A number in the parameter's range, or a table of them by measure."""
+    """A number in the widest of its ranges, or a table of them by measure, as rules call these."""
+    number = _number(max(parameter.ranges.values(), key=lambda range_: range_.high))
     if not parameter.limited_by_measure:
-        (range_,) = parameter.ranges.values()
-        return _number(range_) | None
-    measures = _measures(parameter)
-    widest = max(measures.values(), key=lambda range_: range_.high)
-    table: Any = dict[Literal[tuple(measures)], _number(widest)]  # type: ignore[misc]
-    return Annotated[table | None, _of_each(tuple(measures))]
+        return number | None
+    owners = [preset for preset in RULE_PRESETS.values() if parameter.name in preset.defaults]
+    names = tuple(
+        dict.fromkeys(p.limited_as + parameter.show(m) for p in owners for m in parameter.ranges)
+    )
+    table: Any = dict[Literal[names], number]  # type: ignore[valid-type]
+    return Annotated[table | None, _of_each(names)]
 
 
 class _Limits(BaseModel):
