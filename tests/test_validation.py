@@ -181,6 +181,7 @@ A_VALUE = {
     "typical_epsilon": 0.1,
     "typical_delta": 0.1,
     "random_acceptance": 0.5,
+    "random_judges_matches": True,
 }
 WINDOW = {"fly_window_size", "window_scope"}
 ENTROPY = {"fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k", "entropy_measure"}
@@ -194,7 +195,7 @@ APPLIES = {
     "fuzzy-reference": {"divergence", "divergence_threshold", "divergence_top_k"},
     "rejection": {"divergence_top_k"},
     "typical": WINDOW | {"typical_epsilon", "typical_delta"},
-    "random": WINDOW | {"random_acceptance"},
+    "random": WINDOW | {"random_acceptance", "random_judges_matches"},
 }
 
 
@@ -304,7 +305,17 @@ def fly(name: str, window: int, *more: Any, scope: WindowScope | None = WITHIN) 
             4,
             Rule("typical", 0, window_scope=WITHIN, typical_epsilon=0.09, typical_delta=0.3),
         ),
-        (Rule("random"), 4, Rule("random", 0, window_scope=WITHIN, random_acceptance=0.1)),
+        (
+            Rule("random"),
+            4,
+            Rule(
+                "random",
+                0,
+                window_scope=WITHIN,
+                random_acceptance=0.1,
+                random_judges_matches=False,
+            ),
+        ),
     ],
 )
 def test_presets_fill_in(rule: Rule, k: int, resolved: Rule) -> None:

@@ -183,6 +183,10 @@ class Rule:
     random_acceptance: Annotated[float | None, _parameter(
         "r", "probability that a mismatch stands", Range(0.0, 1.0), limit="max",
     )] = None
+    random_judges_matches: Annotated[bool | None, _parameter(
+        "", "asks it of every draft as the released control does; a match that it refuses ends the "
+        "round and is replaced by the same token",
+    )] = None
     guarded_token_ids: tuple[int, ...] = ()
 # fmt: on
 

@@ -112,7 +112,8 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
         {"typical_epsilon": 0.09, "typical_delta": 0.3, **_NO_WINDOW}, "typical",
     ),
     "random": RulePreset(
-        "by chance, with probability 0.1", {"random_acceptance": 0.1, **_NO_WINDOW}, "random",
+        "by chance, with probability 0.1",
+        {"random_acceptance": 0.1, "random_judges_matches": False, **_NO_WINDOW}, "random",
     ),
 })
 # fmt: on

@@ -249,6 +249,7 @@ class Rule(_message.Message):
     TYPICAL_DELTA_FIELD_NUMBER: _builtins.int
     RANDOM_ACCEPTANCE_FIELD_NUMBER: _builtins.int
     GUARDED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RANDOM_JUDGES_MATCHES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the preset: exact, fly, fly-paper, fly-reference, margin, fuzzy,
     fuzzy-reference, rejection, typical or random; or one that the operator
@@ -294,6 +295,10 @@ class Rule(_message.Message):
     """typical: delta, >= 0."""
     random_acceptance: _builtins.float
     """random: probability with which a mismatch may stand, in [0, 1]."""
+    random_judges_matches: _builtins.bool
+    """random: ask it of every draft, matches too, as Fuzzy Speculative Decoding's
+    released control does. Unset is false.
+    """
     @_builtins.property
     def guarded_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens never accepted loosely, neither as the drafted token nor when the
@@ -317,10 +322,11 @@ class Rule(_message.Message):
         typical_delta: _builtins.float | None = ...,
         random_acceptance: _builtins.float | None = ...,
         guarded_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        random_judges_matches: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "random_acceptance", b"random_acceptance", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "name", b"name", "random_acceptance", b"random_acceptance", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "name", b"name", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__divergence_threshold: _TypeAlias = _typing.Literal["divergence_threshold"]  # noqa: Y015
     _WhichOneofArgType__divergence_threshold: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold"]  # noqa: Y015
@@ -336,6 +342,8 @@ class Rule(_message.Message):
     _WhichOneofArgType__margin_threshold: _TypeAlias = _typing.Literal["_margin_threshold", b"_margin_threshold"]  # noqa: Y015
     _WhichOneofReturnType__random_acceptance: _TypeAlias = _typing.Literal["random_acceptance"]  # noqa: Y015
     _WhichOneofArgType__random_acceptance: _TypeAlias = _typing.Literal["_random_acceptance", b"_random_acceptance"]  # noqa: Y015
+    _WhichOneofReturnType__random_judges_matches: _TypeAlias = _typing.Literal["random_judges_matches"]  # noqa: Y015
+    _WhichOneofArgType__random_judges_matches: _TypeAlias = _typing.Literal["_random_judges_matches", b"_random_judges_matches"]  # noqa: Y015
     _WhichOneofReturnType__typical_delta: _TypeAlias = _typing.Literal["typical_delta"]  # noqa: Y015
     _WhichOneofArgType__typical_delta: _TypeAlias = _typing.Literal["_typical_delta", b"_typical_delta"]  # noqa: Y015
     _WhichOneofReturnType__typical_epsilon: _TypeAlias = _typing.Literal["typical_epsilon"]  # noqa: Y015
@@ -354,6 +362,8 @@ class Rule(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__margin_threshold) -> _WhichOneofReturnType__margin_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__random_acceptance) -> _WhichOneofReturnType__random_acceptance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__random_judges_matches) -> _WhichOneofReturnType__random_judges_matches | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_delta) -> _WhichOneofReturnType__typical_delta | None: ...
     @_typing.overload

@@ -18,10 +18,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "fly-reference": {"window": 6, "theta": 0.3, "measure": "top_k", "k": 3},
     "margin": {"window": 6, "scope": "across", "threshold": 0.3},
     "fuzzy": {"window": 0, "kind": "js", "threshold": 0.1, "top_k": 50},
-    "fuzzy-reference": {"kind": "js", "threshold": 0.3, "top_k": 0},
+    "fuzzy-reference": {"kind": "js", "threshold": 0.3, "top_k": 0, "matches": True},
     "rejection": {},
     "typical": {"window": 0, "epsilon": 0.09, "delta": 0.3},
-    "random": {"window": 0, "threshold": 0.1},
+    "random": {"window": 0, "threshold": 0.1, "matches": False},
 }
 
 

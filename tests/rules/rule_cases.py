@@ -135,6 +135,9 @@ def draw_parameters(
         given["kind"] = rng.choice(["js", "js", "kl", "tv"])
         given["top_k"] = rng.choice([0, 0, 0, 2, 8])
 
+    if case.rule == "random" and scope != "across":
+        given["matches"] = rng.random() < 0.3
+
 
 def draw_bounds(case: Case, rng: random.Random) -> None:
     if rng.random() < 0.1:
@@ -285,6 +288,7 @@ def arguments(case: Case) -> dict[str, Any]:
         threshold.get(case.rule, "divergence_threshold"): given.get("threshold"),
         "divergence": DIVERGENCES.get(given.get("kind", "")),
         "divergence_top_k": given.get("top_k"),
+        "random_judges_matches": given.get("matches"),
         "typical_epsilon": given.get("epsilon"),
         "typical_delta": given.get("delta"),
         "guarded_token_ids": tuple(sorted(case.guarded)),

@@ -17,9 +17,11 @@ class Random(Criterion):
     """A mismatch stands with a given probability: if u < p, u uniform, keyed by seed and position.
 
     The baseline of Fuzzy Speculative Decoding, appendix E: what a rule must beat to be worth it.
+    Its released code asks it of every draft: `judges_matches`.
     """
 
     probability: float
+    judges_matches: bool = False
 
     def measure(self, at: Evidence) -> Tensor:
         """The random number, float64 in (0, 1); the same at a position whoever drafted."""
@@ -32,4 +34,7 @@ class Random(Criterion):
 
 def random_control(rule: Rule) -> Criterion:
     """The criterion of a rule."""
-    return Random(rule.random_acceptance) if rule.random_acceptance else Constant(False)
+    probability, judges_matches = rule.random_acceptance, bool(rule.random_judges_matches)
+    if not probability and not judges_matches:
+        return Constant(False)
+    return Random(probability or 0.0, judges_matches)
