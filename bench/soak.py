@@ -167,7 +167,7 @@ class SoakRun:
             ignore_eos=rng.random() < 0.5,
             drafter=rng.choice(DRAFTERS),
             rule=Rule(rng.choice(RULES)),
-            num_speculative_tokens=rng.choice([0, 1, 4, 8, 15]),
+            num_speculative_tokens=rng.choice([0, 2, 4, 8, 15]),
             logprobs=rng.choice([None, None, 2]),
         )
 

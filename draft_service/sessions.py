@@ -18,7 +18,8 @@ from draft_service.tokenizers import Tokenizers
 from draft_service.translation import Translator
 from flyspec import process
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
-from flyspec.validation import MAX_DIVERGENCE_TOP_K, validate_sampling
+from flyspec.rules import MAX_DIVERGENCE_TOP_K
+from flyspec.validation import validate_sampling
 from flyspec.values.admin import DraftServiceInfo, SessionStatus
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 

@@ -11,17 +11,10 @@ from typing import Any
 import pytest
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.validation import (
-    RULE_PARAMETERS,
-    RULE_PRESETS,
-    distribution_spec,
-    distribution_warnings,
-    resolve_rule,
-    rule_warnings,
-    validate_rule,
-    validate_sampling,
-)
+from flyspec.rules import PARAMETERS, Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule, rule_warnings, validate_rule
+from flyspec.validation import distribution_spec, distribution_warnings, validate_sampling
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 
@@ -145,10 +138,6 @@ def test_too_many_biases() -> None:
             "rule.divergence_top_k must be an integer between 0 and 1024, got 1025",
         ),
         (Rule("rejection", divergence_top_k=-1), "must be an integer between 0 and 1024, got -1"),
-        (
-            Rule("fuzzy-reference", divergence=Divergence.TV),
-            "rule.divergence must be js or kl for the rule 'fuzzy-reference', got tv",
-        ),
         (Rule("typical", typical_epsilon=1.1), "rule.typical_epsilon must be between 0 and 1"),
         (Rule("typical", typical_delta=-1), "rule.typical_delta must be between 0 and 100"),
         (Rule("random", random_acceptance=1.1), "rule.random_acceptance must be between 0 and 1"),
@@ -192,6 +181,7 @@ A_VALUE = {
     "typical_epsilon": 0.1,
     "typical_delta": 0.1,
     "random_acceptance": 0.5,
+    "random_judges_matches": True,
 }
 WINDOW = {"fly_window_size", "window_scope"}
 ENTROPY = {"fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k", "entropy_measure"}
@@ -202,17 +192,17 @@ APPLIES = {
     "fly-reference": ENTROPY,  # its window is its own
     "margin": WINDOW | {"margin_threshold"},
     "fuzzy": WINDOW | {"divergence", "divergence_threshold", "divergence_top_k"},
-    "fuzzy-reference": {"divergence", "divergence_threshold"},
+    "fuzzy-reference": {"divergence", "divergence_threshold", "divergence_top_k"},
     "rejection": {"divergence_top_k"},
     "typical": WINDOW | {"typical_epsilon", "typical_delta"},
-    "random": WINDOW | {"random_acceptance"},
+    "random": WINDOW | {"random_acceptance", "random_judges_matches"},
 }
 
 
 def test_the_tables_here_are_complete() -> None:
     assert set(APPLIES) == set(RULE_PRESETS)
-    assert set(A_VALUE) == set(RULE_PARAMETERS)
-    assert {f.name for f in fields(Rule)} == {"name", "guarded_token_ids", *RULE_PARAMETERS}
+    assert set(A_VALUE) == set(PARAMETERS)
+    assert {f.name for f in fields(Rule)} == {"name", "guarded_token_ids", *PARAMETERS}
 
 
 @pytest.mark.parametrize("parameter", A_VALUE)
@@ -268,7 +258,7 @@ def fly(name: str, window: int, *more: Any, scope: WindowScope | None = WITHIN) 
         (Rule("fly"), 15, fly("fly", 6, 0.3, 3, TOP_K)),
         (Rule("fly"), 7, fly("fly", 6, 0.3, 3, TOP_K)),
         (Rule("fly"), 4, fly("fly", 3, 0.3, 3, TOP_K)),
-        (Rule("fly"), 1, fly("fly", 0, 0.3, 3, TOP_K)),
+        (Rule("fly"), 2, fly("fly", 1, 0.3, 3, TOP_K)),
         (Rule("fly"), 0, fly("fly", 0, 0.3, 3, TOP_K)),
         (Rule("fly", 9, 0.0, 5), 4, fly("fly", 9, 0.0, 5, TOP_K)),
         (Rule("fly", 0), 4, fly("fly", 0, 0.3, 3, TOP_K)),
@@ -302,7 +292,12 @@ def fly(name: str, window: int, *more: Any, scope: WindowScope | None = WITHIN) 
         (
             Rule("fuzzy-reference", divergence=Divergence.KL),
             4,
-            Rule("fuzzy-reference", divergence=Divergence.KL, divergence_threshold=0.3),
+            Rule(
+                "fuzzy-reference",
+                divergence=Divergence.KL,
+                divergence_threshold=0.3,
+                divergence_top_k=0,
+            ),
         ),
         (Rule("rejection"), 4, Rule("rejection", divergence_top_k=0)),
         (
@@ -310,7 +305,17 @@ def fly(name: str, window: int, *more: Any, scope: WindowScope | None = WITHIN) 
             4,
             Rule("typical", 0, window_scope=WITHIN, typical_epsilon=0.09, typical_delta=0.3),
         ),
-        (Rule("random"), 4, Rule("random", 0, window_scope=WITHIN, random_acceptance=0.1)),
+        (
+            Rule("random"),
+            4,
+            Rule(
+                "random",
+                0,
+                window_scope=WITHIN,
+                random_acceptance=0.1,
+                random_judges_matches=False,
+            ),
+        ),
     ],
 )
 def test_presets_fill_in(rule: Rule, k: int, resolved: Rule) -> None:
@@ -336,6 +341,7 @@ def test_presets_are_valid() -> None:
         (Rule("fuzzy"), SamplingParams(), DistributionSpec(50)),
         (Rule("fuzzy", divergence_top_k=0), SAMPLED, DistributionSpec(0)),
         (Rule("fuzzy-reference"), SAMPLED, DistributionSpec(0, raw=True)),
+        (Rule("fuzzy-reference", divergence_top_k=50), SAMPLED, DistributionSpec(0, raw=True)),
         (Rule("rejection"), SAMPLED, DistributionSpec(0, draw_from_it=True)),
         (Rule("rejection", divergence_top_k=8), SAMPLED, DistributionSpec(8, draw_from_it=True)),
         (Rule("rejection"), SamplingParams(), None),
@@ -361,8 +367,8 @@ def test_presets_warn_of_nothing(name: str) -> None:
         (Rule("fly-paper"), 6, "rule.fly_window_size 6 does not fit"),
         (Rule("fly-paper"), 0, None),
         (Rule("fly-paper", window_scope=ACROSS), 4, None),
-        (Rule("fly-reference"), 6, None),
-        (Rule("fly-reference"), 5, "rule.fly_window_size 6 does not fit"),
+        (Rule("fly-reference"), 7, None),
+        (Rule("fly-reference"), 6, "rule.fly_window_size 6 does not fit"),
         (Rule("margin"), 1, None),
         (Rule("margin", window_scope=WITHIN), 4, "rule.fly_window_size 6 does not fit"),
         (Rule("fly", 0, math.log(3)), 4, None),
@@ -379,12 +385,40 @@ def test_presets_warn_of_nothing(name: str) -> None:
         (Rule("fuzzy", divergence=Divergence.TV, divergence_threshold=1.1), 4, "that tv can be"),
         (Rule("fuzzy", divergence=Divergence.KL, divergence_threshold=5.0), 4, None),
         (Rule("fuzzy-reference", divergence_threshold=0.7), 4, None),
+        (Rule("fuzzy-reference", divergence=Divergence.TV, divergence_threshold=1.1), 4, "that tv"),
     ],
 )
 def test_warnings(rule: Rule, k: int, words: str | None) -> None:
     warnings = rule_warnings(resolve_rule(rule, k), k)
     assert len(warnings) == (words is not None)
     assert all(str(words) in w for w in warnings)
+
+
+def test_a_window_of_the_presets_needs_two_drafts() -> None:
+    """K = 1 would leave the preset `fly` without a window; whoever gives one knows."""
+    with pytest.raises(InvalidArgumentError) as caught:
+        resolve_rule(Rule("fly"), 1)
+    assert str(caught.value).startswith(
+        "speculation.num_speculative_tokens must be 0 or at least 2 for the rule 'fly'"
+    )
+    assert "rule.fly_window_size" in str(caught.value)
+    assert resolve_rule(Rule("fly", 0), 1).fly_window_size == 0
+    assert resolve_rule(Rule("fly-paper"), 1).fly_window_size == 6
+    assert resolve_rule(Rule("fly"), 0).fly_window_size == 0  # plain decoding
+
+
+def test_without_a_requested_k_the_window_is_that_of_the_default() -> None:
+    assert resolve_rule(Rule("fly")).fly_window_size == 6
+
+
+@pytest.mark.parametrize(("given", "k", "warns"), [
+    (Rule("fly"), 2, True), (Rule("fly"), 6, True), (Rule("fly"), 7, False),
+    (Rule("fly"), 0, False), (Rule("fly", 1), 2, False), (Rule("typical"), 2, False),
+])  # fmt: skip
+def test_a_small_k_that_shortens_the_window_is_told(given: Rule, k: int, warns: bool) -> None:
+    warnings = rule_warnings(resolve_rule(given, k), k, given)
+    assert len(warnings) == warns
+    assert all(f"rule.fly_window_size is {k - 1} instead of 6" in w for w in warnings)
 
 
 def test_the_most_that_top_k_entropy_can_be() -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from flyspec.config import VerifySettings
 from flyspec.engine.distributions import check_received
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
+from flyspec.rules import MAX_GUARDED_TOKENS
 from flyspec.v1 import verify_pb2
-from flyspec.validation import MAX_GUARDED_TOKENS, MAX_LOGIT_BIAS_TOKENS, MAX_TOP_LOGPROBS
+from flyspec.validation import MAX_LOGIT_BIAS_TOKENS, MAX_TOP_LOGPROBS
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DraftDistributions, VerifyRound
 from flyspec.values.tokens import TokenDistribution

@@ -8,9 +8,9 @@ from flyspec import process, rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
-from flyspec.validation import RULE_PRESETS
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
 from flyspec.values.rounds import DraftDistributions, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution

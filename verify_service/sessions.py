@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from flyspec.engine.scheduler import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.prefix import TokenSequence
-from flyspec.rules import Rule
-from flyspec.validation import (
-    MAX_TOP_LOGPROBS,
-    MAX_WINDOW_SIZE,
-    validate_rule,
-    validate_sampling,
-)
+from flyspec.rules import MAX_WINDOW_SIZE, Rule
+from flyspec.rules.resolve import validate_rule
+from flyspec.validation import MAX_TOP_LOGPROBS, validate_sampling
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import OpenWindow, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, token_logprobs
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import RoundVerdict, Verdict, VerifyRound, VerifyTimings
 from flyspec.values.tokens import TokenDistribution, TokenLogprobs
 from verify_service.rules import judge
@@ -59,7 +60,7 @@ class Referee:
                 distributions,
                 drafts,
                 session.info.vocab_size,
-                renormalise=session.rule.name == "rejection",
+                renormalise=RULE_PRESETS[session.rule.name].draws,
                 device=rows.device,
             )
             if distributions

@@ -11,8 +11,8 @@ from bench.fuzz.facts import CANCEL, LEAVE, PAUSE, READ, Facts, one_of, send, un
 from bench.fuzz.script import BLAMELESS, FINE, INVALID, Action, Do, Script
 from bench.fuzz.system import SYSTEM_METHODS
 from bench.fuzz.values import junk, mangle, mutate
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import generation_pb2
-from flyspec.validation import RULE_PRESETS
 
 METHOD = "/flyspec.v1.GenerationService/Generate"
 UNARY = [
@@ -109,7 +109,7 @@ def _request(facts: Facts, rng: Random) -> generation_pb2.GenerateRequest:
     if rng.random() < 0.6:
         m.speculation.rule.name = rng.choice(list(RULE_PRESETS))
     if rng.random() < 0.5:
-        m.speculation.num_speculative_tokens = rng.choice((0, 1, 4, 15))
+        m.speculation.num_speculative_tokens = rng.choice((0, 2, 4, 15))
     m.speculation.drafter = rng.choice(("", *facts.drafters))
     m.speculation.eager = rng.random() < 0.2
     m.return_rounds = rng.random() < 0.2

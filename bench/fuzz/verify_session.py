@@ -9,8 +9,8 @@ from bench.fuzz.facts import READ, Facts, send
 from bench.fuzz.script import Action
 from bench.fuzz.values import halves
 from flyspec.prefix import TokenSequence
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import common_pb2, verify_pb2
-from flyspec.validation import RULE_PRESETS
 
 
 class GoodVerifySession:

@@ -260,7 +260,7 @@ def _report_condition(
         mean_acceptance_length=1.0 + sum(m.num_accepted_draft_tokens for m in metrics) / steps,
         loose_tokens=loose,
         loose_share=loose / max(1, tokens),
-        loose_cost_nats=cost / len(of),
+        loose_cost_nats=cost,
         mean_loose_gap_nats=cost / loose if loose else None,
         rejected_tokens=rejected,
         mean_rejected_gap_nats=(

@@ -6,17 +6,16 @@ between rules: `fly,margin:margin_threshold=0.2,fly_window_size=4,typical` is th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.validation import validate_rule
+from flyspec.rules import PARAMETERS, Divergence, Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import validate_rule
 
 PLAIN = "plain"
 ALL = "all"
+_K = "num_speculative_tokens"
 
 
 @dataclass(frozen=True)
@@ -38,22 +37,26 @@ CONDITIONS: tuple[Condition, ...] = (
 )
 """What is compared unless rules are named."""
 
-ALL_CONDITIONS: tuple[Condition, ...] = (
-    *CONDITIONS,
-    Condition("fly-paper", Rule("fly-paper")),
-    Condition("fly-reference", Rule("fly-reference")),
-    Condition("margin", Rule("margin")),
-    Condition("margin, K = 4", Rule("margin"), 4),
-    Condition("fuzzy, JS", Rule("fuzzy")),
-    Condition("fuzzy, KL", Rule("fuzzy", divergence=Divergence.KL)),
-    Condition("fuzzy, TV", Rule("fuzzy", divergence=Divergence.TV)),
-    Condition("fuzzy, JS, full", Rule("fuzzy", divergence_top_k=0)),
-    Condition("fuzzy-reference, JS", Rule("fuzzy-reference")),
-    Condition("fuzzy-reference, KL", Rule("fuzzy-reference", divergence=Divergence.KL)),
-    Condition("rejection", Rule("rejection")),
-    Condition("typical", Rule("typical")),
-    Condition("random", Rule("random")),
-)
+_VARIANTS = {
+    "fly": (CONDITIONS[3],),
+    "margin": (Condition("margin, K = 4", Rule("margin"), 4),),
+    "fuzzy": (Condition("fuzzy, JS, full", Rule("fuzzy", divergence_top_k=0)),),
+}
+
+
+def _of_preset(name: str) -> tuple[Condition, ...]:
+    """The preset, by each divergence if it has one, and its variants."""
+    kinds: tuple[Condition, ...] = (Condition(name, Rule(name)),)
+    own = RULE_PRESETS[name].defaults.get("divergence")
+    if own is not None:
+        kinds = tuple(
+            Condition(f"{name}, {d.name}", Rule(name, divergence=None if d is own else d))
+            for d in Divergence
+        )
+    return (*kinds, *_VARIANTS.get(name, ()))
+
+
+ALL_CONDITIONS = (_PLAIN, *(c for name in RULE_PRESETS for c in _of_preset(name)))
 """Every preset, and the variants that the literature tells apart."""
 
 
@@ -124,58 +127,25 @@ def _parse(spec: str, name: str, parameters: str) -> Condition:
     rule, k = Rule(name), None
     for parameter in filter(None, parameters.split(",")):
         field, separator, value = parameter.partition("=")
-        convert = _PARAMETERS.get(field)
-        if convert is None or not separator:
+        known = (_K, *PARAMETERS)
+        if field not in known or not separator:
             raise ConfigError(
                 f"--rules: {spec!r}: {parameter!r} is no parameter with a value; parameters are "
-                f"{', '.join(_PARAMETERS)}"
+                f"{', '.join(known)}"
             )
         try:
-            converted = convert(value)
-        except (ValueError, KeyError):
+            if field == _K:
+                k = _natural(value)
+            else:
+                rule = replace(rule, **{field: PARAMETERS[field].read(value)})
+        except ValueError as error:
             raise ConfigError(
-                f"--rules: {spec!r}: {field} must be {_describe(convert)}, got {value!r}"
+                f"--rules: {spec!r}: {field} must be {error}, got {value!r}"
             ) from None
-        if field == "num_speculative_tokens":
-            k = converted
-        else:
-            rule = replace(rule, **{field: converted})
     return Condition(spec, rule, k)
 
 
 def _natural(value: str) -> int:
-    number = int(value)
-    if number < 0:
-        raise ValueError(value)
-    return number
-
-
-def _named(enum: type[IntEnum]) -> Callable[[str], IntEnum]:
-    def convert(value: str) -> IntEnum:
-        return enum[value.upper()]
-
-    convert.__doc__ = "one of " + ", ".join(member.name.lower() for member in enum)
-    return convert
-
-
-def _describe(convert: Callable[[str], Any]) -> str:
-    if convert is float:
-        return "a number"
-    return "an integer, 0 or more" if convert is _natural else str(convert.__doc__)
-
-
-_PARAMETERS: dict[str, Callable[[str], Any]] = {
-    "num_speculative_tokens": _natural,
-    "fly_window_size": _natural,
-    "fly_entropy_threshold": float,
-    "fly_entropy_top_k": _natural,
-    "entropy_measure": _named(EntropyMeasure),
-    "window_scope": _named(WindowScope),
-    "margin_threshold": float,
-    "divergence": _named(Divergence),
-    "divergence_threshold": float,
-    "divergence_top_k": _natural,
-    "typical_epsilon": float,
-    "typical_delta": float,
-    "random_acceptance": float,
-}
+    if not value.isdecimal():
+        raise ValueError("an integer, 0 or more")
+    return int(value)

@@ -23,7 +23,9 @@ from flyspec.bench.rounds import SEED, START_POSITION, RandomRound, make_round
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, choose, token_logprobs
 from flyspec.rules import Rule
-from flyspec.validation import RULE_PRESETS, distribution_spec, resolve_rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule
+from flyspec.validation import distribution_spec
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams, TokenDistribution
 from verify_service.rules import judge
@@ -36,8 +38,8 @@ SAMPLINGS = {
 
 DEFAULT_RULES = tuple(
     # At the default probability the mismatch would seldom stand; the cost is the same.
-    (name, Rule(name, random_acceptance=0.999) if name == "random" else Rule(name))
-    for name in RULE_PRESETS
+    (name, Rule(name, random_acceptance=0.999 if "random_acceptance" in p.defaults else None))
+    for name, p in RULE_PRESETS.items()
 )
 
 TARGET_SHARE = 0.1

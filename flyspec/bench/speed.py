@@ -81,7 +81,7 @@ class ModeReport:
     mean_accepted_tokens: float
     mean_acceptance_length: float
     loose_share: float
-    loose_cost_nats: float
+    mean_loose_cost_nats: float
     round_overhead_p50_ms: float | None
     same_as_plain: int
     prompts: int
@@ -209,7 +209,7 @@ def _report_group(samples: Sequence[Sample]) -> list[ModeReport]:
                 mean_acceptance_length=1.0
                 + sum(s.accepted for s in every) / max(1, sum(s.spec_steps for s in every)),
                 loose_share=sum(s.loose for s in every) / max(1, tokens),
-                loose_cost_nats=sum(s.loose_cost_nats for s in every) / len(every),
+                mean_loose_cost_nats=sum(s.loose_cost_nats for s in every) / len(every),
                 round_overhead_p50_ms=statistics.median(overheads) if overheads else None,
                 same_as_plain=sum(
                     list(group[0].token_ids) == list(by_mode[PLAIN][p][0].token_ids)

@@ -55,7 +55,7 @@ def accuracy_table(name: str, reports: Sequence[ConditionReport]) -> Table:
             *(show(r) for show in quality.values()),
             f"{r.mean_accepted_tokens:.2f}",
             f"{r.loose_share:.2%}",
-            f"{r.loose_cost_nats:.2f}",
+            f"{r.loose_cost_nats / max(1, r.problems):.2f}",
             f"{r.same_as_plain}/{r.problems}",
         )
     return table

@@ -5,16 +5,9 @@ from __future__ import annotations
 from flyspec import wire
 from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY, is_request_id, is_traceparent
-from flyspec.rules import Rule
+from flyspec.rules import PARAMETERS, Rule
 from flyspec.v1 import generation_pb2
-from flyspec.validation import (
-    MAX_DIVERGENCE_TOP_K,
-    MAX_ENTROPY_TOP_K,
-    MAX_TOP_K,
-    MAX_TOP_LOGPROBS,
-    MAX_WINDOW_SIZE,
-    MIN_ENTROPY_TOP_K,
-)
+from flyspec.validation import MAX_TOP_K, MAX_TOP_LOGPROBS
 from flyspec.values.generation import (
     Chat,
     Chunk,
@@ -116,16 +109,19 @@ def misfit(prompt: Prompt, options: GenerateOptions) -> str | None:
         ("speculation.num_speculative_tokens", options.num_speculative_tokens, 0, _UINT32),
         ("speculation.max_loose_tokens", options.max_loose_tokens, 0, _UINT32),
         ("speculation.exact_prefix_tokens", options.exact_prefix_tokens, 0, _UINT32),
-        ("rule.fly_window_size", rule.fly_window_size, 0, MAX_WINDOW_SIZE),
-        ("rule.fly_entropy_top_k", rule.fly_entropy_top_k, MIN_ENTROPY_TOP_K, MAX_ENTROPY_TOP_K),
-        ("rule.divergence_top_k", rule.divergence_top_k, 0, MAX_DIVERGENCE_TOP_K),
+        *(
+            (f"rule.{name}", getattr(rule, name), range_.low, range_.high)
+            for name, parameter in PARAMETERS.items()
+            for range_ in parameter.ranges.values()
+            if range_.integers
+        ),
     ):
         if not _fits(value, low, high):
             return f"{name} must be an integer between {low} and {high}, got {value}"
     return None
 
 
-def _fits(value: object, low: int, high: int) -> bool:
+def _fits(value: object, low: float, high: float) -> bool:
     """Whether an integer is in range; what is no integer is not judged here."""
     return not isinstance(value, int) or low <= value <= high
 

@@ -249,6 +249,7 @@ class Rule(_message.Message):
     TYPICAL_DELTA_FIELD_NUMBER: _builtins.int
     RANDOM_ACCEPTANCE_FIELD_NUMBER: _builtins.int
     GUARDED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RANDOM_JUDGES_MATCHES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the preset: exact, fly, fly-paper, fly-reference, margin, fuzzy,
     fuzzy-reference, rejection, typical or random; or one that the operator
@@ -257,7 +258,10 @@ class Rule(_message.Message):
     fly_window_size: _builtins.int
     """W: matching positions that must follow a loosely accepted token, in
     [0, 1024]; 0 is no window. For every rule that accepts mismatches. Unset
-    takes the preset's.
+    takes the preset's. That of fly is min(6, K - 1) for the K that was
+    requested, 6 where none was: resolved once, so a round that turns out
+    shorter keeps it, and what W matches cannot follow is judged exactly. A
+    requested K of 1 leaves no window and is refused.
     """
     fly_entropy_threshold: _builtins.float
     """Entropy at or above which a mismatch may stand, theta, >= 0: at most 1 for
@@ -274,13 +278,16 @@ class Rule(_message.Message):
     log p(drafted token) is below this, tau, nats, >= 0.
     """
     divergence: Global___Divergence.ValueType
-    """fuzzy: which divergence. Unspecified takes the preset's."""
+    """fuzzy, fuzzy-reference: which divergence. Unspecified takes the preset's."""
     divergence_threshold: _builtins.float
-    """fuzzy: a mismatch may stand if the divergence is below this, T, >= 0."""
+    """fuzzy: a mismatch may stand if the divergence is below this, T, in [0, 100];
+    fuzzy-reference: any draft, if it is at most this.
+    """
     divergence_top_k: _builtins.int
     """fuzzy: compares the k most likely tokens and one bucket for the rest, in
-    [1, 1024]; 0 compares the whole vocabulary. rejection: k > 0 drafts from the
-    draft's k most likely tokens. Unset takes the preset's.
+    [1, 1024]; 0 compares the whole vocabulary. fuzzy-reference: k of the target,
+    of whole distributions. rejection: k > 0 drafts from the draft's k most
+    likely tokens. Unset takes the preset's.
     """
     typical_epsilon: _builtins.float
     """typical: epsilon, in [0, 1]."""
@@ -288,6 +295,10 @@ class Rule(_message.Message):
     """typical: delta, >= 0."""
     random_acceptance: _builtins.float
     """random: probability with which a mismatch may stand, in [0, 1]."""
+    random_judges_matches: _builtins.bool
+    """random: ask it of every draft, matches too, as Fuzzy Speculative Decoding's
+    released control does. Unset is false.
+    """
     @_builtins.property
     def guarded_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens never accepted loosely, neither as the drafted token nor when the
@@ -311,10 +322,11 @@ class Rule(_message.Message):
         typical_delta: _builtins.float | None = ...,
         random_acceptance: _builtins.float | None = ...,
         guarded_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        random_judges_matches: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "random_acceptance", b"random_acceptance", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "name", b"name", "random_acceptance", b"random_acceptance", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "name", b"name", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__divergence_threshold: _TypeAlias = _typing.Literal["divergence_threshold"]  # noqa: Y015
     _WhichOneofArgType__divergence_threshold: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold"]  # noqa: Y015
@@ -330,6 +342,8 @@ class Rule(_message.Message):
     _WhichOneofArgType__margin_threshold: _TypeAlias = _typing.Literal["_margin_threshold", b"_margin_threshold"]  # noqa: Y015
     _WhichOneofReturnType__random_acceptance: _TypeAlias = _typing.Literal["random_acceptance"]  # noqa: Y015
     _WhichOneofArgType__random_acceptance: _TypeAlias = _typing.Literal["_random_acceptance", b"_random_acceptance"]  # noqa: Y015
+    _WhichOneofReturnType__random_judges_matches: _TypeAlias = _typing.Literal["random_judges_matches"]  # noqa: Y015
+    _WhichOneofArgType__random_judges_matches: _TypeAlias = _typing.Literal["_random_judges_matches", b"_random_judges_matches"]  # noqa: Y015
     _WhichOneofReturnType__typical_delta: _TypeAlias = _typing.Literal["typical_delta"]  # noqa: Y015
     _WhichOneofArgType__typical_delta: _TypeAlias = _typing.Literal["_typical_delta", b"_typical_delta"]  # noqa: Y015
     _WhichOneofReturnType__typical_epsilon: _TypeAlias = _typing.Literal["typical_epsilon"]  # noqa: Y015
@@ -348,6 +362,8 @@ class Rule(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__margin_threshold) -> _WhichOneofReturnType__margin_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__random_acceptance) -> _WhichOneofReturnType__random_acceptance | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__random_judges_matches) -> _WhichOneofReturnType__random_judges_matches | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_delta) -> _WhichOneofReturnType__typical_delta | None: ...
     @_typing.overload

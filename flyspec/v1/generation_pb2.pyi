@@ -252,7 +252,10 @@ class GenerateRequest(_message.Message):
     seed: _builtins.int
     """Seed of the keyed noise. Unset: one is drawn, and told in `started`."""
     max_tokens: _builtins.int
-    """Most tokens to generate, >= 1. Unset: up to the end of the context."""
+    """Most tokens to generate, >= 1. Unset: up to the end of the context. A window
+    across rounds that is open there fails, so under such a rule the text may
+    depend on it.
+    """
     ignore_eos: _builtins.bool
     """Go on after an end of sequence."""
     logprobs: _builtins.int

@@ -288,7 +288,9 @@ class VerifyOpen(_message.Message):
 
     @_builtins.property
     def rule(self) -> _common_pb2.Rule:
-        """Rule of this session."""
+        """Rule of this session. A fly_window_size that it leaves to the preset fly is 6,
+        whatever its rounds' lengths; who asked for a shorter K sends the window.
+        """
 
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams:

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules import PARAMETERS, Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.v1 import common_pb2
 from flyspec.values.admin import ModelInfo, ProcessInfo, SessionStatus
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
@@ -15,17 +15,7 @@ from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogpro
 _MEASURES = {int(m): m for m in EntropyMeasure}
 _SCOPES = {int(s): s for s in WindowScope}
 _DIVERGENCES = {int(d): d for d in Divergence}
-_OPTIONAL_RULE_FIELDS = (
-    "fly_window_size",
-    "fly_entropy_threshold",
-    "fly_entropy_top_k",
-    "margin_threshold",
-    "divergence_threshold",
-    "divergence_top_k",
-    "typical_epsilon",
-    "typical_delta",
-    "random_acceptance",
-)
+_OPTIONAL_RULE_FIELDS = tuple(p.name for p in PARAMETERS.values() if not p.members)
 
 E = TypeVar("E", bound=IntEnum)
 

@@ -1,39 +1,28 @@
 """How lossy the operator lets requests be: `[limits]` of a rules file.
 
-A limit speaks of one parameter, and so only of the rules that have it; `allowed_rules` and
-`lossless_only` say which rules there are. All directions are those of loss: a floor where a smaller
-value accepts more (entropy threshold, window, typical acceptance), a ceiling elsewhere.
+A limit speaks of one parameter, and so only of the rules that have it and can lose something;
+`allowed_rules` and `lossless_only` say which rules there are. The table of parameters says which
+can be limited, and on which side: a floor where a smaller value accepts more, else a ceiling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import IntEnum
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import Divergence, EntropyMeasure, Rule
-from flyspec.validation import (
-    MAX_ENTROPY_TOP_K,
-    MAX_THRESHOLD_NATS,
-    MAX_WINDOW_SIZE,
-    MIN_ENTROPY_TOP_K,
-    RULE_PARAMETERS,
-)
+from flyspec.ranges import Range
+from flyspec.rules import PARAMETERS, Parameter, Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import measure_of
 
 N = TypeVar("N", int, float)
 
 
-def enum_name(member: IntEnum) -> str:
-    """How a member is written in files and messages."""
-    return member.name.lower()
-
-
-def _of_each(members: Iterable[IntEnum]) -> BeforeValidator:
-    """Takes a number for all members, or a table of numbers by member."""
-    names = [enum_name(m) for m in members]
+def _of_each(names: Iterable[str]) -> BeforeValidator:
+    """Takes a number for all names, or a table of numbers by name."""
 
     def to_table(value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -45,17 +34,30 @@ def _of_each(members: Iterable[IntEnum]) -> BeforeValidator:
     return BeforeValidator(to_table)
 
 
-_Nats = Annotated[float, Field(ge=0, le=MAX_THRESHOLD_NATS)]
-_Share = Annotated[float, Field(ge=0, le=1)]
-_MeasureName = Literal["normalized", "top_k"]
-_DivergenceName = Literal["js", "kl", "tv"]
+def _number(range_: Range) -> Any:
+    kind = int if range_.integers else float
+    return Annotated[kind, Field(ge=range_.low, le=range_.high)]
 
 
-class Limits(BaseModel):
+def _limit_type(parameter: Parameter) -> Any:
+    """A number in the widest of its ranges, or a table of them by measure, as rules call these."""
+    number = _number(max(parameter.ranges.values(), key=lambda range_: range_.high))
+    if not parameter.limited_by_measure:
+        return number | None
+    owners = [preset for preset in RULE_PRESETS.values() if parameter.name in preset.defaults]
+    names = tuple(
+        dict.fromkeys(p.limited_as + parameter.show(m) for p in owners for m in parameter.ranges)
+    )
+    table: Any = dict[Literal[names], number]  # type: ignore[valid-type]
+    return Annotated[table | None, _of_each(names)]
+
+
+class _Limits(BaseModel):
     """What requests may ask for at most; None is without limit.
 
-    `min_fly_entropy_threshold` and `max_divergence_threshold` take a number for every measure, or a
-    table by measure; then the measures that the table does not name are refused.
+    Besides the fields here there is one for each parameter that can be limited, `min_` or `max_`
+    and its name. A limit to what has several measures takes a number for all of them, or a table by
+    measure; then the measures that the table does not name are refused.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -66,32 +68,45 @@ class Limits(BaseModel):
     max_num_speculative_tokens: Annotated[int, Field(ge=0)] | None = None
     max_loose_tokens: Annotated[int, Field(ge=0)] | None = None
     max_loose_cost_nats: Annotated[float, Field(ge=0)] | None = None
-    min_fly_window_size: Annotated[int, Field(ge=0, le=MAX_WINDOW_SIZE)] | None = None
-    min_fly_entropy_threshold: Annotated[
-        dict[_MeasureName, _Nats] | None, _of_each(EntropyMeasure)
-    ] = None
-    max_fly_entropy_top_k: (
-        Annotated[int, Field(ge=MIN_ENTROPY_TOP_K, le=MAX_ENTROPY_TOP_K)] | None
-    ) = None
-    max_margin_threshold: _Nats | None = None
-    max_divergence_threshold: Annotated[
-        dict[_DivergenceName, _Nats] | None, _of_each(Divergence)
-    ] = None
-    min_typical_epsilon: _Share | None = None
-    min_typical_delta: _Nats | None = None
-    max_random_acceptance: _Share | None = None
+
+    def of_parameter(self, parameter: Parameter, rule: Rule) -> float | None:
+        """The limit to a parameter, for the measure that a resolved rule uses; None for none."""
+        limit = getattr(self, parameter.limit_name or "", None)
+        if not isinstance(limit, Mapping):
+            return limit
+        measure = measure_of(rule, parameter)
+        assert measure is not None
+        assert parameter.measured_by is not None
+        prefix = RULE_PRESETS[rule.name].limited_as
+        if prefix + parameter.show(measure) not in limit:
+            by = PARAMETERS[parameter.measured_by]
+            allowed = [by.show(m) for m in parameter.ranges if prefix + by.show(m) in limit]
+            raise InvalidArgumentError(
+                f"rule.{by.name} must be one of {', '.join(allowed)} on this server, "
+                f"got {by.show(measure)}"
+                if allowed
+                else f"rule.name: this server's limits name no {by.name} of {rule.name!r}"
+            )
+        return float(limit[prefix + parameter.show(measure)])
 
     def check_rule(self, rule: Rule, given: Rule) -> None:
         """Refuse a resolved rule that is beyond a limit; `given` is what the request said of it."""
-        for name in RULE_PARAMETERS:
+        for name, parameter in PARAMETERS.items():
             value = getattr(rule, name)
-            floor, ceiling = self._limit("min", name, rule), self._limit("max", name, rule)
-            if floor is not None and value is not None and value < floor:
-                allowed = f"at least {floor:g}"
-            elif ceiling is not None and value is not None and value > ceiling:
-                allowed = f"at most {ceiling:g}"
+            if value is None or RULE_PRESETS[rule.name].lossless:
+                continue
+            limit = self.of_parameter(parameter, rule)
+            if limit is None:
+                continue
+            least, amount = parameter.amount(limit), parameter.amount(value)
+            if parameter.limit == "min" and amount < least:
+                allowed = f"at least {limit:g}" if limit or not parameter.zero_is_all else "0"
+            elif parameter.limit == "max" and amount > least:
+                allowed = f"at most {limit:g}"
             else:
                 continue
+            if limit and parameter.zero_is_all:
+                allowed += ", or 0,"
             own = "" if getattr(given, name) is not None else ", the rule's own; give another"
             raise InvalidArgumentError(
                 f"rule.{name} must be {allowed} on this server, got {value:g}{own}"
@@ -112,22 +127,6 @@ class Limits(BaseModel):
                 "speculation.disable_loop_guard must be false on this server, got true"
             )
 
-    def _limit(self, side: str, name: str, rule: Rule) -> float | None:
-        """The limit to a parameter, for the measure that the rule uses."""
-        limit = getattr(self, f"{side}_{name}", None)
-        if not isinstance(limit, Mapping):
-            return limit
-        field = "divergence" if name.startswith("divergence") else "entropy_measure"
-        measure = getattr(rule, field)
-        if measure is None:  # the rule has no such parameter
-            return None
-        if enum_name(measure) not in limit:
-            raise InvalidArgumentError(
-                f"rule.{field} must be one of {', '.join(limit)} on this server, "
-                f"got {enum_name(measure)}"
-            )
-        return float(limit[enum_name(measure)])
-
 
 def _bound(name: str, given: N | None, limit: N | None) -> N | None:
     if limit is None or given is None:
@@ -137,3 +136,14 @@ def _bound(name: str, given: N | None, limit: N | None) -> N | None:
             f"speculation.{name} must be between 0 and {limit:g} on this server, got {given:g}"
         )
     return given
+
+
+if TYPE_CHECKING:
+    Limits = _Limits
+else:
+    Limits = create_model(
+        "Limits",
+        __base__=_Limits,
+        __doc__=_Limits.__doc__,
+        **{p.limit_name: (_limit_type(p), None) for p in PARAMETERS.values() if p.limit},
+    )

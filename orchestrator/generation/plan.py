@@ -12,14 +12,13 @@ from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import generation_pb2
 from flyspec.validation import (
     MAX_TOP_LOGPROBS,
-    RULE_PRESETS,
     distribution_spec,
     distribution_warnings,
-    rule_warnings,
     validate_sampling,
 )
 from flyspec.values.admin import VerifyServiceInfo
@@ -82,7 +81,12 @@ def make_plan(
     speculation = request.speculation
     limits = rules.limits
     k = _num_speculative_tokens(speculation, settings, max_draft_tokens, rules)
-    rule = _rule(speculation, settings, target, k, rules)
+    given = wire.rule_from_proto(speculation.rule)
+    if not given.name:
+        given = replace(given, name=settings.rule)
+    asked = _given(speculation, "num_speculative_tokens")
+    rule = rules.resolve(given, settings.num_speculative_tokens if asked is None else asked)
+    _check_ids("rule.guarded_token_ids", rule.guarded_token_ids, target)
     cost = _given(speculation, "max_loose_cost_nats")
     if cost is not None and not 0 <= cost < math.inf:  # NaN too
         raise InvalidArgumentError(
@@ -95,7 +99,7 @@ def make_plan(
             f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {logprobs}"
         )
     distribution = distribution_spec(rule, sampling) if k else None
-    warnings = rule_warnings(rule, k)
+    warnings = rules.warnings(given, rule, k)
     warnings += distribution_warnings(rule, distribution, k, target.model.vocab_size)
     return GenerationPlan(
         prompt_token_ids=prompt,
@@ -169,22 +173,6 @@ def _num_speculative_tokens(
             f"speculation.num_speculative_tokens must be between 0 and {most}, got {k}"
         )
     return k
-
-
-def _rule(
-    speculation: generation_pb2.Speculation,
-    settings: OrchestratorSettings,
-    target: VerifyServiceInfo,
-    num_speculative_tokens: int,
-    rules: RuleBook,
-) -> Rule:
-    """The request's rule, or the server's with the request's parameters, all of them set."""
-    rule = wire.rule_from_proto(speculation.rule)
-    if not rule.name:
-        rule = replace(rule, name=settings.rule)
-    rule = rules.resolve(rule, num_speculative_tokens)
-    _check_ids("rule.guarded_token_ids", rule.guarded_token_ids, target)
-    return rule
 
 
 def _check_ids(field: str, token_ids: Sequence[int], target: VerifyServiceInfo) -> None:

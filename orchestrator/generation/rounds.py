@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from flyspec.prefix import TokenSequence
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import RoundVerdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger, Round
@@ -116,15 +117,16 @@ class Rounds:
     def _draft_limit(self) -> int:
         """K of the next round: no more than fits the context, none after the output's end.
 
-        An exact round near the end of the output drafts no more than can still be sent. A lossy
-        one does not stop short: its verdict may depend on the drafts that follow, and the text
-        must not depend on `max_tokens`.
+        An exact round near the end of the output drafts no more than can still be sent. Another
+        does not stop short: its verdict may depend on the drafts that follow, and the text should
+        not depend on `max_tokens`. With windows across rounds it does all the same: one that is
+        open at the end of the output has failed.
         """
         plan = self._plan
         if self._remaining <= 0:
             return 0
         limit = min(plan.num_speculative_tokens, plan.context_length - len(self._sequence))
-        if plan.rule.name == "exact":
+        if RULE_PRESETS[plan.rule.name].token_exact:
             limit = min(limit, self._remaining - 1)
         return limit
 

@@ -19,61 +19,61 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
-from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.validation import RULE_PARAMETERS, RULE_PRESETS, resolve_rule, validate_rule
-from orchestrator.generation.limits import Limits, enum_name
+from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import (
+    measure_of,
+    resolve_rule,
+    rule_warnings,
+    validate_rule,
+    window_depends_on_k,
+)
+from orchestrator.generation.limits import Limits
 
-# What a threshold is measured in: one that belongs to another measure is not taken over.
-_MEASURED_BY = {
-    "fly_entropy_threshold": "entropy_measure",
-    "fly_entropy_top_k": "entropy_measure",
-    "divergence_threshold": "divergence",
-}
 
-
-def _by_name(enum: type[IntEnum]) -> BeforeValidator:
-    """Takes a member by its name."""
-    members = {enum_name(m): m for m in enum}
+def _type_of(parameter: Parameter) -> Any:
+    """As the file has it; a member by its name."""
+    if not parameter.members:
+        return parameter.kind
+    members = {member_name(m): m for m in parameter.members}
 
     def to_member(value: Any) -> Any:
         if not isinstance(value, str) or value not in members:
             raise ValueError(f"must be one of {', '.join(members)}")
         return members[value]
 
-    return BeforeValidator(to_member)
+    return Annotated[parameter.kind, BeforeValidator(to_member)]
 
 
-class NamedRule(BaseModel):
+class _NamedRule(BaseModel):
     """A preset with parameters, under a name of the operator's; the fields are those of `Rule`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     preset: str
-    fly_window_size: int | None = None
-    fly_entropy_threshold: float | None = None
-    fly_entropy_top_k: int | None = None
-    entropy_measure: Annotated[EntropyMeasure, _by_name(EntropyMeasure)] | None = None
-    window_scope: Annotated[WindowScope, _by_name(WindowScope)] | None = None
-    margin_threshold: float | None = None
-    divergence: Annotated[Divergence, _by_name(Divergence)] | None = None
-    divergence_threshold: float | None = None
-    divergence_top_k: int | None = None
-    typical_epsilon: float | None = None
-    typical_delta: float | None = None
-    random_acceptance: float | None = None
     guarded_token_ids: list[Annotated[int, Field(ge=0)]] = []
 
     def to_rule(self) -> Rule:
         """As a rule of its preset."""
-        given = {name: getattr(self, name) for name in RULE_PARAMETERS}
+        given = {name: getattr(self, name) for name in PARAMETERS}
         return Rule(self.preset, **given, guarded_token_ids=tuple(self.guarded_token_ids))
+
+
+if TYPE_CHECKING:
+    NamedRule = _NamedRule
+else:
+    NamedRule = create_model(
+        "NamedRule",
+        __base__=_NamedRule,
+        __doc__=_NamedRule.__doc__,
+        **{p.name: (_type_of(p) | None, None) for p in PARAMETERS.values()},
+    )
 
 
 _RuleName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)]
@@ -111,9 +111,15 @@ class RuleBook(BaseModel):
                 f"rule.name must be one of {names}{where}, got {rule.name!r}"
             )
         expanded = self._expand(rule)
-        resolved = self._raise_window(expanded, resolve_rule(expanded, num_speculative_tokens))
+        resolved = resolve_rule(expanded, num_speculative_tokens)
+        if window_depends_on_k(expanded):
+            resolved = self._raise_window(resolved)
         self.limits.check_rule(resolved, rule)
         return resolved
+
+    def warnings(self, rule: Rule, resolved: Rule, num_speculative_tokens: int) -> list[str]:
+        """What the caller should know of a request's rule as it was resolved, for this K."""
+        return rule_warnings(resolved, num_speculative_tokens, self._expand(rule))
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises `ConfigError` for a guarded token that the target does not have."""
@@ -130,28 +136,21 @@ class RuleBook(BaseModel):
         allowed = self.limits.allowed_rules
         return (allowed is None or name in allowed) and (lossless or not self.limits.lossless_only)
 
-    def _raise_window(self, rule: Rule, resolved: Rule) -> Rule:
-        """Raise a window that nobody chose, the preset's that depends on K, to the floor."""
-        defaults = RULE_PRESETS[rule.name].defaults
-        own = rule.fly_window_size is None and defaults.get("fly_window_size", 0) is None
-        window, floor = resolved.fly_window_size, self.limits.min_fly_window_size
-        if not own or window is None or floor is None or window >= floor:
-            return resolved
-        return replace(resolved, fly_window_size=floor)
+    def _raise_window(self, rule: Rule) -> Rule:
+        """Raise a window that nobody chose to the floor."""
+        floor = self.limits.of_parameter(PARAMETERS["fly_window_size"], rule)
+        window = max(rule.fly_window_size or 0, int(floor or 0))
+        return replace(rule, fly_window_size=window)
 
     def _expand(self, rule: Rule) -> Rule:
         """A named rule as a rule of its preset, with what the request says of it."""
         if rule.name not in self.rules:
             return rule
         base = self.rules[rule.name].to_rule()
-        defaults = RULE_PRESETS[base.name].defaults
         taken: dict[str, Any] = {}
-        for name in RULE_PARAMETERS:
-            measure = _MEASURED_BY.get(name)
-            if measure is not None and getattr(rule, measure) not in (
-                None,
-                getattr(base, measure) or defaults.get(measure),
-            ):
+        for name, parameter in PARAMETERS.items():
+            by = parameter.measured_by
+            if by and getattr(rule, by) not in (None, measure_of(base, parameter)):
                 continue
             if getattr(rule, name) is None:
                 taken[name] = getattr(base, name)

@@ -20,7 +20,7 @@ from flyspec.bench.rounds import (
 )
 from flyspec.cli.main import app
 from flyspec.engine.sampling import choose, process_logits
-from flyspec.validation import RULE_PRESETS
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 

@@ -38,7 +38,7 @@ from flyspec.client import (
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.prompts import Prompt
 from flyspec.rules import Divergence, Rule, WindowScope
-from flyspec.validation import RULE_PRESETS
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin
 
@@ -201,6 +201,8 @@ def test_a_report_tells_what_a_rule_won_and_lost() -> None:
     assert fly.mean_acceptance_length == pytest.approx(1 + 16 / 3)
     assert (fly.loose_tokens, fly.loose_share) == (1, 0.05)
     assert fly.mean_loose_gap_nats == pytest.approx(0.2)
+    assert fly.loose_cost_nats == pytest.approx(0.2)  # all of it, as everywhere
+    assert "0.10" in render(80, accuracy_table("problems", [plain, fly]))  # nats a text
     assert fly.mean_rejected_gap_nats == pytest.approx(4.3)
     assert (fly.rejected_tokens, fly.rollbacks, fly.loops, fly.same_as_plain) == (3, 1, 1, 1)
     assert fly.distribution_bytes_per_round == 1000.0

@@ -18,7 +18,7 @@ from flyspec.cli.options import (
 )
 from flyspec.client import GenerateOptions
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.validation import RULE_PRESETS
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.tokens import SamplingParams
 
 
@@ -85,6 +85,8 @@ RULE: list[tuple[list[str], dict[str, Any]]] = [
     (["--typical-epsilon", "0.05"], {"typical_epsilon": 0.05}),
     (["--typical-delta", "0.2"], {"typical_delta": 0.2}),
     (["--random-acceptance", "0"], {"random_acceptance": 0.0}),
+    (["--random-judges-matches"], {"random_judges_matches": True}),
+    (["--no-random-judges-matches"], {"random_judges_matches": False}),
     (["--guarded-token-id", "5", "--guarded-token-id", "4"], {"guarded_token_ids": (5, 4)}),
 ]
 

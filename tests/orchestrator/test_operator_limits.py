@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.validation import RULE_PARAMETERS, RULE_PRESETS, resolve_rule
+from flyspec.rules import PARAMETERS, Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule
 from orchestrator.generation.limits import Limits
 from orchestrator.generation.rule_files import NamedRule, RuleBook, load_rules, read_rules
 
@@ -95,7 +96,7 @@ def test_names_on_offer(write: Any) -> None:
 
 
 def test_a_file_can_say_all_that_a_rule_can() -> None:
-    assert set(NamedRule.model_fields) == {"preset", "guarded_token_ids", *RULE_PARAMETERS}
+    assert set(NamedRule.model_fields) == {"preset", "guarded_token_ids", *PARAMETERS}
 
 
 @pytest.mark.parametrize(
@@ -205,6 +206,24 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             "rule.divergence_threshold must be at most 0.2 on this server, got 0.3",
         ),
         (
+            {"min_divergence_top_k": 20},
+            Rule("fuzzy", divergence_top_k=20),
+            Rule("fuzzy", divergence_top_k=2),
+            "rule.divergence_top_k must be at least 20, or 0, on this server, got 2",
+        ),
+        (
+            {"min_divergence_top_k": 0},
+            Rule("fuzzy", divergence_top_k=0),
+            Rule("fuzzy", divergence_top_k=1024),
+            "rule.divergence_top_k must be 0 on this server, got 1024",
+        ),
+        (
+            {"min_divergence_top_k": 20},
+            Rule("fuzzy-reference"),  # 0: the whole vocabulary
+            Rule("fuzzy-reference", divergence_top_k=19),
+            "rule.divergence_top_k must be at least 20, or 0, on this server, got 19",
+        ),
+        (
             {"min_typical_epsilon": 0.05},
             Rule("typical", typical_epsilon=0.05),
             Rule("typical", typical_epsilon=0.04),
@@ -249,7 +268,7 @@ def test_beyond_a_limit_is_refused(
 
 def test_every_limit_to_a_parameter_has_its_name() -> None:
     named = {n.partition("_")[2] for n in Limits.model_fields if n.startswith(("min_", "max_"))}
-    assert named - set(RULE_PARAMETERS) == {
+    assert named - set(PARAMETERS) == {
         "num_speculative_tokens", "loose_tokens", "loose_cost_nats",
     }  # fmt: skip
 
@@ -283,9 +302,34 @@ def test_limits_by_measure_refuse_other_measures() -> None:
     assert book.resolve(Rule("exact"), 15) == Rule("exact")
 
 
+def test_the_released_divergences_have_limits_of_their_own() -> None:
+    """JS is at most ln 2, the reversed form has no bound: one number cannot speak of both."""
+    book = limited(max_divergence_threshold={"js": 0.1, "reference_js": 0.4})
+    assert book.resolve(Rule("fuzzy"), 15)
+    assert book.resolve(Rule("fuzzy-reference", divergence_threshold=0.4), 15)
+    for rule in (
+        Rule("fuzzy", divergence_threshold=0.4),
+        Rule("fuzzy-reference", divergence_threshold=0.5),
+        Rule("fuzzy-reference", divergence=Divergence.KL),
+    ):
+        with pytest.raises(InvalidArgumentError):
+            book.resolve(rule, 15)
+    only = limited(max_divergence_threshold={"js": 0.1})
+    with pytest.raises(
+        InvalidArgumentError, match=r"rule\.name: .* limits name no divergence of 'fuzzy-ref"
+    ):
+        only.resolve(Rule("fuzzy-reference"), 15)
+    assert limited(max_divergence_threshold=0.3).resolve(Rule("fuzzy-reference"), 15)
+
+
+def test_what_loses_nothing_is_not_limited() -> None:
+    rule = Rule("rejection", divergence_top_k=2)
+    assert limited(min_divergence_top_k=20).resolve(rule, 15) == rule
+
+
 def test_the_window_that_depends_on_k_is_raised_not_refused() -> None:
     book = limited(min_fly_window_size=4)
-    assert [book.resolve(Rule("fly"), k).fly_window_size for k in (1, 4, 6, 15)] == [4, 4, 5, 6]
+    assert [book.resolve(Rule("fly"), k).fly_window_size for k in (2, 4, 6, 15)] == [4, 4, 5, 6]
     with pytest.raises(InvalidArgumentError, match="at least 4 on this server, got 0, the rule's"):
         book.resolve(Rule("typical"), 15)
 

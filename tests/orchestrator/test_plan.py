@@ -10,9 +10,10 @@ import pytest
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import common_pb2, generation_pb2
-from flyspec.validation import RULE_PRESETS, resolve_rule
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
@@ -232,6 +233,9 @@ def test_warnings(plan: Any) -> None:
     assert "rule.margin_threshold 0.4 is above 0.3" in loops
     (window,) = of({"name": "fly-paper"}, k=4)
     assert "rule.fly_window_size 6 does not fit" in window
+    (small,) = of({"name": "fly"}, k=4)
+    assert "rule.fly_window_size is 3 instead of 6" in small
+    assert of({"name": "fly", "fly_window_size": 3}, k=4) == ()
     assert of({"name": "fuzzy-reference"}) == ()
     (megabytes,) = of({"name": "fuzzy-reference"}, vocab_size=128_256)
     assert "up to 3.8 MB a round" in megabytes
@@ -248,6 +252,26 @@ def test_the_servers_defaults(plan: Any) -> None:
         speculation={"rule": {"typical_epsilon": 0.2}, "num_speculative_tokens": 4},
     )  # fmt: skip
     assert made.rule == resolve_rule(Rule("typical", typical_delta=0.5, typical_epsilon=0.2), 4)
+
+
+def test_the_window_comes_of_the_k_that_was_requested(plan: Any) -> None:
+    def window(settings: dict[str, Any], **fields: Any) -> Any:
+        return plan(settings=settings, speculation=fields).rule.fly_window_size
+
+    assert [window({}, num_speculative_tokens=k) for k in (2, 4, 7, 15)] == [1, 3, 6, 6]
+    assert window({}) == 6
+    assert window({"num_speculative_tokens": 4}) == 3
+    assert window({"num_speculative_tokens": 4}, num_speculative_tokens=15) == 6
+    message = r"num_speculative_tokens must be 0 or at least 2 for the rule 'fly'"
+    with pytest.raises(InvalidArgumentError, match=message):
+        window({}, num_speculative_tokens=1)
+    assert window({}, num_speculative_tokens=1, rule={"fly_window_size": 0}) == 0
+
+
+def test_a_window_that_a_named_rule_gives_is_chosen(plan: Any) -> None:
+    book = RuleBook.model_validate({"rules": {"mine": {"preset": "fly", "fly_window_size": 1}}})
+    made = plan(rules=book, speculation={"rule": {"name": "mine"}, "num_speculative_tokens": 2})
+    assert (made.rule.fly_window_size, made.warnings) == (1, ())
 
 
 def test_the_operators_limits(plan: Any) -> None:

@@ -37,10 +37,11 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
         return x, x - bound, False
     threshold = setting(case, "threshold")
     if case.rule == "fuzzy-reference":
-        both = buckets(probabilities(case.rows[j - 1]), case.q[j - 1], case.q_whole, 0)
+        raw = probabilities(case.rows[j - 1])
+        both = buckets(raw, case.q[j - 1], case.q_whole, setting(case, "top_k"))
         d = max(0.0, divergence(f"reversed {setting(case, 'kind')}", *both))
         return d, threshold - d, True
-    if threshold == 0:
+    if threshold == 0 and not setting(case, "matches"):
         return None
     if case.rule == "margin":
         row = processed(case, j)
@@ -221,7 +222,7 @@ class Judgement:
             token, y = self.x[j - 1], self.y[j - 1]
             exactly = self.exactly(j)
             if token == y or (self.matches(j) and not exactly):
-                if case.rule == "fuzzy-reference" and not exactly and not self.criterion(j):
+                if setting(case, "matches") and not exactly and not self.criterion(j):
                     self.tags.add("rejected match")
                     self.mark("REJECTED", j, token)
                     return self.stop(j - 1, token)

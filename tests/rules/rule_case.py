@@ -13,15 +13,15 @@ from rule_definitions import first_argmax, gumbel, probabilities
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "exact": {},
-    "fly": {"theta": 0.3, "measure": "top_k", "k": 3},
+    "fly": {"window": 6, "theta": 0.3, "measure": "top_k", "k": 3},
     "fly-paper": {"window": 6, "theta": 0.3, "measure": "normalized", "k": 3},
     "fly-reference": {"window": 6, "theta": 0.3, "measure": "top_k", "k": 3},
     "margin": {"window": 6, "scope": "across", "threshold": 0.3},
     "fuzzy": {"window": 0, "kind": "js", "threshold": 0.1, "top_k": 50},
-    "fuzzy-reference": {"kind": "js", "threshold": 0.3, "top_k": 0},
+    "fuzzy-reference": {"kind": "js", "threshold": 0.3, "top_k": 0, "matches": True},
     "rejection": {},
     "typical": {"window": 0, "epsilon": 0.09, "delta": 0.3},
-    "random": {"window": 0, "threshold": 0.1},
+    "random": {"window": 0, "threshold": 0.1, "matches": False},
 }
 
 
@@ -93,9 +93,7 @@ def drafted(case: Case) -> list[int]:
 def setting(case: Case, name: str) -> Any:
     """A parameter: the case's, else the preset's."""
     value = case.given.get(name, DEFAULTS[case.rule].get(name))
-    if name == "window" and value is None:
-        return max(0, min(6, len(drafted(case)) - 1)) if case.rule == "fly" else 0
-    return value
+    return 0 if name == "window" and value is None else value
 
 
 def adjusted(case: Case, j: int) -> np.ndarray:

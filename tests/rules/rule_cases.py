@@ -67,7 +67,7 @@ def draw_case(
             values += gen.normal(size=values.shape) * 0.01  # no ties at the nucleus' edge
             dtype = torch.float64
     draw_parameters(case, rng, scope, length, easy)
-    if rule == "fuzzy" and setting(case, "top_k"):
+    if rule in NEED_DRAFT and setting(case, "top_k"):
         values += gen.normal(size=values.shape) * 0.01  # nor at the edge of the target's top k
         dtype = torch.float64 if rng.random() < 0.5 else torch.float32
     adjust = rng.random() < 0.1
@@ -132,7 +132,11 @@ def draw_parameters(
         given["kind"] = rng.choice(["js", "js", "kl", "tv"])
         given["top_k"] = rng.choice([0, 0, 2, 4, 8, 50])
     if case.rule == "fuzzy-reference":
-        given["kind"] = rng.choice(["js", "kl"])
+        given["kind"] = rng.choice(["js", "js", "kl", "tv"])
+        given["top_k"] = rng.choice([0, 0, 0, 2, 8])
+
+    if case.rule == "random" and scope != "across":
+        given["matches"] = rng.random() < 0.3
 
 
 def draw_bounds(case: Case, rng: random.Random) -> None:
@@ -253,7 +257,7 @@ def draw_threshold(case: Case, rng: random.Random, easy: bool) -> None:
 def set_equal(case: Case, name: str, index: int) -> None:
     """Make the threshold what the implementation measures at an index, to the last bit."""
     args = arguments(case)
-    criterion = compose(args["rule"], len(drafted(case))).criterion
+    criterion = compose(args["rule"]).criterion
     if criterion.never or criterion.always:
         return
     round_ = Round(
@@ -284,6 +288,7 @@ def arguments(case: Case) -> dict[str, Any]:
         threshold.get(case.rule, "divergence_threshold"): given.get("threshold"),
         "divergence": DIVERGENCES.get(given.get("kind", "")),
         "divergence_top_k": given.get("top_k"),
+        "random_judges_matches": given.get("matches"),
         "typical_epsilon": given.get("epsilon"),
         "typical_delta": given.get("delta"),
         "guarded_token_ids": tuple(sorted(case.guarded)),

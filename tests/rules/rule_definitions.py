@@ -74,7 +74,7 @@ def divergence(kind: str, p: list[float], q: list[float]) -> float:
         return (kl(p, m) + kl(q, m)) / 2
     if kind == "kl":
         return kl(p, q)
-    if kind == "tv":
+    if kind in ("tv", "reversed tv"):
         return sum(abs(x - y) for x, y in zip(p, q, strict=True)) / 2
     if kind == "reversed js":
         return (kl(m, p) + kl(m, q)) / 2

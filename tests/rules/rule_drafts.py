@@ -45,7 +45,8 @@ def draw_distributions(case: Case, rng: random.Random, gen: np.random.Generator)
     if case.rule != "rejection":
         top_k = setting(case, "top_k")
         points = rng.random() < 0.05
-        lists = points or (top_k > 0 and rng.random() < 0.5)
+        may_list = case.rule != "fuzzy-reference"  # compares whole distributions
+        lists = points or (may_list and top_k > 0 and rng.random() < 0.5)
         kept = min(vocab, top_k if top_k else 1)
         case.q = []
         for j in range(1, count + 1):

@@ -70,6 +70,22 @@ def test_looks_no_further_than_it_must(device: str, monkeypatch: pytest.MonkeyPa
     assert measured == ([1] if device == "cpu" else [5])
 
 
+def test_a_short_round_keeps_the_window_that_was_requested() -> None:
+    """Without one that is given, W is the default K's: 6, in a round of 4 as in one of 8."""
+    rows = wanting([0, 1, 2, 3, 4, 5, 6, 7, 0], gap=0.5)
+    assert outcomes(judge("fly", [7, 1, 2, 3], rows[:5]))[0] is REJECTED
+    assert outcomes(judge(Rule("fly", 3), [7, 1, 2, 3], rows[:5]))[0] is LOOSE
+    assert outcomes(judge("fly", [7, 1, 2, 3, 4, 5, 6, 7], rows))[0] is LOOSE
+    assert outcomes(judge("fly", [7, 1, 2, 3, 4, 5], rows[:7]))[0] is REJECTED
+
+
+def test_fly_reference_with_a_window_as_long_as_the_round_accepts_nothing() -> None:
+    rows = wanting([0, 1, 2, 3, 4, 5, 6, 7], gap=0.5)
+    for window, outcome in ((7, REJECTED), (6, LOOSE)):
+        drafts = [7, 1, 2, 3, 4, 5, 6]
+        assert outcomes(judge(Rule("fly-reference", window), drafts, rows))[0] is outcome
+
+
 def test_no_drafts_is_plain_decoding() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     for rule in ("exact", "fly", "margin", "fuzzy", "rejection"):

@@ -55,6 +55,8 @@ def boundaries(rule: str, scope: str | None) -> list[str]:
         return [*ANY_RULE, "residual"]
     if rule == "fuzzy-reference":
         return [*LOSSY, "rejected match"]
+    if (rule, scope) == ("random", "within"):
+        return [*LOSSY, *WINDOW, *WITHIN, "rejected match"]
     return [*LOSSY, *WINDOW, *(ACROSS if scope == "across" else WITHIN)]
 
 

@@ -24,7 +24,7 @@ from tests.observability.scraping import settled
 from tests.orchestrator.conftest import model_dirs, start_stack  # noqa: F401 (a fixture)
 
 SHORT = GenerateOptions(max_tokens=4)
-LONG = GenerateOptions(max_tokens=500, ignore_eos=True, num_speculative_tokens=1)
+LONG = GenerateOptions(max_tokens=500, ignore_eos=True, num_speculative_tokens=2)
 GENERATE = frozenset({Scope.GENERATE})
 
 

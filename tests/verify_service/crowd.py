@@ -22,7 +22,8 @@ from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Step
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule, WindowScope
-from flyspec.validation import distribution_spec, resolve_rule
+from flyspec.rules.resolve import resolve_rule
+from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Budget as LossBudget
 from flyspec.values.rounds import OpenWindow, Outcome, RoundVerdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
@@ -288,7 +289,7 @@ class Member:
 
     def _distributions(self, drafts: list[int]) -> list[TokenDistribution]:
         open_ = self.record.open
-        spec = distribution_spec(resolve_rule(open_.rule, len(drafts)), open_.sampling)
+        spec = distribution_spec(resolve_rule(open_.rule), open_.sampling)
         if spec is None or not drafts:
             return []
         generator = torch.Generator().manual_seed(self.rng.randrange(1 << 30))

@@ -64,6 +64,9 @@ def judge(
     drafted, it is the verdict's `failed_window`, no draft stands and the sequence goes back to its
     position. A window that opens and fails in this round is a rejection like any other.
 
+    A window that `rule` leaves to its preset comes of the K that is requested by default, whatever
+    this round's: 6 for `fly`.
+
     `rejection` at temperature > 0 accepts with probability p / q and knows neither guards nor
     budgets. It and the fuzzy rules need `draft_distributions`, K rows. `history` is the sequence
     before the first draft, needed if `sampling` has penalties or `min_tokens`.
@@ -75,8 +78,8 @@ def judge(
         rule = Rule(rule)
     check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)
-    parts = compose(rule, len(drafts))
-    samples = parts.samples and not sampling.greedy
+    parts = compose(rule)
+    samples = parts.draws and not sampling.greedy
     check_open_window(rule, parts, open_window, start_position)
     if drafts and (samples or parts.criterion.needs_draft):
         check_distributions(rule, parts, draft_distributions, target_logits.shape)

@@ -91,9 +91,9 @@ def observe(parts: Composition, round_: Round) -> Observed:
     drafts = round_.drafts
     width = len(drafts) + 1
     processed = round_.processed()
-    chosen = [round_.choose(processed, 0, width, TARGET_STREAM)]
-    if parts.two_samples and not round_.sampling.greedy:
-        chosen.append(round_.choose(processed, 0, width, SECOND_STREAM))
+    samples = 1 if round_.sampling.greedy else parts.target_samples
+    streams = (TARGET_STREAM, SECOND_STREAM)[:samples]
+    chosen = [round_.choose(processed, 0, width, stream) for stream in streams]
     made: list[Evidence] = []
 
     def evidence(start: int, stop: int) -> Evidence:

@@ -8,117 +8,63 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from flyspec.rules import Rule, WindowScope
-from flyspec.validation import resolve_rule
+from flyspec.rules.presets import RULE_PRESETS, CriterionName
+from flyspec.rules.resolve import resolve_rule
 from verify_service.rules.criteria import Criterion
-from verify_service.rules.criteria.divergence import DivergenceBelow, ReversedDivergence
-from verify_service.rules.criteria.entropy import entropy_criterion
+from verify_service.rules.criteria.divergence import divergence_below, reversed_divergence
+from verify_service.rules.criteria.entropy import entropy_gate
 from verify_service.rules.criteria.exact import Constant
-from verify_service.rules.criteria.margin import Margin
-from verify_service.rules.criteria.random_control import Random
-from verify_service.rules.criteria.typical import Typical
+from verify_service.rules.criteria.margin import margin
+from verify_service.rules.criteria.random_control import random_control
+from verify_service.rules.criteria.typical import typical
 from verify_service.rules.window import Window
-
-REFERENCE_GATE_OFF = 0.01
-"""FLy's released code drops its gate at this threshold and below."""
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
     """A rule in parts. Guards and budgets come with the round.
 
-    `two_samples`: at temperature > 0 a match with either of two samples of the target counts.
-    `samples`: at temperature > 0 drafts are judged by speculative sampling instead of by matching.
+    `target_samples`: at temperature > 0 a match with any of so many samples of the target counts.
+    `draws`: at temperature > 0 drafts are judged by speculative sampling instead of by matching.
     """
 
     criterion: Criterion
     window: Window
-    guarded_token_ids: frozenset[int] = frozenset()
-    two_samples: bool = False
-    samples: bool = False
+    guarded_token_ids: frozenset[int]
+    target_samples: int
+    draws: bool
 
 
-def compose(rule: Rule, num_draft_tokens: int) -> Composition:
-    """The parts of a rule, for a round of K = `num_draft_tokens` up to its first EOS.
-
-    Raises `InvalidArgumentError` for a rule that does not validate.
-    """
-    return _compose(resolve_rule(rule, num_draft_tokens))
+def compose(rule: Rule) -> Composition:
+    """The parts of a rule. Raises `InvalidArgumentError` for a rule that does not validate."""
+    return _compose(resolve_rule(rule))
 
 
 @lru_cache(maxsize=1024)
 def _compose(rule: Rule) -> Composition:
-    criterion = _CRITERIA[rule.name](rule)
-    guarded = frozenset(rule.guarded_token_ids)
-    if rule.name == "fly-reference":
-        return Composition(criterion, _reference_window(rule), guarded, two_samples=True)
+    preset = RULE_PRESETS[rule.name]
     size = rule.fly_window_size or 0
-    window = Window(size, reach=size, scope=rule.window_scope or WindowScope.WITHIN_ROUND)
-    return Composition(criterion, window, guarded, samples=rule.name == "rejection")
-
-
-def _never(_: Rule) -> Criterion:
-    return Constant(False)
-
-
-def _fly(rule: Rule) -> Criterion:
-    assert rule.entropy_measure is not None
-    assert rule.fly_entropy_threshold is not None
-    raw = rule.name == "fly-reference"
-    if raw and rule.fly_entropy_threshold <= REFERENCE_GATE_OFF:
-        return Constant(True)
-    return entropy_criterion(
-        rule.entropy_measure, rule.fly_entropy_threshold, rule.fly_entropy_top_k, raw=raw
+    # Where W counts the mismatch itself, W - 1 matches follow, yet the last W positions of a round
+    # are judged exactly, as in FLy's released code. W = 0, which that cannot run, has no window.
+    following = max(0, size - preset.counts_mismatch)
+    return Composition(
+        _CRITERIA[preset.criterion](rule),
+        Window(following, reach=size, scope=rule.window_scope or WindowScope.WITHIN_ROUND),
+        frozenset(rule.guarded_token_ids),
+        preset.samples,
+        preset.draws,
     )
 
 
-def _reference_window(rule: Rule) -> Window:
-    """As in FLy's released code, whose `win_len` W counts the mismatch itself.
-
-    So W - 1 matches follow, yet the last W positions of a round are judged exactly. W = 0, which
-    the code cannot run, accepts whatever passes the gate, as elsewhere.
-    """
-    size = rule.fly_window_size or 0
-    return Window(max(0, size - 1), reach=size)
-
-
-def _margin(rule: Rule) -> Criterion:
-    return Margin(rule.margin_threshold) if rule.margin_threshold else Constant(False)
-
-
-def _fuzzy(rule: Rule) -> Criterion:
-    if not rule.divergence_threshold:
-        return Constant(False)  # nothing is below 0
-    assert rule.divergence is not None
-    return DivergenceBelow(rule.divergence, rule.divergence_threshold, rule.divergence_top_k or 0)
-
-
-def _fuzzy_reference(rule: Rule) -> Criterion:
-    assert rule.divergence is not None
-    assert rule.divergence_threshold is not None
-    return ReversedDivergence(rule.divergence, rule.divergence_threshold)
-
-
-def _typical(rule: Rule) -> Criterion:
-    assert rule.typical_epsilon is not None
-    assert rule.typical_delta is not None
-    return Typical(rule.typical_epsilon, rule.typical_delta)
-
-
-def _random(rule: Rule) -> Criterion:
-    return Random(rule.random_acceptance) if rule.random_acceptance else Constant(False)
-
-
-_CRITERIA: Mapping[str, Callable[[Rule], Criterion]] = MappingProxyType(
+_CRITERIA: Mapping[CriterionName, Callable[[Rule], Criterion]] = MappingProxyType(
     {
-        "exact": _never,
-        "fly": _fly,
-        "fly-paper": _fly,
-        "fly-reference": _fly,
-        "margin": _margin,
-        "fuzzy": _fuzzy,
-        "fuzzy-reference": _fuzzy_reference,
-        "rejection": _never,  # greedy; else the ratio p / q decides
-        "typical": _typical,
-        "random": _random,
+        "never": lambda rule: Constant(False),
+        "entropy": entropy_gate,
+        "margin": margin,
+        "divergence": divergence_below,
+        "reversed divergence": reversed_divergence,
+        "typical": typical,
+        "random": random_control,
     }
 )
+"""Each takes its parameters from a resolved rule; by the name that a preset gives its criterion."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.rules import Divergence
+from flyspec.rules import Divergence, Rule
 from verify_service.rules.criteria import Criterion, Evidence, computable
+from verify_service.rules.criteria.exact import Constant
 
 HALF_FLOAT_ROUNDING = 2.0**-11
 """Most that rounding to a half float changes a number, as a share of it."""
@@ -61,6 +62,7 @@ FORMULAS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
 REVERSED_FORMULAS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
     Divergence.JS: reversed_jensen_shannon,
     Divergence.KL: reversed_kl,
+    Divergence.TV: total_variation,  # the same either way round
 }
 
 
@@ -142,11 +144,13 @@ class ReversedDivergence(Criterion):
     """The divergence of Fuzzy Speculative Decoding's released code, at most T.
 
     Its forms are reversed and its thresholds belong to them (0.3 to 0.7). It sees raw logits, and
-    asks it of every drafted token, the target's own included.
+    asks it of every drafted token, the target's own included. Its `top_k_*` forms compare the
+    target's 50 most likely tokens, and the rest as one, of whole distributions.
     """
 
     divergence: Divergence
     threshold: float
+    top_k: int = 0
 
     needs_draft = True
     judges_matches = True
@@ -159,9 +163,25 @@ class ReversedDivergence(Criterion):
     def measure(self, at: Evidence) -> Tensor:
         """The divergence, nats, >= 0; infinite where q or p lacks a token of the other."""
         assert at.draft is not None
-        value = REVERSED_FORMULAS[self.divergence](*comparable(at.raw, at.draft, 0))
+        value = REVERSED_FORMULAS[self.divergence](*comparable(at.raw, at.draft, self.top_k))
         return value.clamp_(min=0.0)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
         """Whether they are near enough; equality is."""
         return numbers[0] <= self.threshold
+
+
+def divergence_below(rule: Rule) -> Criterion:
+    """The criterion of a rule; nothing is below 0."""
+    if not rule.divergence_threshold:
+        return Constant(False)
+    assert rule.divergence is not None
+    return DivergenceBelow(rule.divergence, rule.divergence_threshold, rule.divergence_top_k or 0)
+
+
+def reversed_divergence(rule: Rule) -> Criterion:
+    """The criterion of a rule."""
+    kind, threshold = rule.divergence, rule.divergence_threshold
+    assert kind is not None
+    assert threshold is not None
+    return ReversedDivergence(kind, threshold, rule.divergence_top_k or 0)

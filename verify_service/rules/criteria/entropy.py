@@ -8,9 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flyspec.rules import EntropyMeasure
+from flyspec.rules import EntropyMeasure, Rule
+from flyspec.rules.presets import RULE_PRESETS
 from verify_service.rules.criteria import Criterion, Evidence, computable
 from verify_service.rules.criteria.exact import Constant
+
+REFERENCE_GATE_OFF = 0.01
+"""FLy's released code, which sees raw logits, drops its gate at this threshold and below."""
 
 
 def entropy_nats(logits: Tensor) -> Tensor:
@@ -58,10 +62,12 @@ class Entropy(Criterion):
         return numbers[0] >= self.threshold
 
 
-def entropy_criterion(
-    measure: EntropyMeasure, threshold: float, top_k: int | None, *, raw: bool = False
-) -> Criterion:
-    """The gate for a threshold; at 1 the normalized one is closed, whatever rounding says."""
-    if measure is EntropyMeasure.NORMALIZED:
+def entropy_gate(rule: Rule) -> Criterion:
+    """The gate of a rule; at 1 the normalized one is closed, whatever rounding says."""
+    threshold, raw = rule.fly_entropy_threshold, RULE_PRESETS[rule.name].raw
+    assert threshold is not None
+    if raw and threshold <= REFERENCE_GATE_OFF:
+        return Constant(True)
+    if rule.entropy_measure is EntropyMeasure.NORMALIZED:
         return Constant(False) if threshold >= 1.0 else Entropy(threshold, None, raw)
-    return Entropy(threshold, top_k, raw)
+    return Entropy(threshold, rule.fly_entropy_top_k, raw)

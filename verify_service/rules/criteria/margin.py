@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flyspec.rules import Rule
 from verify_service.rules.criteria import Criterion, Evidence
+from verify_service.rules.criteria.exact import Constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +30,8 @@ class Margin(Criterion):
     def accepts(self, *numbers: float) -> bool:
         """Whether the margin is small enough; equality is not."""
         return numbers[0] < self.threshold
+
+
+def margin(rule: Rule) -> Criterion:
+    """The criterion of a rule; no margin is below 0."""
+    return Margin(rule.margin_threshold) if rule.margin_threshold else Constant(False)

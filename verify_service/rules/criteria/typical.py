@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flyspec.rules import Rule
 from verify_service.rules.criteria import Criterion, Evidence, computable
 
 
@@ -32,3 +33,10 @@ class Typical(Criterion):
         """Whether the token is likely enough; equality is not."""
         probability, entropy = numbers
         return probability > min(self.epsilon, self.delta * math.exp(-entropy))
+
+
+def typical(rule: Rule) -> Criterion:
+    """The criterion of a rule."""
+    assert rule.typical_epsilon is not None
+    assert rule.typical_delta is not None
+    return Typical(rule.typical_epsilon, rule.typical_delta)

@@ -1,0 +1,50 @@
+"""Ranges of numbers that a request may give, and the words in which one out of range is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flyspec.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """From `low` to `high`, both included; `open` leaves `low` out.
+
+    Whole numbers if both ends are. `note` follows the ends in messages.
+    """
+
+    low: float
+    high: float
+    note: str = ""
+    open: bool = False
+
+    @property
+    def integers(self) -> bool:
+        """Whether only whole numbers are in range."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def __str__(self) -> str:
+        """As documents and help show it."""
+        return f"{'above ' if self.open else ''}{self.low:g} to {self.high:,g}{self.note}"
+
+    def __contains__(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int if self.integers else int | float):
+            return False
+        return (self.low < value if self.open else self.low <= value) and value <= self.high
+
+    def check(self, field: str, value: object) -> None:
+        """Refuse a value out of range; NaN is."""
+        if value not in self:
+            low, high = _shown(self.low), _shown(self.high)
+            ends = f"between {low} and {high}"
+            if self.open:
+                ends = f"greater than {low} and at most {high}"
+            kind = "an integer " if self.integers else ""
+            raise InvalidArgumentError(
+                f"{field} must be {kind}{ends}{self.note}, got {_shown(value)}"
+            )
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

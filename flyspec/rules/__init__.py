@@ -1,0 +1,205 @@
+"""The acceptance rules' parameters, each declared once: a field of `Rule`, and what is known of it.
+
+Flags, rules file, limits, checks, warnings, bench conditions and the tables of docs/rules.md come
+from here and from `presets`, which declares the rules. The proto message `Rule` has a field of each
+name; what a value does is its criterion's. No I/O, no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from flyspec.ranges import Range
+
+DEFAULT_NUM_SPECULATIVE_TOKENS = 15
+MAX_GUARDED_TOKENS = 1024
+MAX_WINDOW_SIZE = 1024
+MAX_DIVERGENCE_TOP_K = 1024
+
+
+class EntropyMeasure(IntEnum):
+    """How the target's uncertainty is measured; the two differ by an order of magnitude."""
+
+    NORMALIZED = 1
+    TOP_K = 2
+
+
+class WindowScope(IntEnum):
+    """How far a window reaches."""
+
+    WITHIN_ROUND = 1
+    ACROSS_ROUNDS = 2
+
+
+class Divergence(IntEnum):
+    """How the target's distribution p and the draft's q are compared."""
+
+    JS = 1
+    KL = 2
+    TV = 3
+
+
+def member_name(member: IntEnum) -> str:
+    """How an enum's member is written in flags, files and messages."""
+    return member.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """What is known of a parameter besides its presets' values.
+
+    `kind` is int, float, bool or an enum; `symbol` how docs/rules.md calls it, `help` what a flag
+    says of it. `ranges` of a number: one under None, or one for each measure that it applies to,
+    which the parameter `measured_by` names; a value then belongs to its measure and is not taken
+    over to another. `limit` is how an operator can bound it: "min" where less accepts more, "max"
+    where more does. `zero_is_all`: 0 stands for more than any number. `unwise_above` gives a
+    warning that ends in `unwise`.
+    """
+
+    help: str
+    symbol: str = ""
+    ranges: Mapping[IntEnum | None, Range] = dataclasses.field(default_factory=dict)
+    unit: str = ""
+    measured_by: str | None = None
+    limit: str | None = None
+    zero_is_all: bool = False
+    unwise_above: float = math.inf
+    unwise: str = ""
+    name: str = ""
+    kind: type = float
+
+    @property
+    def limit_name(self) -> str | None:
+        """The key of its limit in a rules file; None if it has none."""
+        return f"{self.limit}_{self.name}" if self.limit else None
+
+    @property
+    def limited_by_measure(self) -> bool:
+        """Whether a limit may name a number for each measure."""
+        return len(self.ranges) > 1
+
+    def amount(self, value: float) -> float:
+        """What a limit compares."""
+        return math.inf if self.zero_is_all and value == 0 else value
+
+    @property
+    def members(self) -> type[IntEnum] | None:
+        """The enum whose members are its values; None for another kind."""
+        return self.kind if issubclass(self.kind, IntEnum) else None
+
+    def show(self, value: Any) -> str:
+        """A value as flags, files and messages write it."""
+        if isinstance(value, bool):
+            return str(value).lower()
+        return member_name(value) if isinstance(value, IntEnum) else f"{value:g}"
+
+    def read(self, text: str) -> Any:
+        """A value from what `show` writes. Raises `ValueError`, which says what it must be."""
+        known: dict[str, Any] = {"true": True, "false": False} if self.kind is bool else {}
+        known |= {member_name(m): m for m in self.members or ()}
+        if known and text not in known:
+            raise ValueError(f"one of {', '.join(known)}")
+        if self.kind is int and not text.isdecimal():
+            raise ValueError("an integer, 0 or more")
+        try:
+            return known[text] if known else self.kind(text)
+        except ValueError:
+            raise ValueError("a number") from None
+
+
+def _parameter(
+    symbol: str, help: str, ranges: Range | Mapping[IntEnum, Range] | None = None, **known: Any
+) -> Parameter:
+    by_measure: Mapping[Any, Range] = ranges if isinstance(ranges, Mapping) else {}
+    if isinstance(ranges, Range):
+        by_measure = {None: ranges}
+    return Parameter(help, symbol, by_measure, **known)
+
+
+_ENTROPY_RANGES = {
+    EntropyMeasure.NORMALIZED: Range(0.0, 1.0, " for the normalized measure"),
+    EntropyMeasure.TOP_K: Range(0.0, 20.0, " for the top_k measure, in nats"),
+}
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """An acceptance rule by preset name, with the parameters that differ from the preset.
+
+    `None` takes the preset's value; `flyspec.rules.resolve.resolve_rule` fills them in.
+    """
+
+    name: str
+    fly_window_size: Annotated[int | None, _parameter(
+        "W", "matches that must follow a loosely accepted token; 0 is no window",
+        Range(0, MAX_WINDOW_SIZE), limit="min",
+    )] = None
+    fly_entropy_threshold: Annotated[float | None, _parameter(
+        "θ", "the target's entropy from which a mismatch may stand",
+        _ENTROPY_RANGES, measured_by="entropy_measure", limit="min",
+    )] = None
+    fly_entropy_top_k: Annotated[int | None, _parameter(
+        "k", "most likely tokens that the top_k entropy counts",
+        {EntropyMeasure.TOP_K: Range(2, 1024)}, measured_by="entropy_measure", limit="max",
+    )] = None
+    entropy_measure: Annotated[EntropyMeasure | None, _parameter(
+        "", "entropy over log|V|, or of the k most likely tokens in nats",
+    )] = None
+    window_scope: Annotated[WindowScope | None, _parameter(
+        "", "whether the matches must follow in the same round; across rounds the token is held "
+        "back until they have",
+    )] = None
+    margin_threshold: Annotated[float | None, _parameter(
+        "τ", "nats by which the target may prefer its own token",
+        Range(0.0, 100.0), unit="nats", limit="max", unwise_above=0.3,
+        unwise="texts may begin to loop (at 0.4, 0.44 % of texts did in llama.cpp's measurements)",
+    )] = None
+    divergence: Annotated[Divergence | None, _parameter(
+        "", "how target and draft are compared",
+    )] = None
+    divergence_threshold: Annotated[float | None, _parameter(
+        "T", "the divergence up to which a mismatch may stand",
+        dict.fromkeys(Divergence, Range(0.0, 100.0)), measured_by="divergence", limit="max",
+    )] = None
+    divergence_top_k: Annotated[int | None, _parameter(
+        "", "compares so many most likely tokens and the rest as one (rejection: drafts from so "
+        "many); 0 is the whole vocabulary",
+        Range(0, MAX_DIVERGENCE_TOP_K), limit="min", zero_is_all=True,
+    )] = None
+    typical_epsilon: Annotated[float | None, _parameter(
+        "ε", "a probability that is always enough", Range(0.0, 1.0), limit="min",
+    )] = None
+    typical_delta: Annotated[float | None, _parameter(
+        "δ", "where δ·exp(-entropy) is less than ε, that is enough",
+        Range(0.0, 100.0), limit="min",
+    )] = None
+    random_acceptance: Annotated[float | None, _parameter(
+        "r", "probability that a mismatch stands", Range(0.0, 1.0), limit="max",
+    )] = None
+    random_judges_matches: Annotated[bool | None, _parameter(
+        "", "asks it of every draft as the released control does; a match that it refuses ends the "
+        "round and is replaced by the same token",
+    )] = None
+    guarded_token_ids: tuple[int, ...] = ()
+# fmt: on
+
+
+def _declared() -> Mapping[str, Parameter]:
+    found = {}
+    for name, hint in get_type_hints(Rule, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            optional, declared = get_args(hint)
+            (kind,) = set(get_args(optional)) - {NoneType}
+            found[name] = dataclasses.replace(declared, name=name, kind=kind)
+    return MappingProxyType(found)
+
+
+PARAMETERS = _declared()
+"""The parameters that a rule may have, by name, besides the tokens that it guards."""

@@ -1,0 +1,119 @@
+"""The acceptance rules, each declared once: what it accepts, its parameters, what it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from flyspec.rules import Divergence, EntropyMeasure, WindowScope
+
+DEFAULT_WINDOW_SIZE = 6
+CriterionName = Literal[
+    "never", "entropy", "margin", "divergence", "reversed divergence", "typical", "random"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNeeds:
+    """The drafter's distributions that a rule compares or draws with.
+
+    `whole`: over the whole vocabulary whatever `divergence_top_k` says. `drawn_from`: drafts are
+    drawn from what is sent, processed as the target's; greedy, nothing is sent.
+    """
+
+    whole: bool = False
+    drawn_from: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RulePreset:
+    """What a rule's name stands for: a criterion, its parameters with their values, what it needs.
+
+    `accepts` is its cell in docs/rules.md: when a mismatch may stand. A `fly_window_size` of None
+    is min(6, K - 1) for the K that was requested. `lossless`: the output follows the target's
+    distribution; `token_exact`: it is that of plain decoding, token by token, whatever is drafted.
+    `counts_mismatch`: W counts the mismatch itself. `largest`: the most that each divergence can be
+    in the rule's form. `limited_as` stands before its measures' names in limits, where its numbers
+    mean something else than those of other rules.
+
+    It needs: `draft`, distributions of the draft; `raw`, the model's own logits instead of the
+    processed ones; `samples` of the target at temperature > 0, of which a draft may match any;
+    `hidden_layers` whose rows its criterion looks at, of which no rule makes use yet.
+    """
+
+    accepts: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    criterion: CriterionName = "never"
+    lossless: bool = False
+    token_exact: bool = False
+    counts_mismatch: bool = False
+    largest: Mapping[Divergence, float] = field(default_factory=dict)
+    limited_as: str = ""
+    draft: DraftNeeds | None = None
+    raw: bool = False
+    samples: int = 1
+    hidden_layers: tuple[int, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        """Whether at temperature > 0 it is speculative sampling, of drafts drawn by chance."""
+        return self.draft is not None and self.draft.drawn_from
+
+
+_WITHIN = {"window_scope": WindowScope.WITHIN_ROUND}
+_NO_WINDOW = {"fly_window_size": 0, **_WITHIN}
+_FLY = {
+    "fly_window_size": DEFAULT_WINDOW_SIZE,
+    "fly_entropy_threshold": 0.3,
+    "entropy_measure": EntropyMeasure.TOP_K,
+    "fly_entropy_top_k": 3,
+}
+
+# fmt: off
+RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
+    "exact": RulePreset("never", lossless=True, token_exact=True),
+    "fly": RulePreset(
+        "top-3 entropy ≥ 0.3 nats", {**_FLY, "fly_window_size": None, **_WITHIN}, "entropy",
+    ),
+    "fly-paper": RulePreset(
+        "normalized entropy ≥ 0.3",
+        {**_FLY, "entropy_measure": EntropyMeasure.NORMALIZED, **_WITHIN}, "entropy",
+    ),
+    "fly-reference": RulePreset(
+        "top-3 entropy ≥ 0.3 nats, raw", _FLY, "entropy",
+        counts_mismatch=True, raw=True, samples=2,
+    ),
+    "margin": RulePreset(
+        "Δ log p < 0.3 nats",
+        {"margin_threshold": 0.3, "fly_window_size": DEFAULT_WINDOW_SIZE,
+         "window_scope": WindowScope.ACROSS_ROUNDS}, "margin",
+    ),
+    "fuzzy": RulePreset(
+        "divergence < 0.1",
+        {"divergence": Divergence.JS, "divergence_threshold": 0.1, "divergence_top_k": 50,
+         **_NO_WINDOW}, "divergence",
+        largest={Divergence.JS: math.log(2.0), Divergence.TV: 1.0}, draft=DraftNeeds(),
+    ),
+    "fuzzy-reference": RulePreset(
+        "reversed divergence ≤ 0.3, raw",
+        {"divergence": Divergence.JS, "divergence_threshold": 0.3, "divergence_top_k": 0},
+        "reversed divergence", largest={Divergence.TV: 1.0}, limited_as="reference_",
+        draft=DraftNeeds(whole=True), raw=True,
+    ),
+    "rejection": RulePreset(
+        "by chance, so that nothing is lost", {"divergence_top_k": 0},
+        lossless=True, draft=DraftNeeds(drawn_from=True),
+    ),
+    "typical": RulePreset(
+        "p(x) > min(ε, δ·exp(−H))",
+        {"typical_epsilon": 0.09, "typical_delta": 0.3, **_NO_WINDOW}, "typical",
+    ),
+    "random": RulePreset(
+        "by chance, with probability 0.1",
+        {"random_acceptance": 0.1, "random_judges_matches": False, **_NO_WINDOW}, "random",
+    ),
+})
+# fmt: on

@@ -1,0 +1,158 @@
+"""Rules checked and completed, and what their callers should know about them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from enum import IntEnum
+from functools import lru_cache
+
+from flyspec.errors import InvalidArgumentError
+from flyspec.rules import (
+    DEFAULT_NUM_SPECULATIVE_TOKENS,
+    MAX_GUARDED_TOKENS,
+    PARAMETERS,
+    EntropyMeasure,
+    Parameter,
+    Rule,
+    WindowScope,
+    member_name,
+)
+from flyspec.rules.presets import DEFAULT_WINDOW_SIZE, RULE_PRESETS
+
+
+def validate_rule(rule: Rule, field: str = "rule") -> None:
+    """Refuse an unknown rule, a parameter that does not apply to it, or one out of range.
+
+    `field` is how messages call the rule.
+    """
+    preset = RULE_PRESETS.get(rule.name)
+    if preset is None:
+        raise InvalidArgumentError(
+            f"{field}.name must be one of {', '.join(RULE_PRESETS)}, got {rule.name!r}"
+        )
+    if rule.guarded_token_ids and preset.lossless:
+        raise InvalidArgumentError(
+            f"{field}.guarded_token_ids does not apply to the rule {rule.name!r}, "
+            "which loses nothing"
+        )
+    if len(rule.guarded_token_ids) > MAX_GUARDED_TOKENS:
+        raise InvalidArgumentError(
+            f"{field}.guarded_token_ids: at most {MAX_GUARDED_TOKENS} tokens, "
+            f"got {len(rule.guarded_token_ids)}"
+        )
+    for name, parameter in PARAMETERS.items():
+        value = getattr(rule, name)
+        if value is None:
+            continue
+        if name not in preset.defaults:
+            raise InvalidArgumentError(f"{field}.{name} does not apply to the rule {rule.name!r}")
+        if not parameter.ranges:
+            continue
+        measure = measure_of(rule, parameter)
+        if measure not in parameter.ranges:
+            raise InvalidArgumentError(
+                f"{field}.{name} does not apply to the {parameter.show(measure)} measure"
+            )
+        parameter.ranges[measure].check(f"{field}.{name}", value)
+
+
+def measure_of(rule: Rule, parameter: Parameter) -> IntEnum | None:
+    """What the rule's values of this parameter are measured in; None where there is but one way."""
+    if (by := parameter.measured_by) is None:
+        return None
+    measure: IntEnum | None = getattr(rule, by) or RULE_PRESETS[rule.name].defaults.get(by)
+    return measure
+
+
+def resolve_rule(rule: Rule, num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS) -> Rule:
+    """The rule with its preset's values where it has none.
+
+    `num_speculative_tokens` is the K that was requested, the default where none was: a window that
+    the preset leaves to K comes of it once, and shorter rounds keep it. Parameters that do not
+    apply stay `None`; resolving twice changes nothing. Raises `InvalidArgumentError` for a rule
+    that does not validate, or whose window no K of 1 has room for.
+    """
+    # Not behind the cache: it would take a window of True for one of 1, which is equal to it.
+    validate_rule(rule)
+    if num_speculative_tokens == 1 and window_depends_on_k(rule):
+        raise InvalidArgumentError(
+            f"speculation.num_speculative_tokens must be 0 or at least 2 for the rule "
+            f"{rule.name!r}, whose window is one of the tokens drafted after a mismatch, got 1; "
+            "give rule.fly_window_size (0 is no window) or another rule"
+        )
+    return _with_defaults(rule, num_speculative_tokens)
+
+
+def window_depends_on_k(rule: Rule) -> bool:
+    """Whether nobody chose W: the preset leaves it to the K that is requested."""
+    window = RULE_PRESETS[rule.name].defaults.get("fly_window_size", 0)
+    return rule.fly_window_size is None and window is None
+
+
+@lru_cache(maxsize=1024)
+def _with_defaults(rule: Rule, num_speculative_tokens: int) -> Rule:
+    missing = {
+        name: default
+        for name, default in RULE_PRESETS[rule.name].defaults.items()
+        if getattr(rule, name) is None
+        and (
+            not (parameter := PARAMETERS[name]).ranges
+            or measure_of(rule, parameter) in parameter.ranges
+        )
+    }
+    if window_depends_on_k(rule):
+        missing["fly_window_size"] = max(0, min(DEFAULT_WINDOW_SIZE, num_speculative_tokens - 1))
+    return replace(rule, **missing)
+
+
+def rule_warnings(rule: Rule, num_speculative_tokens: int, given: Rule | None = None) -> list[str]:
+    """What the caller should know about a resolved rule's parameters, for this K.
+
+    `given` is the rule before it was resolved; without it, all parameters count as chosen.
+    """
+    preset = RULE_PRESETS[rule.name]
+    warnings = [
+        f"rule.{name} {value:g} is above {parameter.unwise_above:g}: {parameter.unwise}"
+        for name, parameter in PARAMETERS.items()
+        if (value := getattr(rule, name)) is not None and value > parameter.unwise_above
+    ]
+    window = rule.fly_window_size or 0
+    across = rule.window_scope is WindowScope.ACROSS_ROUNDS
+    if num_speculative_tokens and window >= num_speculative_tokens and not across:
+        warnings.append(
+            f"rule.fly_window_size {window} does not fit in a round of num_speculative_tokens "
+            f"{num_speculative_tokens}: no window can close, so nothing is accepted loosely; lower "
+            "the one or raise the other"
+        )
+    elif (
+        num_speculative_tokens
+        and window < DEFAULT_WINDOW_SIZE
+        and given is not None
+        and window_depends_on_k(given)
+    ):
+        warnings.append(
+            f"rule.fly_window_size is {window} instead of {DEFAULT_WINDOW_SIZE}, since "
+            f"num_speculative_tokens is {num_speculative_tokens}: less must match after a loose "
+            f"token; ask for {DEFAULT_WINDOW_SIZE + 1} tokens or more, or give the window"
+        )
+    theta = rule.fly_entropy_threshold
+    if theta is not None and rule.entropy_measure is EntropyMeasure.TOP_K:
+        top_k = rule.fly_entropy_top_k
+        assert top_k is not None
+        # -p log p is largest at p = 1/e; from k = 3 on, k tokens cannot all have that much.
+        most = 2 / math.e if top_k == 2 else math.log(top_k)
+        if theta > most:
+            warnings.append(
+                f"rule.fly_entropy_threshold {theta:g} is above {most:.3g} nats, the most that the "
+                f"top_k entropy with k = {top_k} can be: nothing is accepted loosely"
+            )
+    kind, threshold = rule.divergence, rule.divergence_threshold
+    if kind is not None and threshold is not None:
+        largest = preset.largest.get(kind, math.inf)
+        if threshold > largest:
+            warnings.append(
+                f"rule.divergence_threshold {threshold:g} is above {largest:.3g}, the most that "
+                f"{member_name(kind)} can be: every mismatch passes it"
+            )
+    return warnings
