@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from bench.conditions import parse_conditions
+from flyspec.bench.conditions import parse_conditions
 from flyspec.cli.options import RuleFlags
 from flyspec.rules import PARAMETERS, Parameter, Rule
 from flyspec.rules.__main__ import write_tables
