@@ -46,8 +46,6 @@ from flyspec.wire.verify import (  # noqa: F401
     decision_from_proto,
     decision_to_proto,
     distributions_to_proto,
-    round_verdict_from_proto,
-    round_verdict_to_proto,
     tokenizer_from_protos,
     tokenizer_to_protos,
     verify_info_from_proto,
@@ -68,6 +66,8 @@ class _Encoders(dict[type, Callable[[Any], Any]]):
     """From a value to its message, by the value's class."""
 
     def __missing__(self, cls: type) -> Callable[[Any], Any]:
+        if cls not in PLACES:
+            raise TypeError(f"{cls.__name__} is no message")
         make, name = PLACES[cls]
         descriptor = make.DESCRIPTOR
         if name:

@@ -14,7 +14,7 @@ from flyspec.wire.codec import Codec, Decode, Encode, Exceptions, Hook
 
 WHOLE: Mapping[type, Any] = {
     DraftChunk: draft_pb2.DraftResponse,
-    rounds.RoundVerdict: verify_pb2.VerifyResponse,
+    rounds.Verdict: verify_pb2.VerifyResponse,
     generation.GenerationRequest: generation_pb2.GenerateRequest,
     generation.Models: generation_pb2.ListModelsResponse,
     admin.DraftServiceInfo: draft_pb2.DraftServiceDescribeResponse,
@@ -130,6 +130,7 @@ CODEC = Codec(
         local={
             generation.GenerateOptions: ("timeout_s", "request_id", "traceparent"),
             admin.TokenizerBundle: ("tokenizer_json",),
+            rounds.Verdict: ("start_length",),
         },
         prefixes={rounds.Budget: "remaining_"},
         around={Decision: _decisions, DraftChunk: _chunks},

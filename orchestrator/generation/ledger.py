@@ -12,7 +12,7 @@ from flyspec.values.rounds import (
     DraftTimings,
     OpenWindow,
     Outcome,
-    RoundVerdict,
+    Verdict,
     VerifyRound,
 )
 from flyspec.values.tokens import Origin
@@ -31,7 +31,7 @@ class Round:
     """
 
     commands: Sequence[Command]
-    verdict: RoundVerdict | None
+    verdict: Verdict | None
     start: int
     committed_length: int
     round_ns: int
@@ -102,7 +102,7 @@ class Ledger:
         if self._unsettled:
             self._settle(self._committed_length)
 
-    def _record_verdict(self, round_: Round, verdict: RoundVerdict) -> None:
+    def _record_verdict(self, round_: Round, verdict: Verdict) -> None:
         """Count what was checked, and the draft that was rejected."""
         self.num_rounds += 1
         self.target_model_ns += verdict.timings.forward_ns

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from flyspec.prefix import TokenSequence
-from flyspec.values.rounds import RoundVerdict, VerifyRound
+from flyspec.values.rounds import Verdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger, Round
 from orchestrator.generation.loop_guard import LoopGuard
@@ -150,7 +150,7 @@ class Rounds:
         self,
         event: Event,
         proposal: Proposal,
-        verdict: RoundVerdict | None = None,
+        verdict: Verdict | None = None,
         request: VerifyRound | None = None,
     ) -> Round:
         """Do what follows from an event, and say so."""

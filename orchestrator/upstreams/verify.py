@@ -17,7 +17,7 @@ from flyspec.prefix import TokenSequence
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import BreakerState, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.generation import RecoveryKind
-from flyspec.values.rounds import DraftDistributions, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.generation.recoveries import Recoveries
@@ -99,7 +99,7 @@ class VerifySession:
         sequence: TokenSequence,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution] = (),
-    ) -> AsyncIterator[RoundVerdict]:
+    ) -> AsyncIterator[Verdict]:
         """Verdicts on a round that follows `sequence`; several in plain decoding.
 
         `round_` comes without prefix: keep_length, append_token_ids and prefix_hash are filled in.
@@ -111,12 +111,13 @@ class VerifySession:
         lost_ns, trouble = self._trouble or (0, None)
         self._trouble = None
         for attempt in count():
-            answered = False
+            answered, start_length = False, len(sequence)
             began_ns = time.perf_counter_ns()
             try:
                 await self._send(sequence, round_, distributions)
                 while True:
-                    verdict = await self._read(round_.round_id)
+                    verdict = await self._read(round_.round_id, start_length)
+                    start_length = verdict.keep_length + 1
                     answered = True
                     if trouble is not None:
                         self._recovered(trouble, lost_ns)
@@ -181,14 +182,14 @@ class VerifySession:
                 )
             await pool.changed(min(remaining, 0.05))
 
-    async def _read(self, round_id: int) -> RoundVerdict:
-        """The next verdict."""
+    async def _read(self, round_id: int, start_length: int) -> Verdict:
+        """The next verdict, on what follows `start_length` tokens."""
         replica = self._replica
         assert replica is not None
         async with self._attempt(replica):
             message = await read(self._call)
             self._traffic.count(message)
-            verdict = wire.round_verdict_from_proto(message)
+            verdict = wire.decode(Verdict, message, start_length=start_length)
             if verdict.round_id != round_id:
                 raise UnavailableError(f"answered round {verdict.round_id} instead of {round_id}")
         if replica.breaker.state is not BreakerState.CLOSED and replica.info is not None:
