@@ -78,6 +78,14 @@ class GenerateOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What to continue, and how."""
+
+    prompt: Prompt
+    options: GenerateOptions
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The generation was admitted; `rule` has every parameter set.
 

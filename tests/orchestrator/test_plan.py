@@ -16,6 +16,7 @@ from flyspec.validation import RULE_PRESETS, resolve_rule
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
+from orchestrator.front.messages import request_from_proto
 from orchestrator.generation.plan import GenerationPlan, make_plan
 from orchestrator.generation.rule_files import RuleBook
 from tests.tiny import make_tokenizer
@@ -50,7 +51,7 @@ def plan(tokenizer: Tokenizer) -> Any:
         if request.WhichOneof("prompt") is None:
             request.token_ids.ids.extend(PROMPT)
         return make_plan(
-            request,
+            request_from_proto(request),
             tokenizer,
             target(vocab_size),
             OrchestratorSettings(**settings or {}),
@@ -197,10 +198,9 @@ def test_what_is_refused(plan: Any, fields: dict[str, Any], message: str) -> Non
     assert message in str(caught.value)
 
 
-def test_a_request_without_a_prompt(tokenizer: Tokenizer) -> None:
-    request = generation_pb2.GenerateRequest()
+def test_a_request_without_a_prompt() -> None:
     with pytest.raises(InvalidArgumentError, match="prompt: set one of text, token_ids, chat"):
-        make_plan(request, tokenizer, target(), OrchestratorSettings(), MAX_DRAFT, NO_LIMITS)
+        request_from_proto(generation_pb2.GenerateRequest())
 
 
 @pytest.mark.parametrize("name", RULE_PRESETS)
