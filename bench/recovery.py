@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
-from bench.chaos.fleet import ProxiedFleet, FleetOptions
+from bench.chaos.fleet import FleetOptions, ProxiedFleet
 from bench.chaos.work import EXACT, Job, Request, ask, drafts, now_since
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError

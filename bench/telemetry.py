@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from flyspec.telemetry.metrics import EngineMetrics
 from flyspec.telemetry.traces import Traces
-from flyspec.values.rounds import Decision, DraftTimings, Outcome, RoundVerdict, VerifyTimings
+from flyspec.values.rounds import Decision, DraftTimings, Outcome, Verdict, VerifyTimings
 from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import Commit, Token
@@ -39,7 +39,9 @@ def make_round(index: int) -> RoundOutcome:
     start = 10 * index
     keep = start + NUM_ACCEPTED
     timings = VerifyTimings(100_000, 9_000_000, 200_000, 9_500_000)
-    verdict = RoundVerdict(index, keep, 6, keep + 1, DECISIONS, True, timings)
+    verdict = Verdict(
+        keep, 6, tuple(DECISIONS), start_length=start, round_id=index, timings=timings
+    )
     drafted = DraftTimings(50_000, 4_000_000, 4_300_000)
     return RoundOutcome(
         [Commit(FINAL)], verdict, start, keep + 1, 16_000_000, None, "model", index,

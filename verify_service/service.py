@@ -84,7 +84,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 if isinstance(answer, Exception):
                     raise answer
                 verdicts.append(answer)
-                message = wire.round_verdict_to_proto(answer)
+                message = wire.encode(answer)
                 await rpc.write(context, message, self._settings.idle_timeout_s)
                 if answer.last:
                     return

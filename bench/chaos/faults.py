@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from bench.chaos.fleet import ProxiedFleet, Member
+from bench.chaos.fleet import Member, ProxiedFleet
 
 KINDS = ("kill", "drain", "hold", "delay", "stall", "drop", "cut", "forget")
 """SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through the proxy: a delay,

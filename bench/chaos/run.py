@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.chaos.faults import Saboteur, one_of_each, random_tracks
-from bench.chaos.fleet import FOREIGN_DRAFTER, ProxiedFleet, FleetOptions
+from bench.chaos.fleet import FOREIGN_DRAFTER, FleetOptions, ProxiedFleet
 from bench.chaos.replay import Replay
 from bench.chaos.report import Report, check_memory, count
 from bench.chaos.work import Request, Work, drafts, fill_in, jobs, now_since

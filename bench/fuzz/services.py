@@ -25,7 +25,7 @@ from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import ProcessInfo
-from flyspec.values.rounds import DraftAdvance, DraftOpen, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import DraftAdvance, DraftOpen, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 
 IDLE_TIMEOUT_S = 20.0
@@ -212,11 +212,11 @@ class VerifyTarget(_Single):
     async def _decode(self, stream: _Stream) -> list[int]:
         return [v.next_token_id for v in await self._round(stream, [])]
 
-    async def _round(self, stream: _Stream, drafts: list[int]) -> list[RoundVerdict]:
+    async def _round(self, stream: _Stream, drafts: list[int]) -> list[Verdict]:
         self._round_id += 1
         round_ = VerifyRound(self._round_id, len(self._prompt), [], drafts, max_plain_tokens=COUNT)
         answers = await stream.ask(wire.verify_round_to_proto(round_))
-        return [wire.round_verdict_from_proto(answer) for answer in answers]
+        return [wire.decode(Verdict, answer) for answer in answers]
 
 
 class DraftTarget(_Single):

@@ -79,10 +79,10 @@ class GenerateOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What to continue, and how."""
+    """A prompt and how to continue it."""
 
     prompt: Prompt
-    options: GenerateOptions
+    options: GenerateOptions = field(default_factory=GenerateOptions)
 
 
 @dataclass(frozen=True, slots=True)

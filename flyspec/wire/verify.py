@@ -11,10 +11,8 @@ from flyspec.values.rounds import (
     DraftDistributions,
     OpenWindow,
     Outcome,
-    RoundVerdict,
     VerifyOpen,
     VerifyRound,
-    VerifyTimings,
 )
 from flyspec.wire.common import (
     distribution_from_proto,
@@ -236,24 +234,6 @@ def decision_to_proto(decision: Decision) -> verify_pb2.Decision:
     )
 
 
-def round_verdict_to_proto(verdict: RoundVerdict) -> verify_pb2.VerifyResponse:
-    """Write a verdict."""
-    return verify_pb2.VerifyResponse(
-        round_id=verdict.round_id,
-        keep_length=verdict.keep_length,
-        next_token_id=verdict.next_token_id,
-        committed_length=verdict.committed_length,
-        decisions=[decision_to_proto(d) for d in verdict.decisions],
-        last=verdict.last,
-        queue_ns=verdict.timings.queue_ns,
-        forward_ns=verdict.timings.forward_ns,
-        judge_ns=verdict.timings.judge_ns,
-        service_ns=verdict.timings.service_ns,
-        open_window=window_to_proto(verdict.open_window),
-        logprobs=[logprobs_to_proto(p) for p in verdict.logprobs],
-    )
-
-
 def decision_from_proto(message: verify_pb2.Decision) -> Decision:
     """Read a decision. `target_token_id` stays None where it equals the drafted token."""
     outcome = _OUTCOMES.get(message.outcome)
@@ -267,23 +247,4 @@ def decision_from_proto(message: verify_pb2.Decision) -> Decision:
         message.entropy if message.HasField("entropy") else None,
         message.gap_nats if message.HasField("gap_nats") else None,
         message.measure if message.HasField("measure") else None,
-    )
-
-
-def round_verdict_from_proto(message: verify_pb2.VerifyResponse) -> RoundVerdict:
-    """Read a verdict."""
-    return RoundVerdict(
-        round_id=message.round_id,
-        keep_length=message.keep_length,
-        next_token_id=message.next_token_id,
-        committed_length=message.committed_length,
-        decisions=[decision_from_proto(d) for d in message.decisions],
-        last=message.last,
-        timings=VerifyTimings(
-            message.queue_ns, message.forward_ns, message.judge_ns, message.service_ns
-        ),
-        open_window=(
-            window_from_proto(message.open_window) if message.HasField("open_window") else None
-        ),
-        logprobs=tuple(logprobs_from_proto(p) for p in message.logprobs),
     )

@@ -16,7 +16,7 @@ from flyspec.errors import DeadlineExceededError, FlyspecError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from orchestrator.front import messages
+from flyspec.values.generation import GenerationRequest
 from orchestrator.front.access import key_of_call
 from orchestrator.front.clients import Caller, address_of
 from orchestrator.generation.generation import Generations
@@ -37,13 +37,13 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """One generation, within what there is room for and what its client takes."""
         caller = caller_of(context)
         try:
-            asked = messages.request_from_proto(request)
+            asked = wire.decode(GenerationRequest, request)
         except FlyspecError as error:
             self._generations.refuse(error, caller)
         async with aclosing(self._generations.run(asked, caller)) as events:
             async for event in events:
                 try:
-                    await write(context, messages.event_to_proto(event), self._write_timeout_s)
+                    await write(context, wire.encode(event), self._write_timeout_s)
                 except DeadlineExceededError as error:
                     await events.athrow(error)
 
@@ -52,12 +52,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.ListModelsRequest, context: Any
     ) -> generation_pb2.ListModelsResponse:
         """The target, the drafters and the rules."""
-        models = self._generations.models()
-        return generation_pb2.ListModelsResponse(
-            target=wire.model_info_to_proto(models.target),
-            drafters=models.drafters,
-            rules=models.rules,
-        )
+        models: generation_pb2.ListModelsResponse = wire.encode(self._generations.models())
+        return models
 
 
 def caller_of(context: Any) -> Caller:

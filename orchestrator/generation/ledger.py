@@ -13,7 +13,7 @@ from flyspec.values.rounds import (
     DraftTimings,
     OpenWindow,
     Outcome,
-    RoundVerdict,
+    Verdict,
     VerifyRound,
 )
 from flyspec.values.tokens import Origin
@@ -32,7 +32,7 @@ class RoundOutcome:
     """
 
     commands: Sequence[Command]
-    verdict: RoundVerdict | None
+    verdict: Verdict | None
     start: int
     committed_length: int
     round_ns: int
@@ -131,7 +131,7 @@ class Ledger:
         if self._unsettled:
             self._settle(self._committed_length)
 
-    def _record_verdict(self, round_: RoundOutcome, verdict: RoundVerdict) -> None:
+    def _record_verdict(self, round_: RoundOutcome, verdict: Verdict) -> None:
         """Count what was checked, and the draft that was rejected."""
         self.num_rounds += 1
         self.target_model_ns += verdict.timings.forward_ns
@@ -142,7 +142,7 @@ class Ledger:
         for decision in verdict.decisions:
             if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None:
                 self._reject(decision.gap_nats)
-        accepted = max(0, verdict.keep_length - round_.start)
+        accepted = verdict.num_accepted
         self._unsettled.append((round_.start, accepted, round_.drafter))
         if self.num_spec_steps > 1:  # the first round also opens sessions and reads the prompt
             models_ns = round_.draft_timings.model_ns + verdict.timings.forward_ns

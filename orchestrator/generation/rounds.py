@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from flyspec.prefix import TokenSequence
-from flyspec.values.rounds import RoundVerdict, VerifyRound
+from flyspec.values.rounds import Verdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
@@ -150,7 +150,7 @@ class Rounds:
         self,
         event: Event,
         proposal: Proposal,
-        verdict: RoundVerdict | None = None,
+        verdict: Verdict | None = None,
         request: VerifyRound | None = None,
     ) -> RoundOutcome:
         """Do what follows from an event, and say so."""
@@ -165,10 +165,9 @@ class Rounds:
         round_ns = now - began_ns
         self._recoveries.output_token_index = len(self._sequence) - self._prompt_length
         if verdict is not None and verdict.decisions:
-            accepted = max(0, verdict.keep_length - start)
             emitted = len(self._sequence) - start
             self._drafting.record(
-                proposal.drafter, len(proposal.token_ids), accepted, emitted, round_ns
+                proposal.drafter, len(proposal.token_ids), verdict.num_accepted, emitted, round_ns
             )
         return RoundOutcome(
             commands=commands,

@@ -22,7 +22,7 @@ from flyspec.errors import (
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import BreakerState
 from flyspec.values.generation import RecoveryKind
-from flyspec.values.rounds import RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.generation.plan import GenerationPlan
@@ -87,7 +87,7 @@ class Verifying:
         sequence: TokenSequence,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution] = (),
-    ) -> AsyncIterator[RoundVerdict]:
+    ) -> AsyncIterator[Verdict]:
         """Verdicts on a round that follows `sequence`; several in plain decoding.
 
         `round_` and `distributions` as `VerifySession.send` takes them. Verdicts already handed out

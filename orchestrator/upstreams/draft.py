@@ -11,7 +11,7 @@ from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
-from flyspec.values.rounds import DraftAdvance, DraftOpen
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams.connection import (
     DESCRIBE_TIMEOUT_S,
@@ -33,8 +33,9 @@ class GrpcDraftUpstream(GrpcUpstream):
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> DraftServiceInfo:
         """What it drafts with. Raises `UnavailableError` when it does not answer."""
         async with Attempt("draft service", self.address, timeout_s):
-            return wire.draft_info_from_proto(
-                await self.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+            return wire.decode(
+                DraftServiceInfo,
+                await self.stub.Describe(draft_pb2.DraftServiceDescribeRequest()),
             )
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
@@ -85,10 +86,10 @@ class GrpcDraftSession(GrpcSession):
         if self._call is None:
             self._call = self._upstream.stub.Draft(metadata=self._correlation.metadata)
             open_ = replace(self._open, token_ids=tokens)
-            await write(self._call, wire.draft_open_to_proto(open_))
+            await write(self._call, wire.encode(open_))
             self._synced = len(tokens)
         traceparent = self._correlation.waits_for("draft", round_id)
-        advance = wire.draft_advance_to_proto(
+        advance = wire.encode(
             DraftAdvance(round_id, self._synced, tokens[self._synced :], max_tokens, traceparent)
         )
         self._traffic.count(advance.ByteSize())
@@ -96,7 +97,7 @@ class GrpcDraftSession(GrpcSession):
         proposal = Proposal()
         while True:
             message = await read(self._call)
-            chunk = wire.draft_chunk_from_proto(message)
+            chunk = wire.decode(DraftChunk, message)
             expected = len(tokens) + len(proposal.token_ids)
             if chunk.round_id != round_id or chunk.start_position != expected:
                 raise UnavailableError(

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
-from flyspec.values.rounds import DraftOpen, DraftTimings, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import DraftOpen, DraftTimings, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import Origin, TokenDistribution
 
 
@@ -117,7 +117,7 @@ class VerifySession(UpstreamSession, Protocol):
         `distributions` are those of its drafts, one each or none.
         """
 
-    async def read(self, round_id: int) -> RoundVerdict:
+    async def read(self, round_id: int) -> Verdict:
         """The next verdict on that round; several in plain decoding, up to the `last`."""
 
 

@@ -11,7 +11,7 @@ from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
-from flyspec.values.rounds import DraftDistributions, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams.connection import (
     DESCRIBE_TIMEOUT_S,
@@ -36,8 +36,9 @@ class GrpcVerifyUpstream(GrpcUpstream):
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> VerifyServiceInfo:
         """What it verifies with. Raises `UnavailableError` when it does not answer."""
         async with Attempt("verify service", self.address, timeout_s):
-            return wire.verify_info_from_proto(
-                await self.stub.Describe(verify_pb2.VerifyServiceDescribeRequest())
+            return wire.decode(
+                VerifyServiceInfo,
+                await self.stub.Describe(verify_pb2.VerifyServiceDescribeRequest()),
             )
 
     async def tokenizer(self) -> TokenizerBundle:
@@ -83,14 +84,14 @@ class GrpcVerifySession(GrpcSession):
             if self._call is None:
                 self._call = self._upstream.stub.Verify(metadata=self._correlation.metadata)
                 open_ = replace(self._open, token_ids=tokens)
-                await write(self._call, wire.verify_open_to_proto(open_))
+                await write(self._call, wire.encode(open_))
                 self._synced = len(tokens)
             for piece in _pieces(round_.round_id, len(tokens), distributions):
-                message = wire.distributions_to_proto(piece)
+                message = wire.encode(piece)
                 size = message.ByteSize()
                 self._traffic.count(size, size)
                 await write(self._call, message)
-            message = wire.verify_round_to_proto(
+            message = wire.encode(
                 replace(
                     round_,
                     keep_length=self._synced,
@@ -101,13 +102,14 @@ class GrpcVerifySession(GrpcSession):
             )
             self._traffic.count(message.ByteSize())
             await write(self._call, message)
+            self._synced = len(tokens)
 
-    async def read(self, round_id: int) -> RoundVerdict:
+    async def read(self, round_id: int) -> Verdict:
         """The next verdict."""
         async with self._attempt():
             message = await read(self._call)
             self._traffic.count(message.ByteSize())
-            verdict = wire.round_verdict_from_proto(message)
+            verdict = wire.decode(Verdict, message, start_length=self._synced)
             if verdict.round_id != round_id:
                 raise UnavailableError(f"answered round {verdict.round_id} instead of {round_id}")
         self._synced = verdict.keep_length + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import grpc
@@ -23,7 +23,7 @@ from flyspec.values.rounds import (
     DraftChunk,
     DraftDistributions,
     DraftOpen,
-    RoundVerdict,
+    Verdict,
     VerifyOpen,
     VerifyRound,
 )
@@ -212,12 +212,10 @@ class _VerifyCall(_Call):
         answers = []
         for left in range(request.max_plain_tokens, 0, -1):
             token = self._service.world.own(self.tokens)
-            verdict = RoundVerdict(
-                request.round_id,
+            verdict = Verdict(
                 len(self.tokens),
                 token,
-                len(self.tokens) + 1,
-                [],
+                round_id=request.round_id,
                 last=left == 1 or token == EOS,
             )
             answers.append(self._answer(verdict, request))
@@ -233,21 +231,12 @@ class _VerifyCall(_Call):
         self.tokens = [*kept, verdict.next_token_id]
         if self.logprobs is not None:
             first = min(before, verdict.keep_length)
-            logprobs = [
+            logprobs = tuple(
                 world.logprobs(self.tokens[:i], self.tokens[i])
                 for i in range(first, len(self.tokens))
-            ]
-            verdict = RoundVerdict(
-                verdict.round_id,
-                verdict.keep_length,
-                verdict.next_token_id,
-                verdict.committed_length,
-                verdict.decisions,
-                verdict.last,
-                open_window=verdict.open_window,
-                logprobs=logprobs,
             )
-        return wire.round_verdict_to_proto(verdict)
+            verdict = replace(verdict, logprobs=logprobs)
+        return wire.encode(verdict)
 
 
 def plan_of(**changes) -> GenerationPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.values.rounds import Budget, Decision, DraftTimings, OpenWindow, Outcome, RoundVerdict
+from flyspec.values.rounds import Budget, Decision, DraftTimings, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import RollBack, Token
@@ -17,7 +17,7 @@ WINDOW = OpenWindow(10, 3, 2, 0.75)
 
 
 def round_of(decisions, start, keep_length, committed_length, commands=()):
-    verdict = RoundVerdict(1, keep_length, 5, committed_length, decisions, True)
+    verdict = Verdict(keep_length, 5, tuple(decisions), start_length=start, round_id=1)
     return RoundOutcome(commands, verdict, start, committed_length, 0)
 
 

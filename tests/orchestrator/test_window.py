@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flyspec.errors import FlyspecError
-from flyspec.values.rounds import Decision, OpenWindow, Outcome, RoundVerdict
+from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import Origin, TokenLogprobs
 from orchestrator.generation.window import (
     Checked,
@@ -33,14 +33,11 @@ OUTCOMES = {
 def checked(outcomes, keep_length, next_token, open_window=None, logprobs=()):
     """Drafts 10, 11, ... with these outcomes."""
     drafts = list(range(10, 10 + len(outcomes)))
-    verdict = RoundVerdict(
-        1,
+    verdict = Verdict(
         keep_length,
         next_token,
-        open_window.position if open_window else keep_length + 1,
-        [OUTCOMES[o] for o in outcomes],
-        True,
-        open_window=open_window,
+        tuple(OUTCOMES[o] for o in outcomes),
+        open_window,
         logprobs=logprobs,
     )
     return Checked(verdict, drafts, [MODEL] * len(drafts))

@@ -20,7 +20,7 @@ from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.rpc import malformed
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
-from flyspec.values.rounds import DraftDistributions, VerifyRound
+from flyspec.values.rounds import DraftDistributions, Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from tests.hostile import fuzz, logged
 from verify_service.engine import VerifyEngine
@@ -106,7 +106,7 @@ async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
         call = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
         await call.write(open_message())
         await call.write(round_message([7, 8]))
-        assert wire.round_verdict_from_proto(await call.read()).last
+        assert wire.decode(Verdict, await call.read()).last
         assert engine.sessions.active == 1
         codes = Counter([(await status_of(c))[0].name for c in calls])
         # Those too many wait at the client, or are refused if it had not heard of the limit yet.

@@ -12,7 +12,7 @@ from flyspec import wire
 from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import verify_pb2
-from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 
 PROMPT = [0, 17, 45, 120]
@@ -76,7 +76,7 @@ async def test_bad_messages_close_their_session_only(service, engine, messages, 
         got, details = await status_of(bad)
         assert (got.name, text in details) == (code, True), (got, details)
         await good.write(round_message([7, 8]))
-        assert wire.round_verdict_from_proto(await good.read()).last
+        assert wire.decode(Verdict, await good.read()).last
         await good.done_writing()
         assert (await status_of(good))[0] is grpc.StatusCode.OK
         assert await drained(engine)

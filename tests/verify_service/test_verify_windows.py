@@ -13,7 +13,14 @@ from flyspec import wire
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule, WindowScope
-from flyspec.values.rounds import DraftDistributions, OpenWindow, Outcome, VerifyOpen, VerifyRound
+from flyspec.values.rounds import (
+    DraftDistributions,
+    OpenWindow,
+    Outcome,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.values.tokens import SamplingParams, TokenDistribution
 from tests.verify_service.test_engine import GREEDY, PROMPT, answers, opening
 from tests.verify_service.test_service import open_message, status_of
@@ -270,7 +277,7 @@ async def test_distributions_in_pieces_decide(service, log_softmax):
                 piece = DraftDistributions(1, position, [distribution])
                 await call.write(wire.distributions_to_proto(piece))
             await call.write(round_message([second, 5]))
-            verdict = wire.round_verdict_from_proto(await call.read())
+            verdict = wire.decode(Verdict, await call.read())
             assert verdict.keep_length >= keep
             assert (verdict.decisions[0].outcome is Outcome.LOOSE) == (keep == 5)
             call.cancel()
