@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
-from bench.chaos.fleet import Fleet, FleetOptions
+from bench.chaos.fleet import FleetOptions, ProxiedFleet
 from bench.chaos.work import EXACT, Job, Request, ask, drafts, now_since
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
@@ -80,7 +80,7 @@ class Row:
 class Recovery:
     """The measurements on one fleet."""
 
-    def __init__(self, args: argparse.Namespace, fleet: Fleet, client: Client) -> None:
+    def __init__(self, args: argparse.Namespace, fleet: ProxiedFleet, client: Client) -> None:
         self._args, self._fleet, self._client = args, fleet, client
         self._jobs = [self._job(number) for number in range(args.streams)]
         self._now = now_since(time.monotonic())
@@ -207,7 +207,7 @@ async def run(args: argparse.Namespace) -> list[Row]:
             dtype=args.dtype,
             draft_timeout_s=args.draft_timeout,
         )
-        async with Fleet(options) as fleet, Client(fleet.address) as client:
+        async with ProxiedFleet(options) as fleet, Client(fleet.address) as client:
             recovery = Recovery(args, fleet, client)
             await recovery.prepare()
             for case in CASES:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from bench.chaos.fleet import Fleet, Member
+from bench.chaos.fleet import Member, ProxiedFleet
 
 KINDS = ("kill", "drain", "hold", "delay", "stall", "drop", "cut", "forget")
 """SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through the proxy: a delay,
@@ -54,7 +54,7 @@ class Fault:
     ended_s: float
 
 
-def random_tracks(fleet: Fleet, seed: int) -> list[Iterator[Act]]:
+def random_tracks(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
     """A track without end for every service, and one for all targets at once."""
     tracks = []
     for member in fleet.members:
@@ -65,7 +65,7 @@ def random_tracks(fleet: Fleet, seed: int) -> list[Iterator[Act]]:
     return tracks
 
 
-def one_of_each(fleet: Fleet, seed: int) -> list[Iterator[Act]]:
+def one_of_each(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
     """Every kind once, short: on targets and on drafters by turns, in an order of the seed's."""
     rng = random.Random(seed)
     kinds = [k for k in KINDS if k not in RESTARTS]

@@ -165,7 +165,7 @@ class _Retold:
             )
         update = self._output.apply(commands)
         self._token_ids += [token.token_id for token in update.piece.tokens]
-        self._text += update.piece.text
+        self._text += "".join(update.piece.texts)
         return ""
 
     async def _judge(self, number: int, record: RoundRecord) -> Verdict:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.chaos.faults import Saboteur, one_of_each, random_tracks
-from bench.chaos.fleet import FOREIGN_DRAFTER, Fleet, FleetOptions
+from bench.chaos.fleet import FOREIGN_DRAFTER, FleetOptions, ProxiedFleet
 from bench.chaos.replay import Replay
 from bench.chaos.report import Report, check_memory, count
 from bench.chaos.work import Request, Work, drafts, fill_in, jobs, now_since
@@ -41,7 +41,7 @@ async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None
     """All of it. Raises `FlyspecError` when a service does not come back."""
     report = Report(options.seed, options.streams, options.fleet.dtype)
     say("starting")
-    async with Fleet(options.fleet) as fleet, Client(fleet.address) as client:
+    async with ProxiedFleet(options.fleet) as fleet, Client(fleet.address) as client:
         requests = await _Run(options, fleet, client, report, say).go()
     count(report, requests)
     check_memory(report)
@@ -55,7 +55,7 @@ class _Run:
     def __init__(
         self,
         options: ChaosOptions,
-        fleet: Fleet,
+        fleet: ProxiedFleet,
         client: Client,
         report: Report,
         say: Callable[[str], None],

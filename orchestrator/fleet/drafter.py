@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flyspec.values.admin import DrafterInfo, DrafterState, ModelInfo
 from orchestrator.fleet.replicas import Pool
-from orchestrator.upstreams.draft import DraftUpstream
+from orchestrator.upstreams.protocol import DraftUpstream
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class DrafterStats:
 
 
 @dataclass(eq=False, slots=True)
-class Drafter:
+class RegisteredDrafter:
     """A drafter. Without a pool it is prompt lookup inside the orchestrator.
 
     `users` are the generations that draft with it now.

@@ -9,8 +9,8 @@ from typing import Any
 from flyspec import rpc, wire
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
 from flyspec.values.admin import DrafterState
-from orchestrator.fleet.directory import Directory
-from orchestrator.fleet.drafter import Drafter
+from orchestrator.fleet.drafter import RegisteredDrafter
+from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.replicas import Replica
 from orchestrator.front.admission import Admission
 
@@ -20,10 +20,8 @@ log = logging.getLogger(__name__)
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Tells the operator how things stand, and does what the operator says."""
 
-    def __init__(
-        self, directory: Directory, admission: Admission, servers: list[rpc.GrpcServer]
-    ) -> None:
-        self._directory, self._admission = directory, admission
+    def __init__(self, fleet: Fleet, admission: Admission, servers: list[rpc.GrpcServer]) -> None:
+        self._fleet, self._admission = fleet, admission
         self._servers = servers
         """Those that clients generate at: their health says whether work is taken."""
 
@@ -32,10 +30,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
         """Ask all services now, and add what runs here."""
-        directory, admission = self._directory, self._admission
-        pools = {id(d.pool): d.pool for d in directory.drafters.all if d.pool is not None}
-        await asyncio.gather(directory.targets.refresh(), *(p.refresh() for p in pools.values()))
-        targets = [_replica_status(r) for r in directory.targets.replicas]
+        fleet, admission = self._fleet, self._admission
+        pools = {id(d.pool): d.pool for d in fleet.drafters.all if d.pool is not None}
+        await asyncio.gather(fleet.targets.refresh(), *(p.refresh() for p in pools.values()))
+        targets = [_replica_status(r) for r in fleet.targets.replicas]
         drafters = [_replica_status(r) for pool in pools.values() for r in pool.replicas]
         return admin_pb2.GetStatusResponse(
             ready=any(target.ready for target in targets),
@@ -55,7 +53,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.ListDraftersRequest, context: Any
     ) -> admin_pb2.ListDraftersResponse:
         """The drafters, the active one first."""
-        drafters = self._directory.drafters.all
+        drafters = self._fleet.drafters.all
         return admin_pb2.ListDraftersResponse(drafters=[self._status(d) for d in drafters])
 
     @rpc.handler
@@ -63,7 +61,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.RegisterDrafterRequest, context: Any
     ) -> admin_pb2.RegisterDrafterResponse:
         """Try a drafter and take it in."""
-        drafter, probe_ns = await self._directory.drafters.register(
+        drafter, probe_ns = await self._fleet.drafters.register(
             request.name, request.address, request.kind
         )
         return admin_pb2.RegisterDrafterResponse(drafter=self._status(drafter), probe_ns=probe_ns)
@@ -74,7 +72,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.ActivateDrafterResponse:
         """Give a drafter work."""
         share = request.share if request.HasField("share") else None
-        drafter = self._directory.drafters.activate(request.name, share)
+        drafter = self._fleet.drafters.activate(request.name, share)
         return admin_pb2.ActivateDrafterResponse(drafter=self._status(drafter))
 
     @rpc.handler
@@ -82,7 +80,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DrainDrafterRequest, context: Any
     ) -> admin_pb2.DrainDrafterResponse:
         """Take work from a drafter."""
-        drafter = await self._directory.drafters.drain(request.name, request.wait_ms / 1000)
+        drafter = await self._fleet.drafters.drain(request.name, request.wait_ms / 1000)
         return admin_pb2.DrainDrafterResponse(drafter=self._status(drafter))
 
     @rpc.handler
@@ -90,7 +88,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.RemoveDrafterRequest, context: Any
     ) -> admin_pb2.RemoveDrafterResponse:
         """Forget a drafter."""
-        await self._directory.drafters.remove(request.name, request.force)
+        await self._fleet.drafters.remove(request.name, request.force)
         return admin_pb2.RemoveDrafterResponse()
 
     @rpc.handler
@@ -105,11 +103,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         log.info("%s", "taking requests again" if request.resume else "taking no new requests")
         return admin_pb2.DrainResponse(active_generations=self._admission.active)
 
-    def _status(self, drafter: Drafter) -> admin_pb2.DrafterStatus:
+    def _status(self, drafter: RegisteredDrafter) -> admin_pb2.DrafterStatus:
         """What is known of a drafter."""
         replicas = drafter.pool.replicas if drafter.pool else []
         model, stats = drafter.model, drafter.stats
-        ours = self._directory.target.info.model.tokenizer_fingerprint
+        ours = self._fleet.target.info.model.tokenizer_fingerprint
         return admin_pb2.DrafterStatus(
             name=drafter.name,
             kind=drafter.kind,

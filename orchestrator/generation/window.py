@@ -100,11 +100,11 @@ class Show(NamedTuple):
     tokens: Sequence[Token]
 
 
-class Retract(NamedTuple):
+class Hide(NamedTuple):
     """Nothing that was shown and not committed stands, if anything was; eager only."""
 
 
-Command = Extend | RollBack | Commit | Show | Retract
+Command = Extend | RollBack | Commit | Show | Hide
 
 
 # --- transitions ----------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def _fail(state: WindowState, window: OpenWindow) -> tuple[WindowState, list[Com
     token = Token(window.target_token_id, Origin.CORRECTION, None, window.target_logprobs)
     commands: list[Command] = [RollBack(window.position, token.token_id, window.gap_nats)]
     if state.eager:
-        commands.append(Retract())
+        commands.append(Hide())
     commands.append(Commit((token,)))
     return state._replace(length=window.position + 1, held=(), window=None), commands
 

@@ -16,6 +16,7 @@ import grpc
 from flyspec import wire
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
+from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import (
     DistributionSpec,
     DraftAdvance,
@@ -33,7 +34,10 @@ from orchestrator.generation.output import Output
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
-from orchestrator.upstreams.verify import VerifySession
+from orchestrator.generation.verifying import Verifying
+from orchestrator.upstreams.draft import GrpcDraftSession
+from orchestrator.upstreams.protocol import UNKNOWN
+from orchestrator.upstreams.verify import GrpcVerifySession
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge
 
@@ -88,6 +92,9 @@ class _Service:
         self.sequences: dict[int, list[int]] = {}
         self.opened = 0
 
+    async def close(self) -> None:
+        pass
+
     def break_at(self, kind: str) -> None:
         """The next write or read loses the stream; one loss at a time is waiting."""
         if not self._breaks:
@@ -114,6 +121,9 @@ class FakeDraft(_Service):
         super().__init__()
         self.world, self.offer = world, offer
         self.stub = SimpleNamespace(Draft=lambda metadata=(): _DraftCall(self))
+
+    def open(self, open_, traffic, correlation=UNKNOWN):
+        return GrpcDraftSession(self, open_, traffic, correlation)
 
 
 class _DraftCall(_Call):
@@ -163,6 +173,9 @@ class FakeVerify(_Service):
         self.rounds: dict[int, VerifyRound] = {}
         self.distributions: dict[int, list[TokenDistribution]] = {}
         self.stub = SimpleNamespace(Verify=lambda metadata=(): _VerifyCall(self))
+
+    def open(self, open_, traffic, correlation=UNKNOWN):
+        return GrpcVerifySession(self, open_, traffic, correlation)
 
 
 class _VerifyCall(_Call):
@@ -253,6 +266,9 @@ def plan_of(**changes) -> GenerationPlan:
     return GenerationPlan(**{**values, **changes})
 
 
+TARGET = ModelInfo("target", "", 1000, 256)
+
+
 @dataclass
 class Fakes:
     """A generation over fake services."""
@@ -269,31 +285,16 @@ class Fakes:
         self.draft = FakeDraft(self.world, self.offer)
         self.ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
         self.output = Output(self.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
-        prompt_length = len(plan.prompt_token_ids)
-        draft_open = DraftOpen((), plan.sampling, plan.seed, "", prompt_length, plan.distribution)
         self.recoveries = Recoveries()
-        verify_open = VerifyOpen(
-            (), prompt_length, plan.rule, plan.sampling, plan.seed, plan.logprobs
-        )
-        traffic = self.ledger.traffic
+        accounts = self.ledger.traffic, self.recoveries
         self.drafters = registry_of(self.draft)
-        self.drafting = Drafting(
-            self.drafters,
-            self.drafters.assign(plan.drafter),
-            bool(plan.drafter),
-            draft_open,
-            1000,
-            traffic,
-            self.recoveries,
-        )
-        self.verifying = VerifySession(
-            pool_of(self.verify), verify_open, traffic, self.recoveries, 5.0
-        )
+        self.drafting = Drafting(self.drafters, plan, TARGET, *accounts)
+        self.verifying = Verifying(pool_of(self.verify), plan, 5.0, *accounts)
         self.rounds = Rounds(plan, self.drafting, self.verifying, self.ledger, self.recoveries)
 
     async def run(self, limit: int = 10_000):
         """Every round with what it changed for the client, to the end of the output."""
-        running = self.rounds.__aiter__()
+        running = self.rounds.run()
         try:
             for _ in range(limit):
                 round_ = await anext(running)

@@ -11,8 +11,8 @@ from orchestrator.generation.window import (
     Checked,
     Commit,
     Extend,
+    Hide,
     NothingDrafted,
-    Retract,
     RollBack,
     Show,
     Token,
@@ -124,7 +124,7 @@ def test_a_window_still_open_at_the_limit_has_failed():
         Extend([10, 11, 12, 70]),
         Commit((Token(10, MODEL),)),
         RollBack(6, 91, 0.5),
-        Retract(),
+        Hide(),
         Commit((own,)),
     ]
     assert (after.length, after.window) == (7, None)
@@ -142,7 +142,7 @@ def test_eager_shows_what_is_held_and_retracts_it():
         Show((Token(10, MODEL), Token(71, Origin.BONUS))),
     ]
     _, commands = step(after, checked("r", 6, 91))
-    assert [type(c) for c in commands] == [RollBack, Retract, Commit]
+    assert [type(c) for c in commands] == [RollBack, Hide, Commit]
 
 
 def test_logprobs_go_with_their_tokens():
