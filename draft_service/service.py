@@ -29,7 +29,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self, request: draft_pb2.DraftServiceDescribeRequest, context: Any
     ) -> draft_pb2.DraftServiceDescribeResponse:
         """What this service drafts with, and how busy it is."""
-        return wire.encode(self._sessions.describe())
+        info: draft_pb2.DraftServiceDescribeResponse = wire.encode(self._sessions.describe())
+        return info
 
     @rpc.handler
     async def Draft(self, requests: Any, context: Any) -> None:

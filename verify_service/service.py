@@ -40,7 +40,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
     ) -> verify_pb2.VerifyServiceDescribeResponse:
         """Answer with the model, the limits and the sessions open now."""
-        return wire.encode(
+        info: verify_pb2.VerifyServiceDescribeResponse = wire.encode(
             VerifyServiceInfo(
                 model=self._engine.info,
                 sessions=self._engine.sessions,
@@ -50,6 +50,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 process=process.describe(),
             )
         )
+        return info
 
     @rpc.handler
     async def GetTokenizer(self, request: verify_pb2.GetTokenizerRequest, context: Any) -> None:
