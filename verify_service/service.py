@@ -32,7 +32,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> None:
         self._engine = engine
         self._observer = observer or Observer(Telemetry("verify"))
-        self._tokenizer_messages = wire.tokenizer_messages(tokenizer)
+        self._tokenizer_messages = wire.tokenizer_messages(tokenizer, tokenizer.tokenizer_json)
         self._settings = settings
 
     @rpc.handler

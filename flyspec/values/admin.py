@@ -107,6 +107,12 @@ class TokenizerBundle:
     chat_template: str = ""
     generation_config_json: str = ""
 
+    def facts(self, vocab_size: int) -> TokenizerFacts:
+        """What a drafter with another tokenizer is told of it."""
+        return TokenizerFacts(
+            self.fingerprint, self.eos_token_ids, self.control_token_ids, vocab_size
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:

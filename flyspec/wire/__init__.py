@@ -10,94 +10,82 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.v1 import draft_pb2, verify_pb2
+from flyspec.v1 import verify_pb2
 from flyspec.values.admin import TokenizerBundle, TokenizerFacts
-from flyspec.wire.messages import CODEC, ONE_OF, PLACES
+from flyspec.wire.codec import pair
+from flyspec.wire.messages import ENVELOPES, VALUES
 
 TOKENIZER_CHUNK_BYTES = 1 << 20
 
 T = TypeVar("T")
 
 
-class _Encoders(dict[type, Callable[[Any], Any]]):
-    """From a value to its message, by the value's class."""
-
-    def __missing__(self, cls: type) -> Callable[[Any], Any]:
-        if cls not in PLACES:
-            raise TypeError(f"{cls.__name__} is no message")
-        make, name = PLACES[cls]
-        descriptor = make.DESCRIPTOR
-        if name:
-            write, _ = CODEC.pair(cls, descriptor.fields_by_name[name].message_type)
-            self[cls] = lambda value: make(**{name: write(value)})
-        else:
-            write, _ = CODEC.pair(cls, descriptor)
-            self[cls] = lambda value: make(**write(value))
-        return self[cls]
-
-
-class _Decoders(dict[tuple[type, Any], Callable[..., Any]]):
-    """From a message to a value, by the classes of both."""
-
-    def __missing__(self, key: tuple[type, Any]) -> Callable[..., Any]:
-        cls, make = key
-        self[key] = CODEC.pair(cls, make.DESCRIPTOR)[1]
-        return self[key]
-
-
-_ENCODERS, _DECODERS = _Encoders(), _Decoders()
-
-
 def encode(value: Any) -> Any:
-    """The message that goes over the wire for a value; if need be, one that holds it.
+    """The message that goes over the wire for a value, its envelope included.
 
     Raises ValueError or TypeError for what a field cannot hold.
     """
-    return _ENCODERS[type(value)](value)
+    return _WRITE[type(value)](value)
 
 
 def decode(cls: type[T], message: Any, **local: Any) -> T:
-    """The value that a message stands for, with the fields of it that do not travel.
+    """The value that a message tells, with the fields of it that do not travel.
 
     Raises `InvalidArgumentError`.
     """
-    value: T = _DECODERS[cls, type(message)](message, **local)
-    return value
+    return _READ[cls, type(message)](message, **local)  # type: ignore[no-any-return]
 
 
 def unwrap(message: Any) -> Any:
-    """The value in a message that holds one of several. Raises `InvalidArgumentError`."""
-    oneof, held = ONE_OF[type(message)]
+    """The value, or the bytes, in an envelope. Raises `InvalidArgumentError`."""
+    oneof, held = _OPEN[type(message)]
     name = message.WhichOneof(oneof)
     if name is None:
-        raise InvalidArgumentError(
-            f"{message.DESCRIPTOR.name}.{oneof}: set one of {', '.join(held)}"
-        )
-    cls, value = held[name], getattr(message, name)
-    return value if cls is bytes else _DECODERS[cls, type(value)](value)
+        choice = ", ".join(held)
+        raise InvalidArgumentError(f"{message.DESCRIPTOR.name}.{oneof}: set one of {choice}")
+    return held[name](getattr(message, name))
 
 
-def tokenizer_messages(bundle: TokenizerBundle) -> list[verify_pb2.GetTokenizerResponse]:
-    """A tokenizer as the messages of `GetTokenizer`, metadata first."""
-    return [encode(bundle), *_chunks(verify_pb2.GetTokenizerResponse, bundle)]
+class _Lazy(dict[Any, Any]):
+    """What is made of a key, once."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __missing__(self, key: Any) -> Any:
+        self[key] = made = self._make(key)
+        return made
 
 
-def add_tokenizer_messages(
-    bundle: TokenizerBundle, vocab_size: int
-) -> list[draft_pb2.AddTokenizerRequest]:
-    """A target's tokenizer as the messages of `AddTokenizer`, facts first.
+def _writer(cls: type) -> Callable[[Any], Any]:
+    message = next((m for m, told in VALUES.items() if told is cls), None)
+    if message is None:
+        raise TypeError(f"{cls.__name__} is no message")
+    write, _ = pair(cls, message.DESCRIPTOR)
+    for envelope in ENVELOPES:
+        for field in envelope.DESCRIPTOR.fields:
+            if field.message_type is message.DESCRIPTOR:
+                return lambda value: envelope(**{field.name: write(value)})
+    return lambda value: message(**write(value))
 
-    `vocab_size` is that of the target's output layer.
-    """
-    facts = TokenizerFacts(
-        bundle.fingerprint, bundle.eos_token_ids, bundle.control_token_ids, vocab_size
-    )
-    return [encode(facts), *_chunks(draft_pb2.AddTokenizerRequest, bundle)]
+
+def _opener(envelope: Any) -> tuple[str, dict[str, Callable[[Any], Any]]]:
+    (oneof,) = envelope.DESCRIPTOR.oneofs
+    told = {message.DESCRIPTOR: cls for message, cls in VALUES.items()}
+    messages = {field.name: field.message_type for field in oneof.fields}
+    return oneof.name, {n: pair(told[m], m)[1] if m else bytes for n, m in messages.items()}
 
 
-def _chunks(make: Any, bundle: TokenizerBundle) -> list[Any]:
-    data, size = bundle.tokenizer_json, TOKENIZER_CHUNK_BYTES
-    return [make(tokenizer_json_chunk=data[i : i + size]) for i in range(0, len(data), size)]
+_WRITE, _OPEN = _Lazy(_writer), _Lazy(_opener)
+_READ = _Lazy(lambda key: pair(key[0], key[1].DESCRIPTOR)[1])
+
+
+def tokenizer_messages(first: TokenizerBundle | TokenizerFacts, tokenizer_json: bytes) -> list[Any]:
+    """A tokenizer as the messages of `GetTokenizer`, or with its facts those of `AddTokenizer`."""
+    message, size = encode(first), TOKENIZER_CHUNK_BYTES
+    starts = range(0, len(tokenizer_json), size)
+    chunks = [type(message)(tokenizer_json_chunk=tokenizer_json[i : i + size]) for i in starts]
+    return [message, *chunks]
 
 
 def tokenizer_of(messages: Sequence[verify_pb2.GetTokenizerResponse]) -> TokenizerBundle:

@@ -1,54 +1,25 @@
-"""Values to protobuf and back, by the names of their fields.
+"""How values become messages and messages values, by the names of their fields.
 
 A value's field is the field of that name in its message. Where there is none, it is in a message
 inside it that no field of the value is named after (`usage`), or it is a value whose own fields
-stand in its owner's message, with a prefix (`budget`). Absent is None, or the default of a field
-that is never None. What differs otherwise is said by `Exceptions`.
-
-For each value class and message the two functions that one would write by hand are put together as
-source, once, when they are first needed: nothing is looked up on the way of a token.
+stand in its owner's message (`budget`). What a message has besides is a property of the value.
+Absent is None, or the default of a field that is never None. `messages` says what differs. The
+functions that one would write by hand are put together as source, once, when they are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
-from enum import IntEnum
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from functools import cache, lru_cache
+from inspect import Parameter, signature
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from flyspec.errors import InvalidArgumentError
-
-Encode = Callable[[Any], Mapping[str, Any]]
-"""From a value to its message's fields, for the message's constructor; messages in it likewise."""
-Decode = Callable[..., Any]
-
-
-class Hook(NamedTuple):
-    """A field with a form of its own: `write` gives `fields` of the message, `read` reads them."""
-
-    fields: Collection[str]
-    write: Callable[[Any], Mapping[str, Any]]
-    read: Callable[[Any], Any]
-
-
-class Exceptions(NamedTuple):
-    """What names do not tell.
-
-    `hooks` are by class and field. `local` fields do not travel; whoever reads a message may give
-    them. `prefixes` are those of a value's fields where they stand in its owner's message. `around`
-    has a class's own way to write and to read, around the one by name. `called` names messages in
-    errors.
-    """
-
-    hooks: Mapping[tuple[type, str], Hook]
-    local: Mapping[type, Collection[str]]
-    prefixes: Mapping[type, str]
-    around: Mapping[type, Callable[[Encode, Decode], tuple[Encode, Decode]]]
-    called: Mapping[str, str]
+from flyspec.wire.messages import AROUND, CALLED, HOOKS, LOCAL, PREFIXES, Decode, Encode
 
 
 class Field(NamedTuple):
@@ -69,25 +40,14 @@ class Field(NamedTuple):
 @lru_cache
 def fields_of(cls: Any) -> list[Field]:
     """The fields of a dataclass or named tuple."""
-    found = []
-    hints = get_type_hints(cls)
-    if is_dataclass(cls):
-        names = {
-            f.name: f.default_factory() if callable(f.default_factory) else f.default
-            for f in fields(cls)
-        }
-    else:
-        names = {name: cls._field_defaults.get(name, MISSING) for name in cls._fields}
-    for name, default in names.items():
-        found.append(_field_of(name, hints[name], default))
-    return found
+    hints, parameters = get_type_hints(cls), signature(cls).parameters
+    return [_field_of(name, hints[name], p.default) for name, p in parameters.items()]
 
 
-def _field_of(name: str, hint: Any, default: Any = MISSING) -> Field:
+def _field_of(name: str, hint: Any, default: Any = Parameter.empty) -> Field:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     hint = next(kind for kind in kinds if kind is not NoneType)
-    outer = get_origin(hint)
-    container = None
+    outer, container = get_origin(hint), None
     if outer in (tuple, Sequence):
         container = tuple if outer is tuple or default == () else list
         hint = get_args(hint)[0]
@@ -95,50 +55,42 @@ def _field_of(name: str, hint: Any, default: Any = MISSING) -> Field:
 
 
 class _Members(dict[int, Any]):
-    """An enum's members by number; another number is an error that lists them."""
+    """An enum's members by number, 0 for its default if it has one; another number is an error."""
 
-    def __init__(self, enum: type[IntEnum], where: str) -> None:
-        super().__init__({int(member): member for member in enum})
-        self._where, self._enum = where, enum
+    def __init__(self, field: Field, theirs: FieldDescriptor) -> None:
+        super().__init__({int(member): member for member in field.item})
+        *_, owner, name = theirs.full_name.split(".")
+        known = ", ".join(f"{member.name.lower()} ({number})" for number, member in self.items())
+        self._where, self._known = f"{CALLED.get(owner, owner)}.{name}", known
+        if field.container is None and field.default is not Parameter.empty:
+            self[0] = field.default
 
     def __missing__(self, number: int) -> Any:
-        allowed = ", ".join(f"{m.name.lower()} ({int(m)})" for m in self._enum)
-        raise InvalidArgumentError(f"{self._where}: {number} is not one of {allowed}")
+        raise InvalidArgumentError(f"{self._where}: {number} is not one of {self._known}")
 
 
-class Codec:
-    """Writes values of any class to messages, and reads them."""
+@cache
+def pair(cls: Any, descriptor: Any) -> tuple[Encode, Decode]:
+    """How a value of a class is written to such a message, and read from it.
 
-    def __init__(self, exceptions: Exceptions) -> None:
-        self.exceptions = exceptions
-        self._pairs: dict[tuple[type, str], tuple[Encode, Decode]] = {}
-
-    def pair(self, cls: type, descriptor: Descriptor) -> tuple[Encode, Decode]:
-        """How a value of a class is written to such a message, and read from it.
-
-        Raises TypeError if one of them has a field that the other lacks.
-        """
-        key = cls, descriptor.full_name
-        if key not in self._pairs:
-            pair = _Layout(self, cls, descriptor).compiled()
-            around = self.exceptions.around.get(cls)
-            self._pairs[key] = around(*pair) if around else pair
-        return self._pairs[key]
+    Raises TypeError if one of them has a field that the other lacks.
+    """
+    compiled = _Layout(cls, descriptor).compiled()
+    return AROUND[cls](*compiled) if cls in AROUND else compiled
 
 
 class _Layout:
-    """Where the fields of a class stand in a message, as source.
+    """Where the fields of a class stand in a message, as source: `v` is the value, `m` the message.
 
-    `_written` has the value of each of the message's fields, `""` for those of the message itself,
-    else the name of a message inside it.
+    `_written` has it for each field of the message, at `""`, and of those inside it.
     """
 
-    def __init__(self, codec: Codec, cls: type, descriptor: Descriptor) -> None:
-        self._codec, self._cls, self._descriptor = codec, cls, descriptor
+    def __init__(self, cls: Any, descriptor: Descriptor) -> None:
+        self._cls, self._descriptor = cls, descriptor
         self._names: dict[str, Any] = {}
         self._written: dict[str, dict[str, str]] = {"": {}}
         self._hooked: list[str] = []
-        self._given = ""  # the decoder's parameters: what does not travel
+        self._given = ""  # the parameters for what does not travel
         own = {field.name for field in fields_of(cls)}
         self._inner = {
             field.name: field.message_type
@@ -149,60 +101,52 @@ class _Layout:
     def compiled(self) -> tuple[Encode, Decode]:
         """The two functions."""
         read = self._lay(self._cls, "v")
-        self._check()
+        self._complete()
         written = self._written.pop("")
-        for name, inner in self._written.items():
-            written[name] = _dict_of(inner)
+        written |= {name: _dict_of(inner) for name, inner in self._written.items()}
         source = f"lambda v: {_dict_of(written, *self._hooked)}", f"lambda m{self._given}: {read}"
         encode, decode = (eval(text, self._names) for text in source)
         return encode, decode
 
-    def _lay(self, cls: type, own: str, prefix: str = "") -> str:
+    def _lay(self, cls: Any, own: str, prefix: str = "") -> str:
         """Note how the fields of the value `own` are written; the source that reads it."""
         read = [self._lay_field(cls, f, f"{own}.{f.name}", prefix) for f in fields_of(cls)]
         return f"{self._bind(cls)}({', '.join(read)})"
 
-    def _lay_field(self, cls: type, field: Field, own: str, prefix: str) -> str:
-        exceptions, name = self._codec.exceptions, prefix + field.name
-        if field.name in exceptions.local.get(cls, ()):
-            default = "" if field.default is MISSING else f"={self._bind(field.default)}"
+    def _lay_field(self, cls: Any, field: Field, own: str, prefix: str) -> str:
+        name = prefix + field.name
+        if field.name in LOCAL.get(cls, ()):
+            default = "" if field.default is Parameter.empty else f"={self._bind(field.default)}"
             if cls is not self._cls:
                 return default[1:]
             self._given += f", {field.name}{default}"
             return field.name
-        if hook := exceptions.hooks.get((cls, field.name)):
-            self._hooked.append(f"**{self._bind(hook.write)}({own})")
-            self._written[""].update(dict.fromkeys(hook.fields, ""))
-            return f"{self._bind(hook.read)}(m)"
-        if place := self._place(name):
-            group, theirs = place
-            write, read = self._field(field, theirs, own, f"m.{group}" if group else "m")
-            self._written.setdefault(group, {})[theirs.name] = write
-            return read
+        if hook := HOOKS.get((cls, field.name)):
+            write, read = map(self._bind, hook)
+            self._hooked.append(f"**{write}({own})")
+            oneof = self._descriptor.oneofs_by_name.get(name)
+            covered = [f.name for f in oneof.fields] if oneof else [name]
+            self._written[""].update(dict.fromkeys(covered, ""))
+            return f"{read}(m)"
+        for inner, message in {"": self._descriptor, **self._inner}.items():
+            if theirs := message.fields_by_name.get(name):
+                write, read = self._field(field, theirs, own, f"m.{inner}" if inner else "m")
+                self._written.setdefault(inner, {})[name] = write
+                return read
         if field.is_value:
-            return self._lay(field.item, own, exceptions.prefixes.get(field.item, ""))
+            return self._lay(field.item, own, PREFIXES.get(field.item, ""))
         raise TypeError(f"{self._descriptor.name} has no {name}")
-
-    def _place(self, name: str) -> tuple[str, FieldDescriptor] | None:
-        """The message's field of that name, or that of a message inside it, and its name."""
-        if field := self._descriptor.fields_by_name.get(name):
-            return "", field
-        for inner, message in self._inner.items():
-            if field := message.fields_by_name.get(name):
-                return inner, field
-        return None
 
     def _field(self, field: Field, theirs: FieldDescriptor, own: str, path: str) -> tuple[str, str]:
         """The source that writes the value `own` to a message's field, and that reads it."""
-        message = theirs.message_type
-        name = f"{path}.{theirs.name}"
+        message, name = theirs.message_type, f"{path}.{theirs.name}"
         if message is not None and message.GetOptions().map_entry:
             return f"dict({own})", f"tuple(sorted({name}.items()))"
         encode = decode = ""
-        if field.is_value and message is not None:
-            encode, decode = map(self._bind, self._codec.pair(field.item, message))
+        if field.is_value:
+            encode, decode = map(self._bind, pair(field.item, message))
         elif theirs.enum_type is not None:
-            decode = self._bind(self._members(field, theirs).__getitem__)
+            decode = self._bind(_Members(field, theirs).__getitem__)
         if field.container is not None:  # a slice is read at once
             write = f"[*map({encode}, {own})]" if encode else own
             read = f"[*map({decode}, {name}[:])]" if decode else f"{name}[:]"
@@ -218,22 +162,11 @@ class _Layout:
                 read = f"{read} if {given} else {field.default!r}"
         return write, read
 
-    def _members(self, field: Field, theirs: FieldDescriptor) -> _Members:
-        """The members of a field's enum; 0, unspecified, is its default if it has one."""
-        assert theirs.containing_type is not None
-        owner = theirs.containing_type.name
-        owner = self._codec.exceptions.called.get(owner, owner)
-        members = _Members(field.item, f"{owner}.{theirs.name}")
-        if field.container is None and field.default is not MISSING:
-            members[0] = field.default
-        return members
-
-    def _check(self) -> None:
-        """Take what the message says besides from the value's properties; refuse what is left."""
-        for group, written in list(self._written.items()):
-            message = self._inner[group] if group else self._descriptor
-            for theirs in message.fields:
-                if theirs.name in written or (not group and theirs.name in self._written):
+    def _complete(self) -> None:
+        """Write what the message has besides from properties; refuse what then is left."""
+        for inner, written in list(self._written.items()):
+            for theirs in (self._inner[inner] if inner else self._descriptor).fields:
+                if theirs.name in written or (not inner and theirs.name in self._written):
                     continue
                 derived = getattr(self._cls, theirs.name, None)
                 if not isinstance(derived, property):
@@ -248,6 +181,6 @@ class _Layout:
         return name
 
 
-def _dict_of(fields: Mapping[str, str], *more: str) -> str:
-    items = [f"{name!r}: {source}" for name, source in fields.items() if source]
+def _dict_of(written: Mapping[str, str], *more: str) -> str:
+    items = [f"{name!r}: {source}" for name, source in written.items() if source]
     return "{" + ", ".join((*items, *more)) + "}"

@@ -1,79 +1,73 @@
-"""Which value is which message, and what of them the codec does not see by their names."""
+"""Which message tells which value, and what the codec does not see by the names of their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
 from flyspec.v1 import admin_pb2, draft_pb2, generation_pb2, verify_pb2
 from flyspec.values import admin, generation, rounds
-from flyspec.values.generation import Chat, Prompt
-from flyspec.values.rounds import Decision, DraftChunk, Outcome
-from flyspec.wire.codec import Codec, Decode, Encode, Exceptions, Hook
+from flyspec.values.generation import Chat, GenerateOptions, GenerationRequest, Prompt
+from flyspec.values.rounds import Decision, DraftChunk, Outcome, Verdict, VerifyRound
 
-WHOLE: Mapping[type, Any] = {
-    DraftChunk: draft_pb2.DraftResponse,
-    rounds.Verdict: verify_pb2.VerifyResponse,
-    generation.GenerationRequest: generation_pb2.GenerateRequest,
-    generation.Models: generation_pb2.ListModelsResponse,
-    admin.DraftServiceInfo: draft_pb2.DraftServiceDescribeResponse,
-    admin.VerifyServiceInfo: verify_pb2.VerifyServiceDescribeResponse,
-    admin.Status: admin_pb2.GetStatusResponse,
-    admin.DrafterStatus: admin_pb2.DrafterStatus,
-}
-"""Values that are a message by themselves."""
+Encode = Callable[[Any], Mapping[str, Any]]
+"""From a value to its message's fields, for the message's constructor; messages in it likewise."""
+Decode = Callable[..., Any]
 
-ONE_OF: Mapping[Any, tuple[str, Mapping[str, type]]] = {
-    draft_pb2.DraftRequest: (
-        "request",
-        {"open": rounds.DraftOpen, "advance": rounds.DraftAdvance},
-    ),
-    draft_pb2.AddTokenizerRequest: (
-        "request",
-        {"facts": admin.TokenizerFacts, "tokenizer_json_chunk": bytes},
-    ),
-    verify_pb2.VerifyRequest: (
-        "request",
-        {
-            "open": rounds.VerifyOpen,
-            "round": rounds.VerifyRound,
-            "distributions": rounds.DraftDistributions,
-        },
-    ),
-    verify_pb2.GetTokenizerResponse: (
-        "response",
-        {"metadata": admin.TokenizerBundle, "tokenizer_json_chunk": bytes},
-    ),
-    generation_pb2.GenerateResponse: (
-        "response",
-        {
-            "started": generation.Started,
-            "chunk": generation.Chunk,
-            "completion": generation.Completion,
-            "retract": generation.Retract,
-            "round": generation.RoundRecord,
-        },
-    ),
+VALUES: Mapping[Any, type] = {
+    draft_pb2.DraftServiceDescribeResponse: admin.DraftServiceInfo,
+    draft_pb2.DraftOpen: rounds.DraftOpen,
+    draft_pb2.DraftAdvance: rounds.DraftAdvance,
+    draft_pb2.DraftResponse: DraftChunk,
+    draft_pb2.TokenizerFacts: admin.TokenizerFacts,
+    verify_pb2.VerifyServiceDescribeResponse: admin.VerifyServiceInfo,
+    verify_pb2.TokenizerMetadata: admin.TokenizerBundle,
+    verify_pb2.VerifyOpen: rounds.VerifyOpen,
+    verify_pb2.VerifyRound: VerifyRound,
+    verify_pb2.DraftDistributions: rounds.DraftDistributions,
+    verify_pb2.VerifyResponse: Verdict,
+    generation_pb2.GenerateRequest: GenerationRequest,
+    generation_pb2.GenerationStarted: generation.Started,
+    generation_pb2.GenerationChunk: generation.Chunk,
+    generation_pb2.GenerationRetract: generation.Retract,
+    generation_pb2.GenerationRound: generation.RoundRecord,
+    generation_pb2.GenerationCompletion: generation.Completion,
+    generation_pb2.ListModelsResponse: generation.Models,
+    admin_pb2.GetStatusResponse: admin.Status,
+    admin_pb2.DrafterStatus: admin.DrafterStatus,
 }
-"""Messages that hold one of several values: the oneof, and what its fields are."""
+"""What is told by itself. Parts of these are found by the fields they are in."""
 
-PLACES: Mapping[type, tuple[Any, str]] = {
-    **{cls: (make, "") for cls, make in WHOLE.items()},
-    **{cls: (make, name) for make, (_, held) in ONE_OF.items() for name, cls in held.items()},
+ENVELOPES: tuple[Any, ...] = (
+    draft_pb2.DraftRequest,
+    draft_pb2.AddTokenizerRequest,
+    verify_pb2.VerifyRequest,
+    verify_pb2.GetTokenizerResponse,
+    generation_pb2.GenerateResponse,
+)
+"""Messages that hold one of several of those, which travel in nothing else, or bytes."""
+
+PREFIXES = {rounds.Budget: "remaining_"}
+"""Of a value's fields, where they stand in its owner's message."""
+
+LOCAL = {
+    GenerateOptions: ("timeout_s", "request_id", "traceparent"),
+    admin.TokenizerBundle: ("tokenizer_json",),
+    Verdict: ("start_length",),
 }
-"""The message that a value is, or is held by in the field of that name."""
+"""Fields that do not travel; whoever reads a message may give them."""
+
+CALLED = {"Rule": "rule"}  # in errors
 
 
 def _write_prompt(prompt: Prompt) -> Mapping[str, Any]:
-    match prompt:
-        case str():
-            return {"text": prompt}
-        case Chat():
-            turns = [{"role": role, "content": content} for role, content in prompt.messages]
-            return {"chat": {"messages": turns}}
-        case _:
-            return {"token_ids": {"ids": prompt}}
+    if isinstance(prompt, str):
+        return {"text": prompt}
+    if isinstance(prompt, Chat):
+        turns = [{"role": role, "content": content} for role, content in prompt.messages]
+        return {"chat": {"messages": turns}}
+    return {"token_ids": {"ids": prompt}}
 
 
 def _read_prompt(message: generation_pb2.GenerateRequest) -> Prompt:
@@ -81,28 +75,33 @@ def _read_prompt(message: generation_pb2.GenerateRequest) -> Prompt:
         case "text":
             return message.text
         case "token_ids":
-            return list(message.token_ids.ids)
+            return message.token_ids.ids[:]
         case "chat":
             return Chat(tuple((turn.role, turn.content) for turn in message.chat.messages))
-        case _:
-            raise InvalidArgumentError("prompt: set one of text, token_ids, chat")
+    raise InvalidArgumentError("prompt: set one of text, token_ids, chat")
 
 
-def _decisions(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
+HOOKS = {
+    (GenerationRequest, "prompt"): (_write_prompt, _read_prompt),
+    (VerifyRound, "max_plain_tokens"): (
+        lambda count: {"max_plain_tokens": count},
+        lambda message: max(1, message.max_plain_tokens),
+    ),
+}
+"""Fields, or oneofs, with a form of their own: from one to the message's fields, and back."""
+
+
+def _decision(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
     """Of a match nothing more is said: the target's token is the drafted one."""
-    exact = Decision(Outcome.EXACT)
-    match_ = encode(exact)
-
-    def write(decision: Decision) -> Mapping[str, Any]:
-        return match_ if decision.outcome is Outcome.EXACT else encode(decision)
-
-    def read(message: verify_pb2.Decision) -> Any:
-        return exact if message.outcome == verify_pb2.DECISION_OUTCOME_EXACT else decode(message)
-
-    return write, read
+    value = Decision(Outcome.EXACT)
+    match_, exact = encode(value), verify_pb2.DECISION_OUTCOME_EXACT
+    return (
+        lambda decision: match_ if decision.outcome is Outcome.EXACT else encode(decision),
+        lambda message: value if message.outcome == exact else decode(message),
+    )
 
 
-def _chunks(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
+def _draft_chunk(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
     """Every token has its origin, and its distribution if one has."""
 
     def read(message: draft_pb2.DraftResponse) -> Any:
@@ -115,25 +114,5 @@ def _chunks(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
     return encode, read
 
 
-CODEC = Codec(
-    Exceptions(
-        hooks={
-            (generation.GenerationRequest, "prompt"): Hook(
-                ("text", "token_ids", "chat"), _write_prompt, _read_prompt
-            ),
-            (rounds.VerifyRound, "max_plain_tokens"): Hook(
-                ("max_plain_tokens",),
-                lambda count: {"max_plain_tokens": count},
-                lambda message: max(1, message.max_plain_tokens),
-            ),
-        },
-        local={
-            generation.GenerateOptions: ("timeout_s", "request_id", "traceparent"),
-            admin.TokenizerBundle: ("tokenizer_json",),
-            rounds.Verdict: ("start_length",),
-        },
-        prefixes={rounds.Budget: "remaining_"},
-        around={Decision: _decisions, DraftChunk: _chunks},
-        called={"Rule": "rule"},
-    )
-)
+AROUND = {Decision: _decision, DraftChunk: _draft_chunk}
+"""A class's own way to write and to read, around the one by names."""

@@ -41,7 +41,9 @@ class GrpcDraftUpstream(GrpcUpstream):
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         """Make the target's tokenizer known to it. Raises `FlyspecError`."""
         async with Attempt("draft service", self.address, self.timeout_s):
-            await self.stub.AddTokenizer(iter(wire.add_tokenizer_messages(bundle, vocab_size)))
+            facts = bundle.facts(vocab_size)
+            messages = wire.tokenizer_messages(facts, bundle.tokenizer_json)
+            await self.stub.AddTokenizer(iter(messages))
 
     def open(
         self, open_: DraftOpen, traffic: Traffic, correlation: Correlation = UNKNOWN

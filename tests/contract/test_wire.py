@@ -2,6 +2,7 @@
 
 import dataclasses
 from enum import IntEnum
+from inspect import Parameter
 
 import pytest
 from hypothesis import given
@@ -21,8 +22,8 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
-from flyspec.wire.codec import fields_of
-from flyspec.wire.messages import CODEC, ONE_OF, PLACES
+from flyspec.wire.codec import fields_of, pair
+from flyspec.wire.messages import ENVELOPES, LOCAL, VALUES
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PLAIN = {
@@ -33,7 +34,7 @@ PLAIN = {
     bytes: st.binary(max_size=8),
 }
 LONG = ("round_id", "prefix_hash", "seed", "round_bytes", "total_ns", "uptime_ns")
-LOCAL = {name for names in CODEC.exceptions.local.values() for name in names}
+NOT_SENT = {name for names in LOCAL.values() for name in names}
 SPECIAL = {
     (GenerationRequest, "prompt"): st.text(max_size=8)
     | st.lists(u32, max_size=4)
@@ -42,6 +43,7 @@ SPECIAL = {
         lambda bias: tuple(sorted(bias.items()))
     ),
     (VerifyRound, "max_plain_tokens"): st.integers(1, 2**32 - 1),
+    (Verdict, "keep_length"): st.integers(0, 2**32 - 2),
 }
 EXACT = Decision(Outcome.EXACT)
 
@@ -58,11 +60,11 @@ def values_of(cls):
 
 
 def keeps(field):
-    return field.name not in LOCAL or field.default is dataclasses.MISSING
+    return field.name not in NOT_SENT or field.default is Parameter.empty
 
 
 def field_of(cls, field):
-    if field.name in LOCAL:
+    if field.name in NOT_SENT:
         return st.just(field.item())
     if (cls, field.name) in SPECIAL:
         return SPECIAL[cls, field.name]
@@ -89,15 +91,15 @@ def chunks(draw):
 def there_and_back(value, **local):
     message = wire.encode(value)
     read = type(message).FromString(message.SerializeToString())
-    if type(message) in ONE_OF and not local:
+    if type(message) in ENVELOPES and not local:
         return wire.unwrap(read)
     return wire.decode(type(value), read, **local)
 
 
-TRAVELLING = [cls for cls in PLACES if cls not in (bytes, TokenizerBundle)]
+WHOLE = [cls for cls in VALUES.values() if cls is not TokenizerBundle]
 
 
-@pytest.mark.parametrize("cls", TRAVELLING)
+@pytest.mark.parametrize("cls", WHOLE)
 @given(data=st.data())
 def test_every_value_comes_back(cls, data):
     value = data.draw(values_of(cls))
@@ -105,21 +107,19 @@ def test_every_value_comes_back(cls, data):
 
 
 def test_every_field_has_its_place():
-    for cls, (make, name) in PLACES.items():
-        if cls is not bytes:
-            descriptor = make.DESCRIPTOR
-            CODEC.pair(cls, descriptor.fields_by_name[name].message_type if name else descriptor)
+    for message, cls in VALUES.items():
+        pair(cls, message.DESCRIPTOR)
 
 
 def test_a_field_of_one_side_alone_is_noticed():
     theirs = common_pb2.SessionStatus.DESCRIPTOR
     ours = [(f.name, f.item) for f in fields_of(SessionStatus)]
-    CODEC.pair(dataclasses.make_dataclass("Same", ours), theirs)
+    pair(dataclasses.make_dataclass("Same", ours), theirs)
     more = dataclasses.make_dataclass("More", [*ours, ("warm", int)])
     with pytest.raises(TypeError, match="SessionStatus has no warm"):
-        CODEC.pair(more, theirs)
+        pair(more, theirs)
     with pytest.raises(TypeError, match="Less has no prefix_cache_hits"):
-        CODEC.pair(dataclasses.make_dataclass("Less", ours[:-1]), theirs)
+        pair(dataclasses.make_dataclass("Less", ours[:-1]), theirs)
 
 
 def test_what_does_not_travel_is_given_by_who_reads():
@@ -154,7 +154,7 @@ def test_defaults_that_are_not_zero_stay_unset():
 def test_tokenizer_in_chunks(monkeypatch):
     monkeypatch.setattr(wire, "TOKENIZER_CHUNK_BYTES", 7)
     value = TokenizerBundle(b"x" * 100, "abc", (1, 2), (1, 2, 3), None, "{{ x }}", "{}")
-    messages = wire.tokenizer_messages(value)
+    messages = wire.tokenizer_messages(value, value.tokenizer_json)
     assert len(messages) > 10
     read = [type(m).FromString(m.SerializeToString()) for m in messages]
     assert wire.tokenizer_of(read) == value
