@@ -12,50 +12,7 @@ from typing import Any, TypeVar
 from flyspec.errors import InvalidArgumentError
 from flyspec.v1 import draft_pb2, verify_pb2
 from flyspec.values.admin import TokenizerBundle, TokenizerFacts
-from flyspec.wire.common import (  # noqa: F401
-    distribution_from_proto,
-    distribution_to_proto,
-    logprobs_from_proto,
-    logprobs_to_proto,
-    model_info_from_proto,
-    model_info_to_proto,
-    process_info_from_proto,
-    process_info_to_proto,
-    rule_from_proto,
-    rule_to_proto,
-    sampling_from_proto,
-    sampling_to_proto,
-    session_status_from_proto,
-    session_status_to_proto,
-)
-from flyspec.wire.draft import (  # noqa: F401
-    add_tokenizer_from_proto,
-    add_tokenizer_to_protos,
-    draft_advance_to_proto,
-    draft_chunk_from_proto,
-    draft_chunk_to_proto,
-    draft_info_from_proto,
-    draft_info_to_proto,
-    draft_open_to_proto,
-    draft_request_from_proto,
-    drafter_info_from_proto,
-    drafter_info_to_proto,
-)
 from flyspec.wire.messages import CODEC, ONE_OF, PLACES
-from flyspec.wire.verify import (  # noqa: F401
-    decision_from_proto,
-    decision_to_proto,
-    distributions_to_proto,
-    tokenizer_from_protos,
-    tokenizer_to_protos,
-    verify_info_from_proto,
-    verify_info_to_proto,
-    verify_open_to_proto,
-    verify_request_from_proto,
-    verify_round_to_proto,
-    window_from_proto,
-    window_to_proto,
-)
 
 TOKENIZER_CHUNK_BYTES = 1 << 20
 
@@ -110,13 +67,13 @@ def decode(cls: type[T], message: Any, **local: Any) -> T:
 
 def unwrap(message: Any) -> Any:
     """The value in a message that holds one of several. Raises `InvalidArgumentError`."""
-    oneof, fields = ONE_OF[type(message)]
+    oneof, held = ONE_OF[type(message)]
     name = message.WhichOneof(oneof)
     if name is None:
         raise InvalidArgumentError(
-            f"{message.DESCRIPTOR.name}.{oneof}: set one of {', '.join(fields)}"
+            f"{message.DESCRIPTOR.name}.{oneof}: set one of {', '.join(held)}"
         )
-    cls, value = fields[name], getattr(message, name)
+    cls, value = held[name], getattr(message, name)
     return value if cls is bytes else _DECODERS[cls, type(value)](value)
 
 

@@ -11,9 +11,10 @@ source, once, when they are first needed: nothing is looked up on the way of a t
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from enum import IntEnum
+from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -62,29 +63,35 @@ class Field(NamedTuple):
     @property
     def is_value(self) -> bool:
         """Whether it is, or has many of, what has fields itself."""
-        return dataclasses.is_dataclass(self.item) or hasattr(self.item, "_fields")
+        return is_dataclass(self.item) or hasattr(self.item, "_fields")
 
 
-def fields_of(cls: Any) -> Iterator[Field]:
+@lru_cache
+def fields_of(cls: Any) -> list[Field]:
     """The fields of a dataclass or named tuple."""
+    found = []
     hints = get_type_hints(cls)
-    if dataclasses.is_dataclass(cls):
+    if is_dataclass(cls):
         names = {
             f.name: f.default_factory() if callable(f.default_factory) else f.default
-            for f in dataclasses.fields(cls)
+            for f in fields(cls)
         }
     else:
-        names = {name: cls._field_defaults.get(name, dataclasses.MISSING) for name in cls._fields}
+        names = {name: cls._field_defaults.get(name, MISSING) for name in cls._fields}
     for name, default in names.items():
-        hint = hints[name]
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        hint = next(kind for kind in kinds if kind is not NoneType)
-        outer = get_origin(hint)
-        container = None
-        if outer in (tuple, Sequence):
-            container = tuple if outer is tuple or default == () else list
-            hint = get_args(hint)[0]
-        yield Field(name, hint, container, NoneType in kinds, default)
+        found.append(_field_of(name, hints[name], default))
+    return found
+
+
+def _field_of(name: str, hint: Any, default: Any = MISSING) -> Field:
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    hint = next(kind for kind in kinds if kind is not NoneType)
+    outer = get_origin(hint)
+    container = None
+    if outer in (tuple, Sequence):
+        container = tuple if outer is tuple or default == () else list
+        hint = get_args(hint)[0]
+    return Field(name, hint, container, NoneType in kinds, default)
 
 
 class _Members(dict[int, Any]):
@@ -131,6 +138,7 @@ class _Layout:
         self._names: dict[str, Any] = {}
         self._written: dict[str, dict[str, str]] = {"": {}}
         self._hooked: list[str] = []
+        self._given = ""  # the decoder's parameters: what does not travel
         own = {field.name for field in fields_of(cls)}
         self._inner = {
             field.name: field.message_type
@@ -140,40 +148,40 @@ class _Layout:
 
     def compiled(self) -> tuple[Encode, Decode]:
         """The two functions."""
-        read = self._lay(self._cls, "v", "", "**given")
+        read = self._lay(self._cls, "v")
         self._check()
         written = self._written.pop("")
-        for name, fields in self._written.items():
-            written[name] = _dict_of(fields)
-        write = _dict_of(written, *self._hooked)
-        source = f"lambda v: {write}", f"lambda m, **given: {read}"
+        for name, inner in self._written.items():
+            written[name] = _dict_of(inner)
+        source = f"lambda v: {_dict_of(written, *self._hooked)}", f"lambda m{self._given}: {read}"
         encode, decode = (eval(text, self._names) for text in source)
         return encode, decode
 
-    def _lay(self, cls: type, own: str, prefix: str, *more: str) -> str:
+    def _lay(self, cls: type, own: str, prefix: str = "") -> str:
         """Note how the fields of the value `own` are written; the source that reads it."""
-        exceptions = self._codec.exceptions
-        read: list[str] = []
-        for field in fields_of(cls):
-            mine = f"{own}.{field.name}"
-            if field.name in exceptions.local.get(cls, ()):
-                continue
-            if hook := exceptions.hooks.get((cls, field.name)):
-                self._hooked.append(f"**{self._bind(hook.write)}({mine})")
-                self._written[""].update(dict.fromkeys(hook.fields, ""))
-                source = f"{self._bind(hook.read)}(m)"
-            elif place := self._place(prefix + field.name):
-                group, theirs = place
-                path = f"m.{group}" if group else "m"
-                write, source = self._field(field, theirs, mine, path)
-                self._written.setdefault(group, {})[theirs.name] = write
-            elif field.is_value:
-                inner_prefix = exceptions.prefixes.get(field.item, "")
-                source = self._lay(field.item, mine, inner_prefix)
-            else:
-                raise TypeError(f"{self._descriptor.name} has no {prefix}{field.name}")
-            read.append(f"{field.name}={source}")
-        return f"{self._bind(cls)}({', '.join((*read, *more))})"
+        read = [self._lay_field(cls, f, f"{own}.{f.name}", prefix) for f in fields_of(cls)]
+        return f"{self._bind(cls)}({', '.join(read)})"
+
+    def _lay_field(self, cls: type, field: Field, own: str, prefix: str) -> str:
+        exceptions, name = self._codec.exceptions, prefix + field.name
+        if field.name in exceptions.local.get(cls, ()):
+            default = "" if field.default is MISSING else f"={self._bind(field.default)}"
+            if cls is not self._cls:
+                return default[1:]
+            self._given += f", {field.name}{default}"
+            return field.name
+        if hook := exceptions.hooks.get((cls, field.name)):
+            self._hooked.append(f"**{self._bind(hook.write)}({own})")
+            self._written[""].update(dict.fromkeys(hook.fields, ""))
+            return f"{self._bind(hook.read)}(m)"
+        if place := self._place(name):
+            group, theirs = place
+            write, read = self._field(field, theirs, own, f"m.{group}" if group else "m")
+            self._written.setdefault(group, {})[theirs.name] = write
+            return read
+        if field.is_value:
+            return self._lay(field.item, own, exceptions.prefixes.get(field.item, ""))
+        raise TypeError(f"{self._descriptor.name} has no {name}")
 
     def _place(self, name: str) -> tuple[str, FieldDescriptor] | None:
         """The message's field of that name, or that of a message inside it, and its name."""
@@ -190,44 +198,48 @@ class _Layout:
         name = f"{path}.{theirs.name}"
         if message is not None and message.GetOptions().map_entry:
             return f"dict({own})", f"tuple(sorted({name}.items()))"
-        write, read = "{}", "{}"
+        encode = decode = ""
         if field.is_value and message is not None:
-            encode, decode = self._codec.pair(field.item, message)
-            write, read = f"{self._bind(encode)}({{}})", f"{self._bind(decode)}({{}})"
+            encode, decode = map(self._bind, self._codec.pair(field.item, message))
         elif theirs.enum_type is not None:
-            assert theirs.containing_type is not None
-            owner = theirs.containing_type.name
-            where = f"{self._codec.exceptions.called.get(owner, owner)}.{theirs.name}"
-            members = _Members(field.item, where)
-            if field.container is None and field.default is not dataclasses.MISSING:
-                members[0] = field.default
-            read = f"{self._bind(members)}[{{}}]"
-        if field.container is not None:
-            items = f"[{read.format('x')} for x in {name}]" if read != "{}" else name
-            many = f"[{write.format('x')} for x in {own}]" if write != "{}" else own
-            plain = field.container is list and read != "{}"
-            return many, items if plain else f"{field.container.__name__}({items})"
-        write, read = write.format(own), read.format(name)
-        if field.none:
-            write = f"None if {own} is None else {write}" if field.is_value else own
-        if theirs.has_presence and not (message and not field.none):
-            default = None if field.none else field.default
-            if not field.none:
-                write = f"None if {own} == {default!r} else {own}"
-            if message or default != theirs.default_value:
-                read = f"{read} if {path}.HasField({theirs.name!r}) else {default!r}"
+            decode = self._bind(self._members(field, theirs).__getitem__)
+        if field.container is not None:  # a slice is read at once
+            write = f"[*map({encode}, {own})]" if encode else own
+            read = f"[*map({decode}, {name}[:])]" if decode else f"{name}[:]"
+            return write, read if field.container is list else f"tuple({read})"
+        write, read = (f"{encode}({own})" if encode else own), f"{decode}({name})"
+        given = f"{path}.HasField({theirs.name!r})"
+        if field.none and theirs.has_presence:
+            write = f"None if {own} is None else {write}" if encode else own
+            read = f"{read} if {given} else None"
+        elif theirs.has_presence and not message:  # the default stays unset
+            write = f"None if {own} == {field.default!r} else {own}"
+            if field.default != theirs.default_value:
+                read = f"{read} if {given} else {field.default!r}"
         return write, read
+
+    def _members(self, field: Field, theirs: FieldDescriptor) -> _Members:
+        """The members of a field's enum; 0, unspecified, is its default if it has one."""
+        assert theirs.containing_type is not None
+        owner = theirs.containing_type.name
+        owner = self._codec.exceptions.called.get(owner, owner)
+        members = _Members(field.item, f"{owner}.{theirs.name}")
+        if field.container is None and field.default is not MISSING:
+            members[0] = field.default
+        return members
 
     def _check(self) -> None:
         """Take what the message says besides from the value's properties; refuse what is left."""
-        for group, fields in list(self._written.items()):
+        for group, written in list(self._written.items()):
             message = self._inner[group] if group else self._descriptor
             for theirs in message.fields:
-                if theirs.name in fields or (not group and theirs.name in self._written):
+                if theirs.name in written or (not group and theirs.name in self._written):
                     continue
-                if not isinstance(getattr(self._cls, theirs.name, None), property):
+                derived = getattr(self._cls, theirs.name, None)
+                if not isinstance(derived, property):
                     raise TypeError(f"{self._cls.__name__} has no {theirs.name}")
-                fields[theirs.name] = f"v.{theirs.name}"
+                field = _field_of(theirs.name, get_type_hints(derived.fget)["return"])
+                written[theirs.name], _ = self._field(field, theirs, f"v.{theirs.name}", "m")
 
     def _bind(self, thing: Any) -> str:
         """A name for something in the source."""

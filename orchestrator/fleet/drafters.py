@@ -20,9 +20,9 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.values.admin import DrafterInfo, DrafterState
+from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats
 from orchestrator.fleet.discovery import Addresses
-from orchestrator.fleet.drafter import DrafterStats, RegisteredDrafter, of_kind
+from orchestrator.fleet.drafter import RegisteredDrafter, of_kind
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.upstreams.protocol import DraftUpstream
 

@@ -41,7 +41,7 @@ class GrpcDraftUpstream(GrpcUpstream):
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         """Make the target's tokenizer known to it. Raises `FlyspecError`."""
         async with Attempt("draft service", self.address, self.timeout_s):
-            await self.stub.AddTokenizer(iter(wire.add_tokenizer_to_protos(bundle, vocab_size)))
+            await self.stub.AddTokenizer(iter(wire.add_tokenizer_messages(bundle, vocab_size)))
 
     def open(
         self, open_: DraftOpen, traffic: Traffic, correlation: Correlation = UNKNOWN

@@ -45,7 +45,7 @@ class GrpcVerifyUpstream(GrpcUpstream):
         """The target's tokenizer."""
         async with Attempt("verify service", self.address, self.timeout_s):
             call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
-            return wire.tokenizer_from_protos([message async for message in call])
+            return wire.tokenizer_of([message async for message in call])
 
     def open(
         self, open_: VerifyOpen, traffic: Traffic, correlation: Correlation = UNKNOWN

@@ -128,7 +128,7 @@ class FakeDraft(_Service):
 
 class _DraftCall(_Call):
     def answer(self, message):
-        service, request = self._service, wire.draft_request_from_proto(message)
+        service, request = self._service, wire.unwrap(message)
         if isinstance(request, DraftOpen):
             service.opened += 1
             self.spec = request.distribution
@@ -150,7 +150,7 @@ class _DraftCall(_Call):
     def _chunk(self, request, tokens, base, start, last):
         drafted = tokens[start : start + 3]
         sent = [TokenDistribution(b"ab", (t,)) for t in drafted] if self.spec else []
-        return wire.draft_chunk_to_proto(
+        return wire.encode(
             DraftChunk(
                 request.round_id,
                 base - 1,
@@ -180,7 +180,7 @@ class FakeVerify(_Service):
 
 class _VerifyCall(_Call):
     def answer(self, message):
-        service, request = self._service, wire.verify_request_from_proto(message)
+        service, request = self._service, wire.unwrap(message)
         if isinstance(request, VerifyOpen):
             service.opened += 1
             self.logprobs = request.logprobs

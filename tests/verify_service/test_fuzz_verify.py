@@ -115,7 +115,7 @@ async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
 
 
 def numbered(round_id, **fields):
-    return wire.verify_round_to_proto(VerifyRound(round_id, len(PROMPT), [], [7], **fields))
+    return wire.encode(VerifyRound(round_id, len(PROMPT), [], [7], **fields))
 
 
 @pytest.mark.parametrize("ids", [(5, 5), (5, 4), (5, 0), (2**64 - 1, 1)])
@@ -138,7 +138,7 @@ def halves(*values):
 
 def sent(log_probs, token_ids=()):
     piece = DraftDistributions(1, len(PROMPT), [TokenDistribution(log_probs, token_ids)])
-    return wire.distributions_to_proto(piece)
+    return wire.encode(piece)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ async def test_a_client_that_does_not_read_loses_its_session(engine, loaded):
             await call.write(opening)
             for round_id in range(1, 200):
                 round_ = VerifyRound(round_id, len(PROMPT), [], [], max_plain_tokens=64)
-                await call.write(wire.verify_round_to_proto(round_))
+                await call.write(wire.encode(round_))
             assert await drained(engine, 10)
             code, details = await status_of(call)
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED
