@@ -6,7 +6,7 @@ from functools import partial
 from random import Random
 
 from bench.fuzz.draft_mistakes import BAD_ADVANCES, BAD_OPENS
-from bench.fuzz.draft_session import GoodDraftSession
+from bench.fuzz.draft_session import DraftSession
 from bench.fuzz.facts import (
     CANCEL,
     LEAVE,
@@ -57,12 +57,12 @@ class DraftSource:
         )
 
     def _good(self, rng: Random) -> Script:
-        session = GoodDraftSession(self._facts, rng)
+        session = DraftSession(self._facts, rng)
         steps = session.steps(rng.randint(0, 6), paced=rng.random() < 0.8)
         return Script(METHOD, tuple(steps), "a good session", FINE, session.due)
 
     def _one_bad(self, rng: Random) -> Script:
-        session = GoodDraftSession(self._facts, rng)
+        session = DraftSession(self._facts, rng)
         bad_open = rng.random() < 0.4
         before = [] if bad_open else session.steps(rng.randint(0, 3), paced=rng.random() < 0.7)
         make = rng.choice(BAD_OPENS if bad_open else BAD_ADVANCES)
@@ -74,29 +74,27 @@ class DraftSource:
         return Script(METHOD, tuple(steps), kind.rstrip("."), expects)
 
     def _spoiled(self, rng: Random) -> Script:
-        session = GoodDraftSession(self._facts, rng)
+        session = DraftSession(self._facts, rng)
         steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
         for _ in range(rng.choice((1, 1, 2))):
             steps = spoil_one(steps, _read, rng)
         return Script(METHOD, tuple(steps), "a message spoiled")
 
     def _out_of_order(self, rng: Random) -> Script:
-        steps = GoodDraftSession(self._facts, rng).steps(rng.randint(2, 5), paced=False)
+        steps = DraftSession(self._facts, rng).steps(rng.randint(2, 5), paced=False)
         rng.shuffle(steps)
         return Script(METHOD, tuple(steps), "messages shuffled")
 
     def _edge(self, rng: Random) -> Script:
         """A sequence that ends just before its context, or grows beyond it."""
-        session = GoodDraftSession(self._facts, rng)
+        session = DraftSession(self._facts, rng)
         length = self._facts.context_length - rng.randrange(14)
         session.known = [rng.choice(session.known) for _ in range(length)]
         steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
         return Script(METHOD, tuple(steps), "at the end of the context", BLAMELESS)
 
     def _abandoned(self, rng: Random) -> Script:
-        steps = GoodDraftSession(self._facts, rng).steps(
-            rng.randint(0, 3), paced=rng.random() < 0.5
-        )
+        steps = DraftSession(self._facts, rng).steps(rng.randint(0, 3), paced=rng.random() < 0.5)
         steps = steps[: rng.randint(0, len(steps))]
         how = rng.random()
         if how < 0.6:

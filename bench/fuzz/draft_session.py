@@ -11,7 +11,7 @@ from flyspec.v1 import draft_pb2
 NOT_FOUND = frozenset({"NOT_FOUND"})
 
 
-class GoodDraftSession:
+class DraftSession:
     """Right messages of one session, and what the client knows of it without listening."""
 
     def __init__(self, facts: Facts, rng: Random) -> None:

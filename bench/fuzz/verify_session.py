@@ -13,7 +13,7 @@ from flyspec.v1 import common_pb2, verify_pb2
 from flyspec.validation import RULE_PRESETS
 
 
-class GoodVerifySession:
+class VerifySession:
     """Right messages of one session, and what the client knows of it without listening."""
 
     def __init__(self, facts: Facts, rng: Random) -> None:
