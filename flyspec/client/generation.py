@@ -87,7 +87,7 @@ class Client(Connection):
         call: Any = stub.Generate(request, timeout=timeout, metadata=metadata)
         try:
             async for response in call:
-                yield _event(response)
+                yield event_of(response)
         except grpc.aio.AioRpcError as error:
             late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if late and timeout is not None and not rpc.was_said(error):
@@ -144,7 +144,8 @@ class Client(Connection):
         return wire.decode(Models, response)
 
 
-def _event(response: generation_pb2.GenerateResponse) -> Event:
+def event_of(response: generation_pb2.GenerateResponse) -> Event:
+    """The event that a message of the server tells. Raises `FlyspecError` for one of its future."""
     try:
         event: Event = wire.unwrap(response)
     except InvalidArgumentError as error:
