@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.reference import Reference
 from demo.corpus import problems
+from flyspec.bench.reference import Reference
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import Chat, Client, GenerateOptions, Prompt
 from flyspec.errors import FlyspecError, InvalidArgumentError
@@ -53,7 +53,7 @@ DEFAULT_SETS = ("humaneval", "gsm8k", "problems")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Expected:
     """A prompt of a named set and the token ids that must come out."""
 
     set_name: str
@@ -99,12 +99,12 @@ def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
 
 
 async def generate_all(
-    client: Client, samples: Sequence[Sample], options: GenerateOptions
+    client: Client, samples: Sequence[Expected], options: GenerateOptions
 ) -> list[list[int]]:
     """Token ids of every sample, several at a time."""
     gate = asyncio.Semaphore(CONCURRENCY)
 
-    async def one(sample: Sample) -> list[int]:
+    async def one(sample: Expected) -> list[int]:
         async with gate:
             generation = await client.complete(sample.prompt, replace(options, seed=sample.seed))
             return generation.token_ids
@@ -120,7 +120,7 @@ async def tokenize(client: Client, prompt: Prompt) -> list[int]:
 
 async def compare(
     client: Client,
-    samples: Sequence[Sample],
+    samples: Sequence[Expected],
     options: GenerateOptions,
     reference: Reference | None,
 ) -> dict[str, Count]:
@@ -182,7 +182,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
                     continue
                 greedy = not arguments.sampled_only
                 expected = reference.generate(ids, arguments.max_tokens) if greedy else []
-                samples.append(Sample(name, ids, expected, index))
+                samples.append(Expected(name, ids, expected, index))
         drawn = [s for i, s in enumerate(samples) if i % arguments.sampled_every == 0]
         for sample, plain in zip(drawn, await generate_all(client, drawn, sampling), strict=True):
             sampled.append(replace(sample, expected=plain))

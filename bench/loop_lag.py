@@ -55,7 +55,7 @@ async def timers(seconds: float) -> list[float]:
     return late
 
 
-class Load:
+class EngineLoad:
     """An engine with sessions that send a round as soon as the one before is answered."""
 
     def __init__(self, sessions: int, k: int, threads: int) -> None:
@@ -103,7 +103,7 @@ class Load:
 
 async def in_a_thread(args: argparse.Namespace, name: str) -> Lag:
     """The engine beside the event loop that is measured."""
-    load = Load(args.sessions, args.k, args.threads)
+    load = EngineLoad(args.sessions, args.k, args.threads)
     await load.start()
     before = load.rounds
     late = await timers(args.seconds)
@@ -114,7 +114,7 @@ async def in_a_thread(args: argparse.Namespace, name: str) -> Lag:
 
 def _child(args: argparse.Namespace, ready: Event, end: Event) -> None:
     async def run() -> None:
-        load = Load(args.sessions, args.k, args.threads)
+        load = EngineLoad(args.sessions, args.k, args.threads)
         await load.start()
         ready.set()
         while not end.is_set():  # noqa: ASYNC110

@@ -20,8 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.open_loop import Load, Result, Run
-from bench.overload_report import Memory, Phase, Report, plot, summary, table
-from bench.prompts import fresh_problems, to_request
+from bench.overload_report import OverloadPhase, OverloadReport, plot, summary, table
+from flyspec.bench.prompts import fresh_problems, to_request
 from flyspec.cli.bench.common import result_console
 from flyspec.cli.runtime import to_json
 from flyspec.cli.stack import Stack, StackOptions
@@ -30,7 +30,7 @@ from flyspec.drawing import check_plot
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from loadtest.measures import percentile
-from loadtest.watch import resident_mib
+from loadtest.sampler import Memory, resident_mib
 
 PROMPTS = 2000
 PROBE_EVERY_S = 0.5
@@ -53,7 +53,7 @@ class Overload:
         self._load = Load(client, prompts, options, args.seed)
         self._memory: list[Memory] = []
 
-    async def run(self) -> Report:
+    async def run(self) -> OverloadReport:
         """All of it."""
         args = self._args
         slots = await self._slots()
@@ -61,7 +61,7 @@ class Overload:
         closed = await self._load.closed(slots, args.calibrate)
         # What was sent late ends after the others: count by the time in which all were busy.
         rate = slots / (sum(closed.latencies()) / max(1, closed.count("complete")))
-        report = Report(slots, rate, args.factor)
+        report = OverloadReport(slots, rate, args.factor)
         self._say(f"sustainable: {rate:.2f} requests a second with {slots} at once")
         before = await self._load.open(0.8 * rate, args.baseline)
         self._say(f"80 % before: p99 {percentile(before.latencies(), 0.99):.2f} s")
@@ -72,11 +72,11 @@ class Overload:
                   f"{report.recovery_s:.1f} s")  # fmt: skip
         after = await self._load.open(0.8 * rate, args.baseline)
         report.phases = [
-            Phase.of("capacity", rate, [closed]),
-            Phase.of("80 % before", 0.8 * rate, [before]),
-            Phase.of("80 % after", 0.8 * rate, [after]),
-            Phase.of("80 %", 0.8 * rate, [before, after]),
-            Phase.of("overload", args.factor * rate, [overload]),
+            OverloadPhase.of("capacity", rate, [closed]),
+            OverloadPhase.of("80 % before", 0.8 * rate, [before]),
+            OverloadPhase.of("80 % after", 0.8 * rate, [after]),
+            OverloadPhase.of("80 %", 0.8 * rate, [before, after]),
+            OverloadPhase.of("overload", args.factor * rate, [overload]),
         ]
         report.memory = self._memory
         report.errors = _errors([closed, before, overload, after])
@@ -156,7 +156,7 @@ def _errors(runs: list[Run]) -> dict[str, int]:
     return dict(failed.most_common(10))
 
 
-async def measure(args: argparse.Namespace) -> Report:
+async def measure(args: argparse.Namespace) -> OverloadReport:
     """Start the stack and measure."""
     flags = tuple(args.orchestrator_flags.split())
     options = StackOptions(

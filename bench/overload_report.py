@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.open_loop import Run
 from flyspec.drawing import save
 from loadtest.measures import growth, percentile
+from loadtest.sampler import Memory
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,7 +30,7 @@ MAX_LATE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class OverloadPhase:
     """Requests of one load. Seconds; latencies are those of completed requests."""
 
     name: str
@@ -49,7 +50,7 @@ class Phase:
     generator_busy: float
 
     @classmethod
-    def of(cls, name: str, rate: float, runs: Sequence[Run]) -> Phase:
+    def of(cls, name: str, rate: float, runs: Sequence[Run]) -> OverloadPhase:
         """Sum up the runs of one phase."""
         results = [r for run in runs for r in run.results]
         latencies = [s for run in runs for s in run.latencies()]
@@ -75,30 +76,21 @@ class Phase:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Resident memory of a process, MiB, so many seconds after the overload began."""
-
-    seconds: float
-    service: str
-    mib: float
-
-
 @dataclass(slots=True)
-class Report:
+class OverloadReport:
     """The whole measurement. `left` are sessions and generations at its end."""
 
     slots: int
     sustainable_rate: float
     factor: float
-    phases: list[Phase] = field(default_factory=list)
+    phases: list[OverloadPhase] = field(default_factory=list)
     memory: list[Memory] = field(default_factory=list)
     recovery_s: float = math.nan
     left: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     results: list[dict[str, Any]] = field(default_factory=list)
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str) -> OverloadPhase:
         """The phase of that name."""
         return next(p for p in self.phases if p.name == name)
 
@@ -150,7 +142,7 @@ class Report:
         }
 
 
-def table(report: Report) -> Table:
+def table(report: OverloadReport) -> Table:
     """A row a phase."""
     from rich.table import Table
 
@@ -172,7 +164,7 @@ def table(report: Report) -> Table:
     return found
 
 
-def summary(report: Report) -> str:
+def summary(report: OverloadReport) -> str:
     """What the bounds are about, and whether they hold."""
     lines = [
         f"p99 of accepted requests under overload: {report.p99_ratio:.2f} times that at 80 %",
@@ -184,7 +176,7 @@ def summary(report: Report) -> str:
     return "\n".join([*lines, *(f"BROKEN: {why}" for why in broken), *(["PASSED"] * (not broken))])
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: OverloadReport, path: Path) -> None:
     """Latency of each accepted request over time, and memory of each process."""
 
     def draw(figure: Any) -> None:

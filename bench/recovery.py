@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from bench.chaos.fleet import FleetOptions, ProxiedFleet
-from bench.chaos.work import EXACT, Job, Request, ask, drafts, now_since
+from bench.chaos.work import EXACT, Request, TextJob, ask, drafts, now_since
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
 
@@ -59,7 +59,7 @@ CASES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CaseResult:
     """A case as it went; times in seconds."""
 
     name: str
@@ -77,7 +77,7 @@ class Row:
         return self.added_max_s <= self.bound_s and not self.problems
 
 
-class Recovery:
+class RecoveryRun:
     """The measurements on one fleet."""
 
     def __init__(self, args: argparse.Namespace, fleet: ProxiedFleet, client: Client) -> None:
@@ -86,9 +86,9 @@ class Recovery:
         self._now = now_since(time.monotonic())
         self.open_s = 0.0
 
-    def _job(self, number: int) -> Job:
+    def _job(self, number: int) -> TextJob:
         options = GenerateOptions(seed=number, max_tokens=self._args.max_tokens, ignore_eos=True)
-        return Job(f"# {number}\n{_CODE}", options)
+        return TextJob(f"# {number}\n{_CODE}", options)
 
     async def prepare(self) -> None:
         """Texts without faults, and what it takes to open sessions of their length."""
@@ -107,7 +107,7 @@ class Recovery:
         await asyncio.gather(*(self._client.complete(prompt, options) for prompt in prompts))
         self.open_s = self._now() - began
 
-    async def measure(self, case: Case) -> Row:
+    async def measure(self, case: Case) -> CaseResult:
         """One case, healed at its end."""
         await self._healthy()
         requests, streams = self._begin()
@@ -161,7 +161,7 @@ class Recovery:
 
 def _row(
     case: Case, requests: Sequence[Request], hurt_s: float, bound_s: float, bound_of: str
-) -> Row:
+) -> CaseResult:
     added = []
     recoveries: Counter[str] = Counter()
     for request in requests:
@@ -171,11 +171,11 @@ def _row(
         if request.generation is not None:
             recoveries.update(r.kind.name for r in request.generation.completion.recoveries)
     problems = [f"stream {r.number}: {r.problem}" for r in requests if r.problem]
-    return Row(case.name, len(requests), statistics.median(added), max(added), bound_s, bound_of,
-               dict(recoveries), problems)  # fmt: skip
+    return CaseResult(case.name, len(requests), statistics.median(added), max(added), bound_s,
+                      bound_of, dict(recoveries), problems)  # fmt: skip
 
 
-def _show(rows: Sequence[Row]) -> None:
+def _show(rows: Sequence[CaseResult]) -> None:
     """The table, in Markdown."""
     print(
         "| case | added, median, s | added, longest, s | bound, s | what bounds it | recoveries |"
@@ -196,7 +196,7 @@ def _show(rows: Sequence[Row]) -> None:
             print(f"VIOLATION: {row.name}: a stream stood still for longer than the bound")
 
 
-async def run(args: argparse.Namespace) -> list[Row]:
+async def run(args: argparse.Namespace) -> list[CaseResult]:
     """All cases, on a fleet for each number of drafters."""
     rows = []
     for number in sorted({case.drafters for case in CASES}):
@@ -208,7 +208,7 @@ async def run(args: argparse.Namespace) -> list[Row]:
             draft_timeout_s=args.draft_timeout,
         )
         async with ProxiedFleet(options) as fleet, Client(fleet.address) as client:
-            recovery = Recovery(args, fleet, client)
+            recovery = RecoveryRun(args, fleet, client)
             await recovery.prepare()
             for case in CASES:
                 if case.drafters == number:

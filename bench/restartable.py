@@ -6,9 +6,9 @@ import asyncio
 import signal
 from collections.abc import Callable
 
-from flyspec.cli.service import Service
+from flyspec.cli.service import Child
 from flyspec.errors import FlyspecError
-from loadtest.watch import resident_mib
+from loadtest.sampler import resident_mib
 
 END_TIMEOUT_S = 60.0
 """A service drains within its grace period, which is shorter."""
@@ -27,13 +27,13 @@ class Restartable:
     ) -> None:
         self.name = name
         self._module, self._flags, self._threads, self._on_log = module, flags, threads, on_log
-        self._service: Service | None = None
+        self._service: Child | None = None
         self._port: int | None = None
         self.lives = 0
         self.running = False
 
     @property
-    def service(self) -> Service:
+    def service(self) -> Child:
         """The process of its present life."""
         assert self._service is not None, f"{self.name} was never started"
         return self._service
@@ -49,11 +49,11 @@ class Restartable:
         """Resident memory, while it runs."""
         return resident_mib(self.service.pid) if self.running else None
 
-    async def spawn(self) -> Service:
+    async def spawn(self) -> Child:
         """Start the process; `ready` waits for it."""
         # The last flag of a name wins: it listens where it did before.
         port = [] if self._port is None else ["--port", str(self._port)]
-        self._service = await Service.start(
+        self._service = await Child.start(
             self.name, self._module, [*self._flags, *port], self._threads, self._on_log
         )
         return self._service

@@ -22,9 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.restartable import Restartable
-from bench.soak_report import Fault, Memory, Report, growth, plot, show
+from bench.soak_report import Kill, ProcessMemory, SoakReport, growth, plot, show
 from demo.corpus import problems
-from flyspec.cli.service import Service
+from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Chat, Client, Completion, GenerateOptions, Prompt
 from flyspec.drawing import check_plot
@@ -47,13 +47,13 @@ class RestartableStack(Stack):
         super().__init__(options)
         self.restartable: dict[str, Restartable] = {}
 
-    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Service:
+    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Child:
         restartable = Restartable(name, module, flags, threads, self._on_log)
         self.restartable[name] = restartable
         self.services[name] = await restartable.spawn()
         return self.services[name]
 
-    async def _ready(self, service: Service) -> None:
+    async def _ready(self, service: Child) -> None:
         await self.restartable[service.name].ready()
         self._on_event(f"the {service.name} service is ready")
 
@@ -66,13 +66,13 @@ class RestartableStack(Stack):
             self.services[name] = restartable.service
 
 
-class Soak:
+class SoakRun:
     """A run: the stack, its clients, what disturbs them, and what is seen of it."""
 
     def __init__(self, args: argparse.Namespace, stack: RestartableStack) -> None:
         self._args, self._stack = args, stack
         self._rng = random.Random(args.seed)
-        self.report = Report()
+        self.report = SoakReport()
         self._begun = 0
         self._start = time.monotonic()
         self._down: set[str] = set()
@@ -82,7 +82,7 @@ class Soak:
     def _now(self) -> float:
         return time.monotonic() - self._start
 
-    async def run(self) -> Report:
+    async def run(self) -> SoakReport:
         """All of it."""
         report, client_tasks = self.report, []
         watch = asyncio.create_task(self._watch())
@@ -184,7 +184,7 @@ class Soak:
             await self._stack.restart(name)
             self._down.discard(name)
             self._calm_since = time.monotonic()
-            self.report.faults.append(Fault(name, served, killed, self._now()))
+            self.report.faults.append(Kill(name, served, killed, self._now()))
             print(f"{name} killed and back in {self._now() - killed:.1f} s", file=sys.stderr)
 
     async def _watch(self) -> None:
@@ -195,7 +195,7 @@ class Soak:
     def _measure(self) -> None:
         for name, service in self._stack.restartable.items():
             if (mib := service.resident_mib) is not None:
-                entry = Memory(self._now(), self.report.sessions, name, service.lives, mib)
+                entry = ProcessMemory(self._now(), self.report.sessions, name, service.lives, mib)
                 self.report.memory.append(entry)
 
     async def _end(self) -> None:
@@ -217,10 +217,10 @@ class Soak:
         self.report.prefix_cache_hit_rate = hits / max(1, queries)
 
 
-async def _main(args: argparse.Namespace) -> Report:
+async def _main(args: argparse.Namespace) -> SoakReport:
     options = StackOptions(log_level="error", max_sessions=args.max_sessions, dtype=args.dtype)
     async with RestartableStack(options) as stack:
-        return await Soak(args, stack).run()
+        return await SoakRun(args, stack).run()
 
 
 def main() -> int:

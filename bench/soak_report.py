@@ -15,7 +15,7 @@ MAX_GROWTH = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ProcessMemory:
     """Resident memory of a process when `sessions` had ended; `life` counts its restarts."""
 
     seconds: float
@@ -26,7 +26,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class Kill:
     """A service was killed when `sessions` had ended, and started again."""
 
     service: str
@@ -46,7 +46,7 @@ class Growth:
 
 
 @dataclass(slots=True)
-class Report:
+class SoakReport:
     """What happened. `failed` is by message, `unexpected` those with all services running.
 
     `refused` for want of room, and asked again later.
@@ -60,11 +60,11 @@ class Report:
     seconds: float = 0.0
     failed: dict[str, int] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[Kill] = field(default_factory=list)
     left: dict[str, int] = field(default_factory=dict)
     prefix_cache_hit_rate: float = 0.0
     growth: list[Growth] = field(default_factory=list)
-    memory: list[Memory] = field(default_factory=list)
+    memory: list[ProcessMemory] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -73,7 +73,7 @@ class Report:
         return not (grown or self.unexpected or any(self.left.values()))
 
 
-def growth(memory: list[Memory]) -> list[Growth]:
+def growth(memory: list[ProcessMemory]) -> list[Growth]:
     """A slope a service: least squares over all its lives, each with a level of its own.
 
     The first third of a life, in sessions served, is its warm-up.
@@ -96,7 +96,7 @@ def growth(memory: list[Memory]) -> list[Growth]:
     return found
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: SoakReport, path: Path) -> None:
     """Resident memory of each process over the sessions served; dotted where one was killed."""
 
     def draw(figure: Any) -> None:
@@ -119,7 +119,7 @@ def plot(report: Report, path: Path) -> None:
     save(path, (8.0, 3.4), draw)
 
 
-def show(report: Report) -> None:
+def show(report: SoakReport) -> None:
     """The report for people."""
     print(
         f"{report.sessions} sessions in {report.seconds:.0f} s: {report.completed} complete, "

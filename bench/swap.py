@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.corpus import chat_prompt, problems
-from flyspec.cli.service import Service
+from flyspec.cli.service import Child
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 from flyspec.client import AdminClient, Client, DrafterStats, GenerateOptions
 from flyspec.errors import FlyspecError
@@ -43,7 +43,7 @@ DRAFTERS = (("model-b", "draft", "model"), ("levels", "draft", "multi_level"),
 
 
 @dataclass
-class Turn:
+class Swap:
     """A swap: how long each step took, ms, and how many generations it moved."""
 
     drafter: str
@@ -53,10 +53,10 @@ class Turn:
 
 
 @dataclass
-class Report:
+class SwapReport:
     """What was seen. `moved` counts generations that were moved in mid-stream."""
 
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[Swap] = field(default_factory=list)
     streams: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -71,7 +71,7 @@ class Swapping:
 
     def __init__(self, args: argparse.Namespace, stack: Stack) -> None:
         self._args, self._stack = args, stack
-        self.report = Report()
+        self.report = SwapReport()
         self._requests = [(chat_prompt(p.question), self._options(index))
                           for index, p in enumerate(problems("swap", args.texts))]  # fmt: skip
         self._expected: list[list[int]] = []
@@ -89,7 +89,7 @@ class Swapping:
             num_speculative_tokens=self._args.k,
         )
 
-    async def run(self) -> Report:
+    async def run(self) -> SwapReport:
         """All of it."""
         report = self.report
         async with Client(self._stack.address) as client:
@@ -170,7 +170,7 @@ class Swapping:
                 await admin.remove_drafter(active)
                 active = name
                 self.report.turns.append(
-                    Turn(name, probe_ns / 1e6, 1e3 * (activated - began), 1e3 * (ended - activated))
+                    Swap(name, probe_ns / 1e6, 1e3 * (activated - began), 1e3 * (ended - activated))
                 )
                 await asyncio.sleep(self._args.hold / 2)
         finally:
@@ -179,11 +179,11 @@ class Swapping:
             for service in services.values():
                 await service.ended()
 
-    async def _start(self, name: str, model: str) -> Service:
+    async def _start(self, name: str, model: str) -> Child:
         """A further draft service."""
         flags = ["--model", str(DEMO_MODELS / model), "--port", "0", "--threads", "1",
                  "--log-level", "warning"]  # fmt: skip
-        service = await Service.start(
+        service = await Child.start(
             name, "draft_service", flags, 1, lambda line: print(line, file=sys.stderr)
         )
         await service.ready()
@@ -206,7 +206,7 @@ def _print(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     Console().print(table)
 
 
-def show(report: Report) -> None:
+def show(report: SwapReport) -> None:
     """Print tables."""
     _print(
         ("turn", "drafter", "trial", "activate", "drained after"),
@@ -234,7 +234,7 @@ def show(report: Report) -> None:
     print("FAILED" if report.problems else "every text is the undisturbed one")
 
 
-async def run(args: argparse.Namespace) -> Report:
+async def run(args: argparse.Namespace) -> SwapReport:
     """Start the bundled stack and swap."""
     options = StackOptions(
         dtype=args.dtype, log_level="warning", max_sessions=args.streams + 4, threads=1

@@ -44,7 +44,7 @@ class Missing(Exception):
     """A tool that cannot be had here."""
 
 
-class Report:
+class ManifestFindings:
     """What passed, failed or could not be checked."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ def split(rendered: Path) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def check_known(paths: list[Path], report: Report) -> None:
+def check_known(paths: list[Path], report: ManifestFindings) -> None:
     """Hold files against Kubernetes' schemas."""
     done = run(TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", KUBERNETES, *paths)
     name = f"{sum(len(read(path)) for path in paths)} objects of Kubernetes {KUBERNETES}"
@@ -149,7 +149,7 @@ def check_known(paths: list[Path], report: Report) -> None:
         report.passed(name)
 
 
-def check_custom(paths: list[Path], report: Report) -> None:
+def check_custom(paths: list[Path], report: ManifestFindings) -> None:
     """Hold custom kinds against the types there are; name the others. Raises `Missing`.
 
     @kubernetes-models has the definitions as TypeScript, whose compiler finds unknown keys too.
@@ -172,7 +172,7 @@ def check_custom(paths: list[Path], report: Report) -> None:
         check_types(OUTPUT / "custom.mts", lines, name, report)
 
 
-def check_dashboards(report: Report) -> None:
+def check_dashboards(report: ManifestFindings) -> None:
     """Hold Grafana's dashboards against its own types. Raises `Missing`."""
     lines = [
         'import type { Dashboard } from "@grafana/schema";',
@@ -185,7 +185,7 @@ def check_dashboards(report: Report) -> None:
     check_types(OUTPUT / "dashboards.mts", lines, f"{len(paths)} dashboards of Grafana", report)
 
 
-def check_types(source: Path, lines: list[str], name: str, report: Report) -> None:
+def check_types(source: Path, lines: list[str], name: str, report: ManifestFindings) -> None:
     """Have TypeScript's compiler check a program. Raises `Missing`."""
     install_types()
     source.write_text("\n".join(lines) + "\n")
@@ -210,7 +210,7 @@ def install_types() -> None:
         raise Missing("npm could not install what package.json names")
 
 
-def check_safety(paths: list[Path], report: Report) -> None:
+def check_safety(paths: list[Path], report: ManifestFindings) -> None:
     """Let checkov look at the rendered files."""
     files = [part for path in paths for part in ("-f", str(path))]
     config = ROOT / "k8s" / "checkov.yaml"
@@ -232,7 +232,7 @@ def check_safety(paths: list[Path], report: Report) -> None:
         report.passed(f"checkov: {summary['passed']} checks passed, none failed")
 
 
-def check_compose(report: Report) -> None:
+def check_compose(report: ManifestFindings) -> None:
     """Let docker-compose read the compose files, alone and with the overrides."""
     environment = TOOLS / "compose"
     install_tools(environment, COMPOSE_REQUIREMENTS, "--no-deps")
@@ -248,7 +248,7 @@ def check_compose(report: Report) -> None:
 
 def main() -> int:
     """Run every check there are tools for; 1 if one failed."""
-    report = Report()
+    report = ManifestFindings()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     known, custom = [], []
     for overlay in sorted((ROOT / "k8s" / "overlays").iterdir()):

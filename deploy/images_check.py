@@ -28,6 +28,7 @@ from pathlib import Path
 import yaml
 
 from deploy.containers import CommandError, Containers
+from deploy.findings import Log
 from deploy.stack_check import PORTS, StackCheck
 from deploy.tls_check import TlsCheck, make_certificates, mount_directories
 
@@ -59,23 +60,6 @@ print({
     "cache": writable(os.environ["HOME"]),
 })
 """
-
-
-class Log:
-    """Says what is done and found, and keeps count of what is not as it should be."""
-
-    def __init__(self) -> None:
-        self.failures = 0
-        self._began = time.monotonic()
-
-    def say(self, text: str) -> None:
-        """Something worth knowing."""
-        print(f"{time.monotonic() - self._began:6.0f} s  {text}", flush=True)
-
-    def check(self, what: str, right: bool, found: object = "") -> None:
-        """Something that must be so."""
-        self.failures += not right
-        self.say(f"{'ok' if right else 'FAILED'}: {what}{f' ({found})' if found != '' else ''}")
 
 
 def missing() -> list[str]:

@@ -10,16 +10,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deploy.containers import CommandError, Containers
+from deploy.findings import Log
 from flyspec.client import AdminClient, Chunk, Client, Completion, Credentials, GenerateOptions
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
-
-if TYPE_CHECKING:
-    from deploy.images_check import Log
 
 PORTS = {"orchestrator": GENERATION_PORT, "draft": DRAFT_PORT, "verify": VERIFY_PORT}
 """Of each service, where it is asked for its health."""

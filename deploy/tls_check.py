@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
 from deploy.containers import Containers
+from deploy.findings import Log
 from deploy.stack_check import (
     ADDRESS,
     ADMIN,
@@ -21,9 +21,6 @@ from deploy.stack_check import (
 from flyspec.client import AdminClient, Client, Credentials
 from flyspec.config import ADMIN_PORT
 from flyspec.errors import FlyspecError, PermissionDeniedError, UnavailableError
-
-if TYPE_CHECKING:
-    from deploy.images_check import Log
 
 SCRIPT = Path(__file__).resolve().parent / "demo_certificates.sh"
 

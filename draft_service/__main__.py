@@ -9,10 +9,10 @@ def main() -> None:
     """Run until SIGTERM."""
     end_on_sigterm()
     from draft_service.server import serve
-    from flyspec import rpc
     from flyspec.config import DraftSettings, from_command_line
+    from flyspec.serving import run
 
-    rpc.run(serve(from_command_line(DraftSettings, "draft_service")))
+    run(serve(from_command_line(DraftSettings, "draft_service")))
 
 
 if __name__ == "__main__":

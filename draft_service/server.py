@@ -9,14 +9,15 @@ from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from draft_service.engine import Engine
 from draft_service.observation import Observer
 from draft_service.service import DraftService
-from draft_service.sessions import Limits, Sessions
+from draft_service.sessions import SessionLimits, Sessions
 from draft_service.tokenizers import Tokenizers
-from flyspec import rpc
+from flyspec import rpc, serving
 from flyspec.config import DraftSettings, model_source
 from flyspec.engine.scheduler import Budget
 from flyspec.errors import ConfigError
+from flyspec.serving import OnePort
 from flyspec.startup import large_imports
-from flyspec.telemetry import Telemetry, configure_logging
+from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,7 @@ async def build(
 ) -> tuple[Sessions, Engine | None]:
     """Load and warm up what the settings ask for. Raises `ConfigError`."""
     observer = observer or Observer(Telemetry("draft"))
-    limits = Limits(
+    limits = SessionLimits(
         max_sessions=settings.max_sessions,
         max_speculative_tokens=settings.max_speculative_tokens,
         idle_timeout_s=settings.idle_timeout_s,
@@ -97,16 +98,14 @@ def _load(settings: DraftSettings, observer: Observer) -> tuple[Engine, list[Dra
 
 
 async def serve(settings: DraftSettings) -> None:
-    """Load, warm up, listen; serve until SIGTERM or SIGINT, then drain."""
-    configure_logging("draft", settings.log_level, settings.log_format)
-    security = settings.port_security
-    credentials = security.credentials()
-    telemetry = Telemetry("draft", settings)
-    observer = Observer(telemetry)
-    metrics_port = telemetry.listen()
-    sessions, engine = await build(settings, observer)
-    observer.watch(sessions)
-    try:
+    """Load, warm up, listen; serve until SIGTERM or SIGINT, then drain. Raises `ConfigError`."""
+
+    async def load(telemetry: Telemetry) -> OnePort:
+        credentials = settings.port_security.credentials()
+        observer = Observer(telemetry)
+        sessions, engine = await build(settings, observer)
+        observer.watch(sessions)
+        log.info("drafters: %s", ", ".join(d.name for d in sessions.describe().drafters))
         server = rpc.GrpcServer(
             settings.host,
             settings.port,
@@ -116,18 +115,8 @@ async def serve(settings: DraftSettings) -> None:
             rpc.max_request_bytes(sessions.max_length),
             credentials=credentials,
             interceptors=telemetry.interceptors(),
-            checks=rpc.checks_of(security),
+            checks=rpc.checks_of(settings.port_security),
         )
-        port = await server.start()
-        rpc.settle_memory()
-        await server.set_ready(True)
-        names = ", ".join(d.name for d in sessions.describe().drafters)
-        log.info("listening on %s:%d, drafters: %s", settings.host, port, names)
-        rpc.announce(settings.ready_fd, {"port": port, "metrics_port": metrics_port})
-        await rpc.wait_for_termination()
-        log.info("draining")
-        await server.stop(settings.drain_grace_s)
-    finally:
-        if engine is not None:
-            await engine.stop()
-        telemetry.close()
+        return OnePort(server, engine.stop if engine else lambda: None)
+
+    await serving.serve("draft", settings, load)

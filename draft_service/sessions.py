@@ -31,7 +31,7 @@ LONG_SEQUENCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SessionLimits:
     """What one service allows; `max_length` bounds sequences of drafters without a model."""
 
     max_sessions: int
@@ -53,7 +53,7 @@ class Sessions:
         self,
         drafters: Sequence[Drafter],
         engine: Engine | None,
-        limits: Limits,
+        limits: SessionLimits,
         tokenizers: Tokenizers | None = None,
     ) -> None:
         self._drafters = {d.info.name: d for d in drafters}
@@ -123,7 +123,7 @@ class Session:
         drafter: Drafter,
         open_: DraftOpen,
         engine: Engine | None,
-        limits: Limits,
+        limits: SessionLimits,
         translator: Translator | None = None,
     ) -> None:
         model = drafter.info.model

@@ -14,7 +14,7 @@ from loadtest.users.grpc import error_of
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class Occupancy:
     """What is open behind the orchestrator. `processes` are the services' instances by address."""
 
     active: int
@@ -54,12 +54,12 @@ class Admin:
         """Close the connection."""
         self._channel.close()
 
-    def status(self) -> Status:
+    def status(self) -> Occupancy:
         """How things stand."""
         answer = self._ask("GetStatus", admin_pb2.GetStatusRequest())
         targets, drafters = list(answer.targets), list(answer.drafters)
         limits = [sum(u.sessions.limit for u in us if u.ready) for us in (targets, drafters)]
-        return Status(
+        return Occupancy(
             active=answer.active_generations,
             waiting=answer.waiting_generations,
             target_sessions=sum(u.sessions.active for u in targets),

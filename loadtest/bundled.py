@@ -15,7 +15,7 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 
-from flyspec.cli.service import ROOT, Service
+from flyspec.cli.service import ROOT, Child
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 from flyspec.errors import FlyspecError
 from loadtest import options
@@ -89,9 +89,9 @@ async def _test(flags: list[str]) -> int:
                 test.kill()
 
 
-async def _drafter(name: str, model: str) -> Service:
+async def _drafter(name: str, model: str) -> Child:
     """A further draft service."""
-    service = await Service.start(
+    service = await Child.start(
         name, "draft_service",
         ["--model", str(DEMO_MODELS / model), "--port", "0", "--threads", "1",
          "--log-level", "error"], 1, _say,
@@ -100,7 +100,7 @@ async def _drafter(name: str, model: str) -> Service:
     return service
 
 
-async def _stop(service: Service) -> None:
+async def _stop(service: Child) -> None:
     service.send(signal.SIGTERM)
     await service.ended()
 

@@ -14,18 +14,18 @@ import gevent
 from locust.env import Environment
 
 from loadtest import options as flags
-from loadtest.admin import Admin, Status
+from loadtest.admin import Admin, Occupancy
 from loadtest.connection import Endpoint
 from loadtest.control import Control
 from loadtest.goals import Check
 from loadtest.prompts import FRESH, Source, prompt_mix
 from loadtest.record import Record
 from loadtest.report.document import VERSION, short
+from loadtest.sampler import Sampler
 from loadtest.scenarios import SCENARIOS, World
 from loadtest.summary import PhaseResult, timeline
 from loadtest.users.grpc import GrpcTransport
 from loadtest.users.loops import ClosedLoopUser, GenerateUser, OpenLoopUser, user_class_of
-from loadtest.watch import Watch
 from loadtest.work import Closed, Phase
 
 UNTOLD = frozenset((
@@ -67,8 +67,8 @@ class LoadTest:
             admin, note=self._note, sleep=gevent.sleep, records=self._control.records
         )
         self._done: list[PhaseResult] = []
-        self._watch = Watch(flags.watched(args), admin, self._control.now, say)
-        self._world.memory = self._watch.memory
+        self._sampler = Sampler(flags.watched(args), admin, self._control.now, say)
+        self._world.memory = self._sampler.memory
         self._events: list[dict[str, Any]] = []
         self._interrupted = False
         self._who: type[GenerateUser] | None = None
@@ -84,7 +84,7 @@ class LoadTest:
         environment = Environment(user_classes=[ClosedLoopUser, OpenLoopUser])
         environment.flyspec_control = self._control  # type: ignore[attr-defined]
         runner = environment.create_local_runner()
-        watch = gevent.spawn(self._look)
+        looking = gevent.spawn(self._look)
         beside, load_is_on = gevent.spawn(scenario.beside), True
         self._world.running = lambda: load_is_on
         trouble: list[Check] = []
@@ -98,7 +98,7 @@ class LoadTest:
             self._control.close_phase()
             trouble += self._end(beside)
             runner.quit()
-            watch.kill()
+            looking.kill()
         seconds = self._control.now()
         records = self._control.records
         self._done[:] = [self._result(r.phase, r.began, r.sent_until, r.busy) for r in self._done]
@@ -122,8 +122,8 @@ class LoadTest:
             "phases": [result.to_document() for result in self._done],
             "errors": _counted(records),
             "events": self._events,
-            "memory": self._watch.memory_document(),
-            "status": self._watch.status_document(),
+            "memory": self._sampler.memory_document(),
+            "status": self._sampler.status_document(),
             "timeline": timeline(records, seconds),
         }
         found: dict[str, Any] = short(document)
@@ -199,7 +199,7 @@ class LoadTest:
             trouble.append(Check("interrupted", False, "the test was stopped before its end"))
         return trouble
 
-    def _left(self, before: Status | None) -> list[Check]:
+    def _left(self, before: Occupancy | None) -> list[Check]:
         """Nothing may be open that was not before, and the target must be the same process."""
         admin = self._world.admin
         if admin is None or before is None:
@@ -235,7 +235,7 @@ class LoadTest:
 
     def _look(self) -> None:
         while True:
-            self._watch.look()
+            self._sampler.look()
             gevent.sleep(self._args.every)
 
     def _note(self, text: str) -> None:

@@ -8,11 +8,11 @@ from flyspec.startup import end_on_sigterm
 def main() -> None:
     """Run until SIGTERM."""
     end_on_sigterm()
-    from flyspec import rpc
     from flyspec.config import OrchestratorSettings, from_command_line
+    from flyspec.serving import run
     from orchestrator.server import serve
 
-    rpc.run(serve(from_command_line(OrchestratorSettings, "orchestrator")))
+    run(serve(from_command_line(OrchestratorSettings, "orchestrator")))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-
-from flyspec import rpc
+from flyspec import rpc, serving
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
 from flyspec.security import ApiKeys, PortSecurity, Scope
-from flyspec.telemetry import Telemetry, configure_logging
+from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck, audit
@@ -22,8 +19,6 @@ from orchestrator.heap import return_large_blocks
 from orchestrator.telemetry.requests import RequestObserver
 from orchestrator.telemetry.state_metrics import admission_metrics, fleet_metrics
 from orchestrator.upstreams.connector import GrpcConnector
-
-log = logging.getLogger(__name__)
 
 
 class Orchestrator:
@@ -42,7 +37,7 @@ class Orchestrator:
         self._servers: list[rpc.GrpcServer] = []
         self._admission: Admission | None = None
 
-    async def start(self) -> None:
+    async def start(self) -> dict[str, int]:
         """Connect to the services and listen. Raises `FlyspecError` when that cannot work."""
         settings, fleet = self._settings, self.fleet
         await fleet.connect()
@@ -85,6 +80,7 @@ class Orchestrator:
             await server.start()
         for server in self._servers:
             await server.set_ready(True)
+        return {"port": clients.port, "admin_port": operators.port}
 
     def _checks(self, security: PortSecurity, scope: Scope) -> list[rpc.Check]:
         """What a port checks of every call: names in certificates, API keys."""
@@ -110,27 +106,9 @@ class Orchestrator:
 
 async def serve(settings: OrchestratorSettings) -> None:
     """Serve until SIGTERM, then drain. Raises `FlyspecError` when it cannot start."""
-    configure_logging("orchestrator", settings.log_level, settings.log_format)
+
+    async def load(telemetry: Telemetry) -> Orchestrator:
+        return Orchestrator(settings, telemetry)
+
     return_large_blocks()
-    telemetry = Telemetry("orchestrator", settings)
-    orchestrator = Orchestrator(settings, telemetry)
-    metrics_port = telemetry.listen()
-    termination = asyncio.create_task(rpc.wait_for_termination())
-    starting = asyncio.create_task(orchestrator.start())
-    await asyncio.wait({termination, starting}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()
-        await orchestrator.stop(0)
-        return
-    starting.result()
-    port, admin_port = orchestrator.ports
-    rpc.settle_memory()
-    log.info("listening on %s:%d, admin on %d", settings.host, port, admin_port)
-    rpc.announce(
-        settings.ready_fd,
-        {"port": port, "admin_port": admin_port, "metrics_port": metrics_port},
-    )
-    await termination
-    log.info("draining")
-    await orchestrator.stop(settings.drain_grace_s)
-    telemetry.close()
+    await serving.serve("orchestrator", settings, load)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager
 
-from bench.fuzz.run import Run
+from bench.fuzz.run import FuzzRun
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def logged(level=logging.WARNING):
 async def fuzz(server, target, messages, seed):
     """Fuzz a target that is attached; nothing may be wrong."""
     with logged() as lines:
-        run = Run(server, target, seed, lines)
+        run = FuzzRun(server, target, seed, lines)
         try:
             await run.run(messages)
         finally:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run until SIGTERM."""
     end_on_sigterm()
-    from flyspec import rpc
     from flyspec.config import VerifySettings, from_command_line
+    from flyspec.serving import run
 
-    rpc.run(_serve(from_command_line(VerifySettings, "verify_service")))
+    run(_serve(from_command_line(VerifySettings, "verify_service")))
 
 
 async def _serve(settings: VerifySettings) -> None:

@@ -26,7 +26,6 @@ import torch
 import torch.distributed as dist
 
 import flyspec
-from flyspec import rpc
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import LoadedModel, check_tensor_parallel, load_model, read_config
 from flyspec.engine.memory import plan_kv_cache
@@ -39,6 +38,7 @@ from flyspec.engine.parallel import (
     weight_bytes,
 )
 from flyspec.errors import ConfigError
+from flyspec.serving import settle_memory
 from verify_service.rank_process import EXIT_LOST_RANK
 from verify_service.watch import Watch
 
@@ -246,7 +246,7 @@ def follow(settings: VerifySettings, place: Place, parent: int | None = None) ->
     try:
         runner = make_runner(settings, load_share(settings, group))
         runner.warm_up()
-        rpc.settle_memory()
+        settle_memory()
         group.wait_for_all()
         watch.arm()
         group.follow(runner, on_stop=watch.close)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
-from flyspec import rpc
+from flyspec import rpc, serving
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.scheduler import Budget
+from flyspec.serving import OnePort
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
@@ -21,8 +20,6 @@ from verify_service.ranks import (
     set_threads,
 )
 from verify_service.service import VerifyServicer
-
-log = logging.getLogger(__name__)
 
 SERVICE_NAME = "flyspec.v1.VerifyService"
 
@@ -65,11 +62,11 @@ async def serve(settings: VerifySettings) -> None:
 
     A process that is not rank 0 of its tensor-parallel target follows rank 0 until that ends.
     """
-    configure_logging("verify", settings.log_level, settings.log_format)
     place = find_place(settings)
     if place is None:
         await _serve(settings, None)
     elif place.rank > 0:
+        configure_logging("verify", settings.log_level, settings.log_format)
         follow(settings, place)
     else:
         ranks = Ranks(place, settings)
@@ -80,32 +77,23 @@ async def serve(settings: VerifySettings) -> None:
 
 
 async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
-    security = settings.port_security
-    credentials = security.credentials()
-    telemetry = Telemetry("verify", settings)
-    observer = Observer(telemetry)
-    metrics_port = telemetry.listen()
-    engine, servicer = build(settings, ranks, observer)
-    observer.watch(engine)
-    engine.start()
-    server = rpc.GrpcServer(
-        settings.host,
-        settings.port,
-        [(verify_pb2_grpc.add_VerifyServiceServicer_to_server, servicer)],
-        [SERVICE_NAME],
-        rpc.max_streams(settings.max_sessions),
-        rpc.max_request_bytes(engine.info.context_length),
-        credentials=credentials,
-        interceptors=telemetry.interceptors(),
-        checks=rpc.checks_of(security),
-    )
-    port = await server.start()
-    rpc.settle_memory()
-    await server.set_ready(True)
-    log.info("listening on %s:%d", settings.host, port)
-    rpc.announce(settings.ready_fd, {"port": port, "metrics_port": metrics_port})
-    await rpc.wait_for_termination()
-    log.info("draining")
-    await server.stop(settings.drain_grace_s)
-    engine.stop()
-    telemetry.close()
+    async def load(telemetry: Telemetry) -> OnePort:
+        credentials = settings.port_security.credentials()
+        observer = Observer(telemetry)
+        engine, servicer = build(settings, ranks, observer)
+        observer.watch(engine)
+        engine.start()
+        server = rpc.GrpcServer(
+            settings.host,
+            settings.port,
+            [(verify_pb2_grpc.add_VerifyServiceServicer_to_server, servicer)],
+            [SERVICE_NAME],
+            rpc.max_streams(settings.max_sessions),
+            rpc.max_request_bytes(engine.info.context_length),
+            credentials=credentials,
+            interceptors=telemetry.interceptors(),
+            checks=rpc.checks_of(settings.port_security),
+        )
+        return OnePort(server, engine.stop)
+
+    await serving.serve("verify", settings, load)

@@ -37,7 +37,7 @@ class Delays:
 
 
 @dataclass(slots=True)
-class Report:
+class ChaosReport:
     """A run. `violations` is empty if all went well; times are in seconds since the run began."""
 
     seed: int
@@ -64,7 +64,7 @@ class Report:
         return not self.violations
 
 
-def count(report: Report, requests: Sequence[Request]) -> None:
+def count(report: ChaosReport, requests: Sequence[Request]) -> None:
     """Fill in what the requests say; problems become violations."""
     delays: dict[str, list[float]] = {}
     silences = []
@@ -100,14 +100,14 @@ def _each_second(requests: Sequence[Request]) -> list[int]:
     return counts
 
 
-def check_memory(report: Report) -> None:
+def check_memory(report: ChaosReport) -> None:
     """The orchestrator must not have grown wildly."""
     warm, end = report.orchestrator_mib
     if end > MAX_GROWTH * warm + MAX_GROWTH_MIB:
         report.violations.append(f"the orchestrator grew from {warm:.0f} to {end:.0f} MiB")
 
 
-def show(report: Report) -> None:
+def show(report: ChaosReport) -> None:
     """The report for people, its tables in Markdown."""
     print(
         f"{report.streams} streams for {report.seconds:.0f} s, {report.dtype}, seed {report.seed}: "
@@ -158,7 +158,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print()
 
 
-def plot(report: Report, path: Path) -> None:
+def plot(report: ChaosReport, path: Path) -> None:
     """Tokens of all streams each second, and under it what was done to which service when."""
 
     def draw(figure: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from bench.chaos.faults import Saboteur, one_of_each, random_tracks
 from bench.chaos.fleet import FOREIGN_DRAFTER, FleetOptions, ProxiedFleet
 from bench.chaos.replay import Replay
-from bench.chaos.report import Report, check_memory, count
+from bench.chaos.report import ChaosReport, check_memory, count
 from bench.chaos.work import Request, Work, drafts, fill_in, jobs, now_since
 from flyspec.client import AdminClient, Client
 from flyspec.errors import FlyspecError
@@ -37,19 +37,19 @@ class ChaosOptions:
     fleet: FleetOptions = field(default_factory=FleetOptions)
 
 
-async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None) -> Report:
+async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None) -> ChaosReport:
     """All of it. Raises `FlyspecError` when a service does not come back."""
-    report = Report(options.seed, options.streams, options.fleet.dtype)
+    report = ChaosReport(options.seed, options.streams, options.fleet.dtype)
     say("starting")
     async with ProxiedFleet(options.fleet) as fleet, Client(fleet.address) as client:
-        requests = await _Run(options, fleet, client, report, say).go()
+        requests = await _ChaosRun(options, fleet, client, report, say).go()
     count(report, requests)
     check_memory(report)
     await _replay(options, report, requests, say)
     return report
 
 
-class _Run:
+class _ChaosRun:
     """What happens while the fleet is up."""
 
     def __init__(
@@ -57,7 +57,7 @@ class _Run:
         options: ChaosOptions,
         fleet: ProxiedFleet,
         client: Client,
-        report: Report,
+        report: ChaosReport,
         say: Callable[[str], None],
     ) -> None:
         self._options, self._fleet, self._client = options, fleet, client
@@ -152,7 +152,7 @@ class _Run:
 
 
 async def _replay(
-    options: ChaosOptions, report: Report, requests: list[Request], say: Callable[[str], None]
+    options: ChaosOptions, report: ChaosReport, requests: list[Request], say: Callable[[str], None]
 ) -> None:
     """Judge again what was judged loosely; differences are violations."""
     lossy = [r for r in requests if r.lossy and r.generation is not None]

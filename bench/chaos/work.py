@@ -46,7 +46,7 @@ _CODE = (
 
 
 @dataclass(slots=True)
-class Job:
+class TextJob:
     """A text to ask for; `options` are without rule, K and drafter, which do not change it.
 
     `expected` is what came out without faults.
@@ -57,7 +57,7 @@ class Job:
     expected: Generation | None = None
 
 
-def jobs(seed: int, number: int) -> list[Job]:
+def jobs(seed: int, number: int) -> list[TextJob]:
     """Prompts of every kind, short and long, greedy and sampled."""
     rng = random.Random(f"{seed} jobs")
     questions = [problem.question for problem in problems(f"chaos {seed}", max(8, number))]
@@ -77,15 +77,15 @@ def jobs(seed: int, number: int) -> list[Job]:
             max_tokens=rng.choice(LENGTHS),
             ignore_eos=rng.random() < 0.4,
         )
-        found.append(Job(prompt, options))
+        found.append(TextJob(prompt, options))
     return found
 
 
-async def fill_in(client: Client, wanted: Sequence[Job]) -> None:
+async def fill_in(client: Client, wanted: Sequence[TextJob]) -> None:
     """Generate what is expected, by plain decoding; nothing may be hurt meanwhile."""
     gate = asyncio.Semaphore(REFERENCE_CONCURRENCY)
 
-    async def one(job: Job) -> None:
+    async def one(job: TextJob) -> None:
         options = replace(job.options, rule=EXACT, num_speculative_tokens=0, timeout_s=120.0)
         async with gate:
             job.expected = await client.complete(job.prompt, options)
@@ -100,7 +100,7 @@ class Request:
     """One request of the run: what was asked, when, and what became of it."""
 
     number: int
-    job: Job
+    job: TextJob
     options: GenerateOptions
     begun_s: float
     ended_s: float = 0.0
@@ -173,7 +173,7 @@ class Work:
     def __init__(
         self,
         client: Client,
-        wanted: Sequence[Job],
+        wanted: Sequence[TextJob],
         drafters: Sequence[str],
         now: Callable[[], float],
         *,
@@ -204,7 +204,7 @@ class Work:
             self.requests.append(request)
             await ask(self._client, request, self._now, self._timeout_s)
 
-    def _requests(self, rng: random.Random) -> Iterator[tuple[Job, GenerateOptions]]:
+    def _requests(self, rng: random.Random) -> Iterator[tuple[TextJob, GenerateOptions]]:
         while True:
             job = rng.choice(self._jobs)
             lossy = rng.random() < self._lossy_share

@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 import uvloop
 
-from bench.fuzz.report import Report
-from bench.fuzz.run import Run
-from bench.fuzz.services import DraftTarget, Target, VerifyTarget
+from bench.fuzz.report import FuzzReport
+from bench.fuzz.run import FuzzRun
+from bench.fuzz.services import DraftTarget, FuzzTarget, VerifyTarget
 from bench.fuzz.stack import StackTarget
 
-TARGETS: dict[str, Callable[[], Target]] = {
+TARGETS: dict[str, Callable[[], FuzzTarget]] = {
     "draft": DraftTarget,
     "verify": VerifyTarget,
     "generation": lambda: StackTarget(admin=False),
@@ -28,12 +28,12 @@ TARGETS: dict[str, Callable[[], Target]] = {
 }
 
 
-async def fuzz(server: str, messages: int, seed: int, only: int | None = None) -> Report:
+async def fuzz(server: str, messages: int, seed: int, only: int | None = None) -> FuzzReport:
     """Start a server, fuzz it, end it; or play one script, number `only`."""
     target, log = TARGETS[server](), list[str]()
     try:
         await target.start(log.append)
-        run = Run(server, target, seed, log)
+        run = FuzzRun(server, target, seed, log)
         if only is None:
             await run.run(messages)
         else:

@@ -8,7 +8,7 @@ from random import Random
 from google.protobuf.message import Message
 
 from bench.fuzz.facts import CANCEL, Facts, one_of, readable, send, unary_junk
-from bench.fuzz.script import BLAMELESS, INVALID, Do, Script, Step
+from bench.fuzz.script import BLAMELESS, INVALID, Action, Do, Script
 from bench.fuzz.system import SYSTEM_METHODS
 from bench.fuzz.values import junk, mangle, mutate
 from flyspec.v1 import admin_pb2
@@ -128,7 +128,7 @@ class AdminSource:
         data = mangle(good, rng) if rng.random() < 0.6 else junk(rng)
         if isinstance(message, admin_pb2.DrainRequest) and "OK" in readable(type(message), data):
             data = good  # to drain the server would be right, and end the run
-        steps = (Step(Do.SEND, data, "bytes"),) * rng.choice((1, 1, 1, 2))
+        steps = (Action(Do.SEND, data, "bytes"),) * rng.choice((1, 1, 1, 2))
         if rng.random() < 0.1:
             steps = (*steps, CANCEL)
         return Script(script.method, steps, script.kind, ANSWERS, 0, PATIENCE_S)

@@ -6,7 +6,7 @@ from functools import partial
 from random import Random
 
 from bench.fuzz.draft_mistakes import BAD_ADVANCES, BAD_OPENS
-from bench.fuzz.draft_session import DraftSession
+from bench.fuzz.draft_session import GoodDraftSession
 from bench.fuzz.facts import (
     CANCEL,
     LEAVE,
@@ -17,7 +17,7 @@ from bench.fuzz.facts import (
     spoil_one,
     unary_junk,
 )
-from bench.fuzz.script import BLAMELESS, FINE, Do, Script, Step
+from bench.fuzz.script import BLAMELESS, FINE, Action, Do, Script
 from bench.fuzz.system import SYSTEM_METHODS
 from bench.fuzz.values import edge, junk, mangle, mutate
 from flyspec.v1 import draft_pb2
@@ -57,12 +57,12 @@ class DraftSource:
         )
 
     def _good(self, rng: Random) -> Script:
-        session = DraftSession(self._facts, rng)
+        session = GoodDraftSession(self._facts, rng)
         steps = session.steps(rng.randint(0, 6), paced=rng.random() < 0.8)
         return Script(METHOD, tuple(steps), "a good session", FINE, session.due)
 
     def _one_bad(self, rng: Random) -> Script:
-        session = DraftSession(self._facts, rng)
+        session = GoodDraftSession(self._facts, rng)
         bad_open = rng.random() < 0.4
         before = [] if bad_open else session.steps(rng.randint(0, 3), paced=rng.random() < 0.7)
         make = rng.choice(BAD_OPENS if bad_open else BAD_ADVANCES)
@@ -74,27 +74,29 @@ class DraftSource:
         return Script(METHOD, tuple(steps), kind.rstrip("."), expects)
 
     def _spoiled(self, rng: Random) -> Script:
-        session = DraftSession(self._facts, rng)
+        session = GoodDraftSession(self._facts, rng)
         steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
         for _ in range(rng.choice((1, 1, 2))):
             steps = spoil_one(steps, _read, rng)
         return Script(METHOD, tuple(steps), "a message spoiled")
 
     def _out_of_order(self, rng: Random) -> Script:
-        steps = DraftSession(self._facts, rng).steps(rng.randint(2, 5), paced=False)
+        steps = GoodDraftSession(self._facts, rng).steps(rng.randint(2, 5), paced=False)
         rng.shuffle(steps)
         return Script(METHOD, tuple(steps), "messages shuffled")
 
     def _edge(self, rng: Random) -> Script:
         """A sequence that ends just before its context, or grows beyond it."""
-        session = DraftSession(self._facts, rng)
+        session = GoodDraftSession(self._facts, rng)
         length = self._facts.context_length - rng.randrange(14)
         session.known = [rng.choice(session.known) for _ in range(length)]
         steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
         return Script(METHOD, tuple(steps), "at the end of the context", BLAMELESS)
 
     def _abandoned(self, rng: Random) -> Script:
-        steps = DraftSession(self._facts, rng).steps(rng.randint(0, 3), paced=rng.random() < 0.5)
+        steps = GoodDraftSession(self._facts, rng).steps(
+            rng.randint(0, 3), paced=rng.random() < 0.5
+        )
         steps = steps[: rng.randint(0, len(steps))]
         how = rng.random()
         if how < 0.6:
@@ -136,7 +138,7 @@ def _tokenizer(rng: Random) -> Script:
         case 3:
             at = rng.randrange(len(steps))
             data = mangle(steps[at].data, rng) if rng.random() < 0.5 else junk(rng)
-            steps[at] = Step(Do.SEND, data, "bytes")
+            steps[at] = Action(Do.SEND, data, "bytes")
         case _:
             steps.append(CANCEL)
     return Script(ADD_TOKENIZER, tuple(steps), "a tokenizer that is none")

@@ -6,7 +6,7 @@ import math
 from random import Random
 from typing import Any
 
-from bench.fuzz.draft_session import DraftSession
+from bench.fuzz.draft_session import GoodDraftSession
 from bench.fuzz.script import INVALID, PREFIX
 from flyspec.v1 import draft_pb2
 
@@ -16,17 +16,17 @@ NOT_FOUND = frozenset({"NOT_FOUND"})
 Refused = tuple[Any, ...]
 
 
-def advance_first(s: DraftSession, rng: Random) -> Refused:
+def advance_first(s: GoodDraftSession, rng: Random) -> Refused:
     """A round before the opening."""
     return (s.advance(), INVALID)
 
 
-def nothing_set(s: DraftSession, rng: Random) -> Refused:
+def nothing_set(s: GoodDraftSession, rng: Random) -> Refused:
     """A message with nothing in it."""
     return (draft_pb2.DraftRequest(), INVALID)
 
 
-def no_tokens(s: DraftSession, rng: Random) -> Refused:
+def no_tokens(s: GoodDraftSession, rng: Random) -> Refused:
     """An empty sequence."""
     m = s.open()
     m.open.token_ids.clear()
@@ -34,7 +34,7 @@ def no_tokens(s: DraftSession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def bad_open_ids(s: DraftSession, rng: Random) -> Refused:
+def bad_open_ids(s: GoodDraftSession, rng: Random) -> Refused:
     """Ids beyond the vocabulary."""
     m = s.open()
     m.open.drafter = "model"
@@ -42,7 +42,7 @@ def bad_open_ids(s: DraftSession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def too_long(s: DraftSession, rng: Random) -> Refused:
+def too_long(s: GoodDraftSession, rng: Random) -> Refused:
     """A sequence beyond the context."""
     m = s.open()
     m.open.drafter = "model"
@@ -51,14 +51,14 @@ def too_long(s: DraftSession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def bad_prompt_length(s: DraftSession, rng: Random) -> Refused:
+def bad_prompt_length(s: GoodDraftSession, rng: Random) -> Refused:
     """A prompt longer than the sequence."""
     m = s.open()
     m.open.prompt_length = rng.choice((len(s.known) + 1, (1 << 32) - 1))
     return (m, INVALID)
 
 
-def bad_sampling(s: DraftSession, rng: Random) -> Refused:
+def bad_sampling(s: GoodDraftSession, rng: Random) -> Refused:
     """Sampling parameters out of range."""
     m = s.open()
     name, values = rng.choice(
@@ -76,7 +76,7 @@ def bad_sampling(s: DraftSession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def bad_bias(s: DraftSession, rng: Random) -> Refused:
+def bad_bias(s: GoodDraftSession, rng: Random) -> Refused:
     """Biases out of range, of tokens that do not exist, or too many."""
     m = s.open()
     bias = m.open.sampling.logit_bias
@@ -92,47 +92,47 @@ def bad_bias(s: DraftSession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def bad_spec(s: DraftSession, rng: Random) -> Refused:
+def bad_spec(s: GoodDraftSession, rng: Random) -> Refused:
     """Too many of the most likely tokens wanted."""
     m = s.open()
     m.open.distribution.top_k = rng.choice((1025, (1 << 32) - 1))
     return (m, INVALID)
 
 
-def no_such_drafter(s: DraftSession, rng: Random) -> Refused:
+def no_such_drafter(s: GoodDraftSession, rng: Random) -> Refused:
     """A drafter that does not exist."""
     m = s.open()
     m.open.drafter = rng.choice(("nobody", "\0", "é😀" * 500, "Model"))
     return (m, NOT_FOUND)
 
 
-def open_twice(s: DraftSession, rng: Random) -> Refused:
+def open_twice(s: GoodDraftSession, rng: Random) -> Refused:
     """A second opening."""
     return (s.open(), INVALID)
 
 
-def keep_too_much(s: DraftSession, rng: Random) -> Refused:
+def keep_too_much(s: GoodDraftSession, rng: Random) -> Refused:
     """More kept than is held."""
     m = s.advance()
     m.advance.keep_length = s.facts.context_length - 10
     return (m, PREFIX)
 
 
-def keep_beyond(s: DraftSession, rng: Random) -> Refused:
+def keep_beyond(s: GoodDraftSession, rng: Random) -> Refused:
     """More kept than any session can hold."""
     m = s.advance()
     m.advance.keep_length = rng.choice((1 << 31, (1 << 32) - 1))
     return (m, INVALID | PREFIX)
 
 
-def late_round(s: DraftSession, rng: Random) -> Refused:
+def late_round(s: GoodDraftSession, rng: Random) -> Refused:
     """A round that came before."""
     first, again = s.advance(), s.advance()
     again.advance.round_id = first.advance.round_id - rng.choice((0, 0, 1))
     return (first, again, PREFIX)
 
 
-def keep_nothing(s: DraftSession, rng: Random) -> Refused:
+def keep_nothing(s: GoodDraftSession, rng: Random) -> Refused:
     """Nothing kept and nothing appended."""
     m = s.advance()
     m.advance.keep_length = 0
@@ -140,14 +140,14 @@ def keep_nothing(s: DraftSession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def propose_too_much(s: DraftSession, rng: Random) -> Refused:
+def propose_too_much(s: GoodDraftSession, rng: Random) -> Refused:
     """More tokens wanted than a round may have."""
     m = s.advance()
     m.advance.max_tokens = rng.choice((s.facts.max_drafts + 1, 1 << 31, (1 << 32) - 1))
     return (m, INVALID)
 
 
-def append_too_much(s: DraftSession, rng: Random) -> Refused:
+def append_too_much(s: GoodDraftSession, rng: Random) -> Refused:
     """More appended than any drafter holds."""
     m = s.advance()
     m.advance.append_token_ids[:] = [5] * ((1 << 20) + rng.choice((1, 1_000_000)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from random import Random
 
 from bench.fuzz.facts import READ, Facts, send
-from bench.fuzz.script import Step
+from bench.fuzz.script import Action
 from flyspec.v1 import draft_pb2
 
 NOT_FOUND = frozenset({"NOT_FOUND"})
 
 
-class DraftSession:
+class GoodDraftSession:
     """Right messages of one session, and what the client knows of it without listening."""
 
     def __init__(self, facts: Facts, rng: Random) -> None:
@@ -58,7 +58,7 @@ class DraftSession:
         self.due += 1
         return message
 
-    def steps(self, rounds: int, paced: bool) -> list[Step]:
+    def steps(self, rounds: int, paced: bool) -> list[Action]:
         """The opening and so many rounds; `paced` waits for each answer's first chunk."""
         steps = [send(self.open())]
         for _ in range(rounds):

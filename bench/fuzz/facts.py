@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from bench.fuzz.script import BLAMELESS, INVALID, Do, Script, Step
+from bench.fuzz.script import BLAMELESS, INVALID, Action, Do, Script
 from bench.fuzz.values import junk, mangle, mutate
 
-READ, PAUSE, CANCEL, LEAVE = Step(Do.READ), Step(Do.PAUSE), Step(Do.CANCEL), Step(Do.LEAVE)
+READ, PAUSE, CANCEL, LEAVE = Action(Do.READ), Action(Do.PAUSE), Action(Do.CANCEL), Action(Do.LEAVE)
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Facts:
     drafters: tuple[str, ...] = ()
 
 
-class Source(Protocol):
+class ScriptSource(Protocol):
     """Makes scripts for one server."""
 
     def script(self, rng: Random) -> Script:
         """The script that this generator leads to."""
 
 
-def send(message: Message, label: str = "") -> Step:
+def send(message: Message, label: str = "") -> Action:
     """A step that sends a message."""
-    return Step(Do.SEND, message.SerializeToString(), label or short(message))
+    return Action(Do.SEND, message.SerializeToString(), label or short(message))
 
 
 def short(message: Message) -> str:
@@ -51,7 +51,7 @@ def one_of(rng: Random, makers: Sequence[tuple[float, Callable[[Random], Script]
     return make(rng)
 
 
-def spoil_one(steps: list[Step], message_of: Callable[[bytes], Any], rng: Random) -> list[Step]:
+def spoil_one(steps: list[Action], message_of: Callable[[bytes], Any], rng: Random) -> list[Action]:
     """The same with one message changed: a field or two, its bytes, its place, or twice."""
     sends = [i for i, step in enumerate(steps) if step.do is Do.SEND]
     at = rng.choice(sends)
@@ -63,11 +63,11 @@ def spoil_one(steps: list[Step], message_of: Callable[[bytes], Any], rng: Random
                 mutate(message, rng)
             changed = [send(message)]
         case 4:
-            changed = [Step(Do.SEND, mangle(data, rng), "mangled")]
+            changed = [Action(Do.SEND, mangle(data, rng), "mangled")]
         case 5:
-            changed = [Step(Do.SEND, junk(rng), "junk")]
+            changed = [Action(Do.SEND, junk(rng), "junk")]
         case 6:
-            changed = [steps[at], Step(Do.SEND, data, "once more")]
+            changed = [steps[at], Action(Do.SEND, data, "once more")]
         case _:
             other = rng.choice(sends)
             steps = list(steps)
@@ -87,15 +87,17 @@ def unary_junk(rng: Random, methods: Iterable[tuple[str, Any, Callable[[Random],
         return Script(method, (send(message),), "unary: a field changed")
     if how < 5:
         data = mangle(good, rng) if rng.random() < 0.5 else junk(rng)
-        return Script(method, (Step(Do.SEND, data, "junk"),), "unary: bytes", readable(cls, data))
+        return Script(method, (Action(Do.SEND, data, "junk"),), "unary: bytes", readable(cls, data))
     if how == 5:
         count = rng.choice((0, 2, 5))
-        return Script(method, (Step(Do.SEND, good, "unary"),) * count, "unary: none or several")
+        return Script(method, (Action(Do.SEND, good, "unary"),) * count, "unary: none or several")
     if how == 6:
         # Reflection leaves its streams open for minutes, and holds nothing with them.
         step = CANCEL if "reflection" in method or rng.random() < 0.5 else LEAVE
-        return Script(method, (*[Step(Do.SEND, good)] * rng.randrange(2), step), "unary: abandoned")
-    return Script(method, (Step(Do.SEND, good, "unary"),), "unary: as it should be")
+        return Script(
+            method, (*[Action(Do.SEND, good)] * rng.randrange(2), step), "unary: abandoned"
+        )
+    return Script(method, (Action(Do.SEND, good, "unary"),), "unary: as it should be")
 
 
 def readable(cls: type[Message], data: bytes) -> frozenset[str]:

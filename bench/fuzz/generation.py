@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 
 from bench.fuzz.facts import CANCEL, LEAVE, PAUSE, READ, Facts, one_of, send, unary_junk
-from bench.fuzz.script import BLAMELESS, FINE, INVALID, Do, Script, Step
+from bench.fuzz.script import BLAMELESS, FINE, INVALID, Action, Do, Script
 from bench.fuzz.system import SYSTEM_METHODS
 from bench.fuzz.values import junk, mangle, mutate
 from flyspec.v1 import generation_pb2
@@ -67,7 +67,7 @@ class GenerationSource:
     def _bytes(self, rng: Random) -> Script:
         data = _request(self._facts, rng).SerializeToString()
         data = mangle(data, rng) if rng.random() < 0.7 else junk(rng)
-        step = Step(Do.SEND, data, "bytes")
+        step = Action(Do.SEND, data, "bytes")
         return Script(METHOD, (step,), "bytes spoiled", BLAMELESS, deadline_s=PATIENCE_S)
 
     def _abandoned(self, rng: Random) -> Script:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from bench.fuzz.script import Outcome, Script
-from bench.soak_report import Growth, Memory, growth
+from bench.fuzz.script import CallOutcome, Script
+from bench.soak_report import Growth, ProcessMemory, growth
 
 MAX_GROWTH_MIB = 32.0
 """Most growth while warm, over the whole run, that counts as none."""
@@ -23,7 +23,7 @@ class Complaint:
 
 
 @dataclass
-class Report:
+class FuzzReport:
     """A run against one server."""
 
     server: str
@@ -38,9 +38,9 @@ class Report:
     kinds: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     complaints: list[Complaint] = field(default_factory=list)
     left: dict[str, int] = field(default_factory=dict)
-    memory: list[Memory] = field(default_factory=list)
+    memory: list[ProcessMemory] = field(default_factory=list)
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, outcome: CallOutcome) -> None:
         """Count a call that was played."""
         self.streams += 1
         self.messages += outcome.sent

@@ -9,14 +9,14 @@ from random import Random
 
 import grpc
 
-from bench.fuzz.report import Complaint, Report
-from bench.fuzz.script import LEFT, Do, Outcome, Script, Step, finish, play
-from bench.fuzz.services import IDLE_TIMEOUT_S, Target, WrongAnswerError
+from bench.fuzz.report import Complaint, FuzzReport
+from bench.fuzz.script import LEFT, Action, CallOutcome, Do, Script, finish, play
+from bench.fuzz.services import IDLE_TIMEOUT_S, FuzzTarget, WrongAnswerError
 from bench.fuzz.system import attack_port
-from bench.soak_report import Memory
+from bench.soak_report import ProcessMemory
 from flyspec.errors import FlyspecError
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
-from loadtest.watch import resident_mib
+from loadtest.sampler import resident_mib
 
 BATCH_MESSAGES = 500
 CONCURRENT = 24
@@ -29,14 +29,14 @@ MAX_COMPLAINTS = 20
 LOG_ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")
 
 
-class Run:
+class FuzzRun:
     """Calls of one seed against a started target."""
 
-    def __init__(self, server: str, target: Target, seed: int, log: list[str]) -> None:
-        self.report = Report(server, seed)
+    def __init__(self, server: str, target: FuzzTarget, seed: int, log: list[str]) -> None:
+        self.report = FuzzReport(server, seed)
         self._target, self._log = target, log
         self._next = 0
-        self._left: list[Outcome] = []
+        self._left: list[CallOutcome] = []
         self._processes: list[str] | None = None
         self._channels: list[grpc.aio.Channel] = []
         self._patient = grpc.aio.insecure_channel(target.address)
@@ -72,7 +72,7 @@ class Run:
         await self._end()
         report.seconds = time.monotonic() - began
 
-    async def only(self, index: int) -> Outcome:
+    async def only(self, index: int) -> CallOutcome:
         """One script alone."""
         outcome = await play(self._patient, self.script(index))
         if outcome.status == LEFT:
@@ -82,7 +82,7 @@ class Run:
 
     async def _batch(self, messages: int) -> None:
         goal = self.report.messages + messages
-        failed: list[tuple[int, Outcome]] = []
+        failed: list[tuple[int, CallOutcome]] = []
         played: list[int] = []
 
         async def work(number: int) -> None:
@@ -123,7 +123,7 @@ class Run:
             )
         await self._look()
 
-    async def _keep(self, outcome: Outcome) -> None:
+    async def _keep(self, outcome: CallOutcome) -> None:
         """Leave a call open; the oldest of too many is cancelled."""
         self._left.append(outcome)
         if len(self._left) > MAX_LEFT:
@@ -137,16 +137,16 @@ class Run:
             return lines
         return []
 
-    async def _complain(self, index: int, outcome: Outcome) -> None:
+    async def _complain(self, index: int, outcome: CallOutcome) -> None:
         complaint = Complaint(outcome.complaint, index, outcome.script)
         self.report.complaints.append(complaint)
         if len(self.report.complaints) <= MAX_SHRINKS:
             complaint.smallest = await self._shrink(outcome)
 
-    async def _shrink(self, outcome: Outcome) -> Script | None:
+    async def _shrink(self, outcome: CallOutcome) -> Script | None:
         """The fewest steps that still end with the same status; None if none do when alone."""
 
-        async def fails(steps: list[Step]) -> bool:
+        async def fails(steps: list[Action]) -> bool:
             again = await play(self._patient, outcome.script.only(steps))
             if again.status == LEFT:
                 again.call.cancel()
@@ -202,7 +202,7 @@ class Run:
                     f"(about script {self._next})"
                 )
             if (mib := resident_mib(service.pid)) is not None:
-                entry = Memory(time.monotonic(), self.report.messages, service.name, 0, mib)
+                entry = ProcessMemory(time.monotonic(), self.report.messages, service.name, 0, mib)
                 self.report.memory.append(entry)
         deadline = time.monotonic() + SETTLE_S + IDLE_TIMEOUT_S
         while True:

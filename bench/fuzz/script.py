@@ -45,7 +45,7 @@ class Do(Enum):
 
 
 @dataclass(frozen=True)
-class Step:
+class Action:
     """One step; `label` says in words what is sent."""
 
     do: Do
@@ -62,7 +62,7 @@ class Script:
     """
 
     method: str
-    steps: tuple[Step, ...]
+    steps: tuple[Action, ...]
     kind: str
     expects: frozenset[str] = BLAMELESS
     min_answers: int = 0
@@ -73,7 +73,7 @@ class Script:
         """Messages that it sends if nothing stops it."""
         return sum(step.do is Do.SEND for step in self.steps)
 
-    def only(self, steps: list[Step]) -> Script:
+    def only(self, steps: list[Action]) -> Script:
         """A part of it, of which nothing is known but that no status may blame the server."""
         return replace(self, steps=tuple(steps), expects=BLAMELESS, min_answers=0)
 
@@ -86,7 +86,7 @@ class Script:
 
 
 @dataclass
-class Outcome:
+class CallOutcome:
     """How a call ended, and what was sent until then."""
 
     script: Script
@@ -109,10 +109,10 @@ class Outcome:
         return ""
 
 
-async def play(channel: grpc.aio.Channel, script: Script) -> Outcome:
+async def play(channel: grpc.aio.Channel, script: Script) -> CallOutcome:
     """Do what the script says; never raises for what the server does."""
     call = channel.stream_stream(script.method)(timeout=script.deadline_s)
-    outcome = Outcome(script, NO_ANSWER, call=call)
+    outcome = CallOutcome(script, NO_ANSWER, call=call)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await _play(call, script, outcome)
@@ -124,14 +124,14 @@ async def play(channel: grpc.aio.Channel, script: Script) -> Outcome:
     return outcome
 
 
-async def finish(outcome: Outcome) -> None:
+async def finish(outcome: CallOutcome) -> None:
     """Wait for the call's status and note it."""
     code, details = await outcome.call.code(), await outcome.call.details() or ""
     raced = code is grpc.StatusCode.INTERNAL and details == rpc.WRITE_FAILED
     outcome.status, outcome.details = (WRITE_RACE if raced else code.name), details
 
 
-async def _play(call: Any, script: Script, outcome: Outcome) -> None:
+async def _play(call: Any, script: Script, outcome: CallOutcome) -> None:
     try:
         for step in script.steps:
             if call.done():

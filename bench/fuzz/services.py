@@ -16,10 +16,10 @@ import grpc
 from tokenizers import Tokenizer as RustTokenizer
 
 from bench.fuzz.draft import DraftSource
-from bench.fuzz.facts import Facts, Source
+from bench.fuzz.facts import Facts, ScriptSource
 from bench.fuzz.verify import VerifySource
 from flyspec import wire
-from flyspec.cli.service import Service
+from flyspec.cli.service import Child
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
@@ -44,13 +44,13 @@ class WrongAnswerError(Exception):
     """The canary got other tokens than before."""
 
 
-class Target(Protocol):
+class FuzzTarget(Protocol):
     """A server under attack, and how it is looked at from beside."""
 
-    services: list[Service]
+    services: list[Child]
     address: str
     facts: Facts
-    source: Source
+    source: ScriptSource
 
     async def start(self, on_log: Callable[[str], None]) -> None:
         """Start it and record what the canary must get."""
@@ -78,7 +78,7 @@ class _Single:
     _kept: _Stream
 
     def __init__(self) -> None:
-        self.services: list[Service] = []
+        self.services: list[Child] = []
         self._round_id = 0
 
     async def _spawn(self, model: str, on_log: Callable[[str], None]) -> str:
@@ -88,7 +88,7 @@ class _Single:
             "float32", "--threads", "1", "--max-sessions", str(MAX_SESSIONS), "--max-model-len",
             str(CONTEXT), "--idle-timeout-s", str(IDLE_TIMEOUT_S), "--log-level", "warning",
         ]  # fmt: skip
-        service = await Service.start(self.module.split("_")[0], self.module, flags, 1, on_log)
+        service = await Child.start(self.module.split("_")[0], self.module, flags, 1, on_log)
         self.services.append(service)
         await service.ready()
         return f"127.0.0.1:{service.facts['port']}"
@@ -177,7 +177,7 @@ class VerifyTarget(_Single):
             if prompt is not PROMPTS[-1]:
                 await self._kept.close()
         self.facts = Facts(info.vocab_size, info.context_length, 64, 64, tuple(texts))
-        self.source: Source = VerifySource(self.facts)
+        self.source: ScriptSource = VerifySource(self.facts)
 
     async def check(self) -> None:
         """Plain decoding and a round of drafts in the open session; the same in a new one."""
@@ -248,7 +248,7 @@ class DraftTarget(_Single):
             model.vocab_size, model.context_length, info.max_speculative_tokens, 0, tuple(texts),
             tuple(d.name for d in info.drafters),
         )  # fmt: skip
-        self.source: Source = DraftSource(self.facts)
+        self.source: ScriptSource = DraftSource(self.facts)
 
     async def check(self) -> None:
         """A proposal in the open session, and in a new one."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.fuzz.admin import AdminSource
-from bench.fuzz.facts import Facts, Source
+from bench.fuzz.facts import Facts, ScriptSource
 from bench.fuzz.generation import GenerationSource
 from bench.fuzz.services import COUNT, MAX_SESSIONS, PROMPTS, WrongAnswerError
-from flyspec.cli.service import Service
+from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Chunk, Client, GenerateOptions
 from flyspec.rules import Rule
@@ -20,7 +20,7 @@ class StackTarget:
 
     def __init__(self, admin: bool) -> None:
         self._at_admin = admin
-        self.services: list[Service] = []
+        self.services: list[Child] = []
         self._stack: Stack | None = None
 
     async def start(self, on_log: Callable[[str], None]) -> None:
@@ -46,7 +46,7 @@ class StackTarget:
         model = (await self._client.list_models()).target
         drafters = tuple(d.name for d in await self._admin.list_drafters())
         self.facts = Facts(model.vocab_size, model.context_length, 64, 64, tuple(texts), drafters)
-        self.source: Source = (
+        self.source: ScriptSource = (
             AdminSource(self.facts, draft_address)
             if self._at_admin
             else GenerationSource(self.facts)

@@ -18,7 +18,7 @@ from bench.fuzz.facts import (
 from bench.fuzz.script import BLAMELESS, FINE, Script
 from bench.fuzz.system import SYSTEM_METHODS
 from bench.fuzz.verify_mistakes import BAD_OPENS, BAD_ROUNDS
-from bench.fuzz.verify_session import VerifySession
+from bench.fuzz.verify_session import GoodVerifySession
 from flyspec.v1 import verify_pb2
 
 METHOD = "/flyspec.v1.VerifyService/Verify"
@@ -59,13 +59,13 @@ class VerifySource:
         )
 
     def _good(self, rng: Random) -> Script:
-        session = VerifySession(self._facts, rng)
+        session = GoodVerifySession(self._facts, rng)
         steps = session.steps(rng.randint(0, 6), paced=rng.random() < 0.8)
         return Script(METHOD, tuple(steps), "a good session", FINE, session.due)
 
     def _one_bad(self, rng: Random) -> Script:
         """Good messages, then one that must be refused, then more."""
-        session = VerifySession(self._facts, rng)
+        session = GoodVerifySession(self._facts, rng)
         bad_open = rng.random() < 0.3
         before = [] if bad_open else session.steps(rng.randint(0, 3), paced=rng.random() < 0.7)
         make = rng.choice(BAD_OPENS if bad_open else BAD_ROUNDS)
@@ -78,28 +78,28 @@ class VerifySource:
         return Script(METHOD, tuple(steps), kind.rstrip("."), expects)
 
     def _spoiled(self, rng: Random) -> Script:
-        session = VerifySession(self._facts, rng)
+        session = GoodVerifySession(self._facts, rng)
         steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
         for _ in range(rng.choice((1, 1, 2))):
             steps = spoil_one(steps, _read, rng)
         return Script(METHOD, tuple(steps), "a message spoiled")
 
     def _out_of_order(self, rng: Random) -> Script:
-        session = VerifySession(self._facts, rng)
+        session = GoodVerifySession(self._facts, rng)
         steps = session.steps(rng.randint(2, 5), paced=False)
         rng.shuffle(steps)
         return Script(METHOD, tuple(steps), "messages shuffled")
 
     def _edge(self, rng: Random) -> Script:
         """A sequence that ends just before its context, or grows beyond it."""
-        session = VerifySession(self._facts, rng)
+        session = GoodVerifySession(self._facts, rng)
         length = self._facts.context_length - rng.randrange(14)
         session.known = [rng.choice(session.text) for _ in range(length)]
         steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
         return Script(METHOD, tuple(steps), "at the end of the context", BLAMELESS)
 
     def _abandoned(self, rng: Random) -> Script:
-        session = VerifySession(self._facts, rng)
+        session = GoodVerifySession(self._facts, rng)
         steps = session.steps(rng.randint(0, 3), paced=rng.random() < 0.5)
         steps = steps[: rng.randint(0, len(steps))]
         how = rng.random()

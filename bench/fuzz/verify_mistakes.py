@@ -8,14 +8,14 @@ from typing import Any
 
 from bench.fuzz.script import INVALID, PREFIX
 from bench.fuzz.values import halves
-from bench.fuzz.verify_session import VerifySession
+from bench.fuzz.verify_session import GoodVerifySession
 from flyspec.prefix import TokenSequence
 from flyspec.v1 import common_pb2, verify_pb2
 
 Refused = tuple[Any, ...]
 
 
-def _opened_with(session: VerifySession, **fields: object) -> verify_pb2.VerifyRequest:
+def _opened_with(session: GoodVerifySession, **fields: object) -> verify_pb2.VerifyRequest:
     message = session.open()
     for name, value in fields.items():
         if isinstance(value, list):
@@ -25,34 +25,34 @@ def _opened_with(session: VerifySession, **fields: object) -> verify_pb2.VerifyR
     return message
 
 
-def round_first(s: VerifySession, rng: Random) -> Refused:
+def round_first(s: GoodVerifySession, rng: Random) -> Refused:
     """A round before the opening."""
     return (s.round()[-1], INVALID)
 
 
-def nothing_set(s: VerifySession, rng: Random) -> Refused:
+def nothing_set(s: GoodVerifySession, rng: Random) -> Refused:
     """A message with nothing in it."""
     return (verify_pb2.VerifyRequest(), INVALID)
 
 
-def no_tokens(s: VerifySession, rng: Random) -> Refused:
+def no_tokens(s: GoodVerifySession, rng: Random) -> Refused:
     """An empty sequence."""
     return (_opened_with(s, token_ids=[]), INVALID)
 
 
-def bad_open_ids(s: VerifySession, rng: Random) -> Refused:
+def bad_open_ids(s: GoodVerifySession, rng: Random) -> Refused:
     """Ids beyond the vocabulary."""
     bad = rng.choice((s.facts.vocab_size, 1 << 31, (1 << 32) - 1))
     return (_opened_with(s, token_ids=[*s.known, bad]), INVALID)
 
 
-def too_long(s: VerifySession, rng: Random) -> Refused:
+def too_long(s: GoodVerifySession, rng: Random) -> Refused:
     """A sequence beyond the context."""
     extra = 1 if rng.random() < 0.9 else rng.choice((10_000, 2_000_000))
     return (_opened_with(s, token_ids=[5] * (s.facts.context_length + extra)), INVALID)
 
 
-def bad_prompt_length(s: VerifySession, rng: Random) -> Refused:
+def bad_prompt_length(s: GoodVerifySession, rng: Random) -> Refused:
     """A prompt longer than the sequence, or none."""
     return (
         _opened_with(s, prompt_length=rng.choice((0, len(s.known) + 1, (1 << 32) - 1))),
@@ -60,12 +60,12 @@ def bad_prompt_length(s: VerifySession, rng: Random) -> Refused:
     )
 
 
-def bad_logprobs(s: VerifySession, rng: Random) -> Refused:
+def bad_logprobs(s: GoodVerifySession, rng: Random) -> Refused:
     """Too many log-probabilities wanted."""
     return (_opened_with(s, logprobs=rng.choice((21, 1 << 20, (1 << 32) - 1))), INVALID)
 
 
-def bad_rule(s: VerifySession, rng: Random) -> Refused:
+def bad_rule(s: GoodVerifySession, rng: Random) -> Refused:
     """A rule that is none, or has parameters that do not fit."""
     m = s.open()
     rule = m.open.rule
@@ -88,7 +88,7 @@ def bad_rule(s: VerifySession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def bad_sampling(s: VerifySession, rng: Random) -> Refused:
+def bad_sampling(s: GoodVerifySession, rng: Random) -> Refused:
     """Sampling parameters out of range."""
     m = s.open()
     sampling = m.open.sampling
@@ -118,26 +118,26 @@ def bad_sampling(s: VerifySession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def open_twice(s: VerifySession, rng: Random) -> Refused:
+def open_twice(s: GoodVerifySession, rng: Random) -> Refused:
     """A second opening."""
     return (s.open(), INVALID)
 
 
-def keep_too_much(s: VerifySession, rng: Random) -> Refused:
+def keep_too_much(s: GoodVerifySession, rng: Random) -> Refused:
     """More kept than is held."""
     m = s.round()[-1]
     m.round.keep_length = rng.choice((s.facts.context_length * 2, 1 << 31, (1 << 32) - 1))
     return (m, PREFIX)
 
 
-def wrong_hash(s: VerifySession, rng: Random) -> Refused:
+def wrong_hash(s: GoodVerifySession, rng: Random) -> Refused:
     """Another prefix than is held."""
     m = s.round()
     m[-1].round.prefix_hash = (TokenSequence(s.known).hash ^ rng.choice((1, 1 << 63))) or 1
     return (*m, PREFIX)
 
 
-def late_round(s: VerifySession, rng: Random) -> Refused:
+def late_round(s: GoodVerifySession, rng: Random) -> Refused:
     """A round that came before."""
     first = s.round()
     again = s.round()
@@ -147,7 +147,7 @@ def late_round(s: VerifySession, rng: Random) -> Refused:
     return (*first, *again, PREFIX)
 
 
-def bad_round_ids(s: VerifySession, rng: Random) -> Refused:
+def bad_round_ids(s: GoodVerifySession, rng: Random) -> Refused:
     """Tokens of a round beyond the vocabulary."""
     m = s.round()[-1]
     field = rng.choice((m.round.append_token_ids, m.round.draft_token_ids))
@@ -155,7 +155,7 @@ def bad_round_ids(s: VerifySession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def too_many_drafts(s: VerifySession, rng: Random) -> Refused:
+def too_many_drafts(s: GoodVerifySession, rng: Random) -> Refused:
     """More drafts than a round may hold."""
     m = s.round()[-1]
     size = rng.choice((s.facts.max_drafts + 1, 10_000, 300_000))
@@ -163,7 +163,7 @@ def too_many_drafts(s: VerifySession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def append_too_much(s: VerifySession, rng: Random) -> Refused:
+def append_too_much(s: GoodVerifySession, rng: Random) -> Refused:
     """More appended than the context holds."""
     m = s.round()[-1]
     size = s.facts.context_length + (1 if rng.random() < 0.9 else 1_000_000)
@@ -171,21 +171,21 @@ def append_too_much(s: VerifySession, rng: Random) -> Refused:
     return (m, INVALID)
 
 
-def plain_too_much(s: VerifySession, rng: Random) -> Refused:
+def plain_too_much(s: GoodVerifySession, rng: Random) -> Refused:
     """Too much plain decoding at once."""
     m = s.round()[-1]
     m.round.max_plain_tokens = rng.choice((s.facts.max_plain + 1, (1 << 32) - 1))
     return (m, INVALID)
 
 
-def bad_budget(s: VerifySession, rng: Random) -> Refused:
+def bad_budget(s: GoodVerifySession, rng: Random) -> Refused:
     """A budget below nothing, or NaN."""
     m = s.round()
     m[-1].round.remaining_loose_cost_nats = rng.choice((-1.0, -1e-9, -math.inf, math.nan))
     return (*m, INVALID)
 
 
-def bad_window(s: VerifySession, rng: Random) -> Refused:
+def bad_window(s: GoodVerifySession, rng: Random) -> Refused:
     """An open window that cannot be one."""
     m = s.round(min_drafts=1)
     w = m[-1].round.open_window
@@ -204,7 +204,7 @@ def bad_window(s: VerifySession, rng: Random) -> Refused:
     return (*m, INVALID)
 
 
-def bad_distributions(s: VerifySession, rng: Random) -> Refused:
+def bad_distributions(s: GoodVerifySession, rng: Random) -> Refused:
     """Distributions that are none."""
     m = s.round(min_drafts=1)
     pieces = s.distributions(m[-1].round)
@@ -233,7 +233,7 @@ def bad_distributions(s: VerifySession, rng: Random) -> Refused:
     return (*pieces, m[-1], INVALID)
 
 
-def other_distributions(s: VerifySession, rng: Random) -> Refused:
+def other_distributions(s: GoodVerifySession, rng: Random) -> Refused:
     """Distributions of another round, another place, or another number."""
     m = s.round(min_drafts=2)
     pieces = s.distributions(m[-1].round)
@@ -249,14 +249,14 @@ def other_distributions(s: VerifySession, rng: Random) -> Refused:
     return (*pieces, m[-1], INVALID)
 
 
-def late_distributions(s: VerifySession, rng: Random) -> Refused:
+def late_distributions(s: GoodVerifySession, rng: Random) -> Refused:
     """Distributions after their round, and then another round."""
     m = s.round(min_drafts=1)
     pieces = s.distributions(m[-1].round)
     return (*m, *pieces, s.round()[-1], INVALID)
 
 
-def endless_distributions(s: VerifySession, rng: Random) -> Refused:
+def endless_distributions(s: GoodVerifySession, rng: Random) -> Refused:
     """More distributions than any round can have."""
     m = verify_pb2.VerifyRequest()
     empty = [common_pb2.TokenDistribution()]

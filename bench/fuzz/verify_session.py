@@ -6,14 +6,14 @@ import math
 from random import Random
 
 from bench.fuzz.facts import READ, Facts, send
-from bench.fuzz.script import Step
+from bench.fuzz.script import Action
 from bench.fuzz.values import halves
 from flyspec.prefix import TokenSequence
 from flyspec.v1 import common_pb2, verify_pb2
 from flyspec.validation import RULE_PRESETS
 
 
-class VerifySession:
+class GoodVerifySession:
     """Right messages of one session, and what the client knows of it without listening."""
 
     def __init__(self, facts: Facts, rng: Random) -> None:
@@ -108,7 +108,7 @@ class VerifySession:
     def _token(self) -> int:
         return self.rng.randrange(3, self.facts.vocab_size)
 
-    def steps(self, rounds: int, paced: bool) -> list[Step]:
+    def steps(self, rounds: int, paced: bool) -> list[Action]:
         """The opening and so many rounds; `paced` waits for each answer."""
         steps = [send(self.open())]
         for _ in range(rounds):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from draft_service.translation.rendering import Rendering
-from draft_service.translation.stream import CONTROL, Stream
+from draft_service.translation.stream import CONTROL, TextStream
 from draft_service.translation.translator import Translator
 from draft_service.translation.vocabulary import Encoded, num_whole
 from flyspec.values.tokens import Origin
@@ -34,7 +34,7 @@ class Alignment:
         self._translator = translator
         self._draft = translator.draft
         self._limit = draft_length
-        self._stream = Stream(translator.target, token_ids)
+        self._stream = TextStream(translator.target, token_ids)
         self.draft_ids: list[int] = []
         """The draft's sequence with all that it added."""
         self._ends: list[int] = []  # places in the stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draft_service.translation.stream import Stream
+from draft_service.translation.stream import TextStream
 from draft_service.translation.vocabulary import Encoded, Vocabulary, num_whole
 from flyspec.values.tokens import Origin
 
@@ -17,7 +17,7 @@ class Rendering:
     added text is encoded by itself.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stream: Stream) -> None:
+    def __init__(self, vocabulary: Vocabulary, stream: TextStream) -> None:
         self._vocabulary, self._stream = vocabulary, stream
         self.begin()
 

@@ -13,7 +13,7 @@ CONTROL = 256
 _SPACE = frozenset(b" \t\r\n")
 
 
-class Stream:
+class TextStream:
     """Token ids of a vocabulary and their units. Places are counted in units."""
 
     def __init__(self, vocabulary: Vocabulary, token_ids: Sequence[int]) -> None:

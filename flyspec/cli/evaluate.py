@@ -1,4 +1,4 @@
-"""`flyspec eval`: how good each rule's texts are. Measures in `bench.accuracy`."""
+"""`flyspec eval`: how good each rule's texts are. Measures in `flyspec.bench.accuracy`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from flyspec.cli.options import ConnectionFlags, ModelFlags, with_flags
 
 if TYPE_CHECKING:
-    from bench.accuracy import ConditionReport, Results
+    from flyspec.bench.accuracy import ConditionReport, Results
     from flyspec.cli.stack import Stack
     from flyspec.client import Client
 
@@ -68,8 +68,8 @@ def evaluate(
     ] = None,
 ) -> None:
     """Compare the texts of plain decoding and of acceptance rules, by answers or log-likelihood."""
-    from bench import accuracy, conditions
-    from bench.prompts import Group, fresh_problems
+    from flyspec.bench import accuracy, conditions
+    from flyspec.bench.prompts import Group, fresh_problems
     from flyspec.cli.runtime import (
         check_output,
         print_json,
@@ -119,7 +119,7 @@ def evaluate(
         facts.update(target=target.name, dtype=target.dtype, device=target.device)
         reference = None
         if not answered:  # loaded first: a target that is not here is known before the work
-            from bench.reference import Reference
+            from flyspec.bench.reference import Reference
 
             threads = stack.options.threads if stack else models.threads
             reference = Reference(target.name, target.dtype, threads, target.device)
@@ -156,7 +156,7 @@ def evaluate(
 def _print(name: str, reports: list[ConditionReport], every_column: bool) -> None:
     from rich.console import Console
 
-    from bench.tables import RULES_NOTES, accuracy_table, rules_table
+    from flyspec.bench.tables import RULES_NOTES, accuracy_table, rules_table
 
     console = Console(highlight=False)
     if not every_column:

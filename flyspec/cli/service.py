@@ -30,7 +30,7 @@ class ServiceDiedError(FlyspecError):
 
 
 @dataclass
-class Service:
+class Child:
     """A child process: what it is called, what it said, where it listens (`facts`)."""
 
     name: str
@@ -49,7 +49,7 @@ class Service:
         flags: list[str],
         threads: int,
         on_log: Callable[[str], None],
-    ) -> Service:
+    ) -> Child:
         """Start `python -m MODULE FLAGS`; it ends with this process, however this one ends."""
         read_fd, write_fd = os.pipe()
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from flyspec.cli.service import ROOT, Service, ServiceDiedError
+from flyspec.cli.service import ROOT, Child, ServiceDiedError
 from flyspec.errors import ConfigError
 from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
 
@@ -106,7 +106,7 @@ class Stack:
         on_log: Callable[[str], None] = _ignore,
     ) -> None:
         self.options = (options or StackOptions()).resolved()
-        self.services: dict[str, Service] = {}
+        self.services: dict[str, Child] = {}
         self._on_event = on_event
         self._on_log = on_log
 
@@ -284,12 +284,12 @@ class Stack:
         last = await self._spawn("orchestrator", "orchestrator", orchestrator, 1)
         await self.guard(self._ready(last))
 
-    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Service:
-        service = await Service.start(name, module, flags, threads, self._on_log)
+    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Child:
+        service = await Child.start(name, module, flags, threads, self._on_log)
         self.services[name] = service
         return service
 
-    async def _ready(self, service: Service) -> None:
+    async def _ready(self, service: Child) -> None:
         await service.ready()
         self._on_event(f"the {service.name} service is ready")
 

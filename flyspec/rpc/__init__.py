@@ -7,7 +7,6 @@ with `handler`, which turns `FlyspecError` into its gRPC status.
 from flyspec.rpc.channel import CHANNEL_OPTIONS, connect
 from flyspec.rpc.gate import Check, Gate, checks_of, names_of
 from flyspec.rpc.link import Link
-from flyspec.rpc.process import announce, run, settle_memory, wait_for_termination
 from flyspec.rpc.server import SERVER_OPTIONS, GrpcServer
 from flyspec.rpc.sizes import (
     BASE_REQUEST_BYTES,
@@ -53,7 +52,6 @@ __all__ = [
     "GrpcServer",
     "Link",
     "abort",
-    "announce",
     "checks_of",
     "connect",
     "error_of",
@@ -63,11 +61,8 @@ __all__ = [
     "max_streams",
     "names_of",
     "read",
-    "run",
-    "settle_memory",
     "status_of",
     "unbroken",
-    "wait_for_termination",
     "was_said",
     "write",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec.security.watched import Watched, read_bytes
+from flyspec.security.watched_files import Watched, read_bytes
 
 log = logging.getLogger(__name__)
 

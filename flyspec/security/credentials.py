@@ -6,7 +6,7 @@ import grpc
 
 from flyspec.errors import ConfigError
 from flyspec.security.certificates import SYSTEM, Certificates, TlsFiles, watch_certificates
-from flyspec.security.watched import Watched
+from flyspec.security.watched_files import Watched
 
 
 def server_credentials(files: TlsFiles, require_client: bool) -> grpc.ServerCredentials:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from flyspec.errors import ConfigError
-from flyspec.security.watched import Watched, read_bytes
+from flyspec.security.watched_files import Watched, read_bytes
 
 KEY_PREFIX = "fsk_"
 """Begins every key, so that scanners for secrets know one."""

@@ -1,8 +1,8 @@
 """What a service tells of itself while it runs: logs, metrics, traces.
 
 `logs` and `request_ids` say what happened and for whom; `metrics` and `port` are for Prometheus,
-`traces` for OpenTelemetry, which is imported only when spans have somewhere to go; `calls` counts
-RPCs and takes over request ids; `service` puts it together for one service.
+`traces` for OpenTelemetry, which is imported only when spans have somewhere to go; `interceptor`
+counts RPCs and takes over request ids; `service` puts it together for one service.
 """
 
 from flyspec.telemetry.logs import configure_logging, fields

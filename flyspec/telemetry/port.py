@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from flyspec.errors import ConfigError
 from flyspec.security import SYSTEM, PortSecurity
 from flyspec.security.certificates import read_certificates
-from flyspec.security.watched import Watched
+from flyspec.security.watched_files import Watched
 
 PATH = "/metrics"
 SILENCE_S = 10.0

@@ -9,8 +9,8 @@ import grpc
 from prometheus_client.core import Metric
 
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
-from flyspec.telemetry.calls import CallMetrics, Calls
 from flyspec.telemetry.certificates import CertificateExpiry
+from flyspec.telemetry.interceptor import CallMetrics, Calls
 from flyspec.telemetry.metrics import OnLoop, new_registry
 from flyspec.telemetry.port import MetricsPort, PortTakenError
 from flyspec.telemetry.traces import Traces

@@ -12,8 +12,8 @@ from flyspec.client import GenerateOptions
 from loadtest.admin import Admin
 from loadtest.goals import Check
 from loadtest.record import Record
+from loadtest.sampler import Memory
 from loadtest.summary import PhaseResult
-from loadtest.watch import Memory
 from loadtest.work import Closed, Phase, Variant
 
 DEFAULT_USERS = 8

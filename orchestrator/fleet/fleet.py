@@ -29,7 +29,7 @@ PROBE_TEXT = "The cat sat on the mat, and the dog sat on the"
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTarget:
+class Target:
     """The target as the orchestrator knows it."""
 
     info: VerifyServiceInfo
@@ -43,7 +43,7 @@ class Fleet:
     def __init__(self, settings: OrchestratorSettings, connector: Connector) -> None:
         self._settings = settings
         self._connector = connector
-        self._target: KnownTarget | None = None
+        self._target: Target | None = None
         self.targets: Pool[VerifyUpstream] = Pool(
             "verify service",
             self._addresses(settings.verify_address, "--verify-address"),
@@ -68,7 +68,7 @@ class Fleet:
         await self.targets.start()
         replica = await self._first_target()
         bundle = await replica.service.tokenizer()
-        self._target = KnownTarget(replica.info, Tokenizer(bundle), bundle)
+        self._target = Target(replica.info, Tokenizer(bundle), bundle)
         if self._draft_pool is not None:
             await self._draft_pool.start()
             deadline = time.monotonic() + DRAFT_WAIT_S
@@ -179,7 +179,7 @@ class Fleet:
     # --- what there is ------------------------------------------------------------------------
 
     @property
-    def target(self) -> KnownTarget:
+    def target(self) -> Target:
         """The target. Raises `UnavailableError` before it has answered."""
         if self._target is None:
             raise UnavailableError("the target is not ready yet; retry later")

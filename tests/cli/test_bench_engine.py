@@ -11,12 +11,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bench.engine_report import EngineOptions, EngineReport, EngineRun, Memory, StepCost
-from bench.engine_tables import engine_summary, engine_tables
-from bench.parts import timed_parts
-from bench.plots import plot_engine, plot_throughput
-from bench.stall_report import Arrival, StallOptions, StepRecord, report_chunk
-from bench.throughput import Sample, report
+from flyspec.bench.engine.parts import timed_parts
+from flyspec.bench.engine.plots import plot_engine, plot_throughput
+from flyspec.bench.engine.stall_report import Arrival, StallOptions, StepRecord, report_chunk
+from flyspec.bench.engine.steps_report import (
+    EngineMemory,
+    EngineOptions,
+    EngineReport,
+    EngineRun,
+    StepCost,
+)
+from flyspec.bench.engine.tables import engine_summary, engine_tables
+from flyspec.bench.engine.throughput import LevelSample, report
 from flyspec.cli.bench.common import numbers
 from flyspec.cli.main import app
 from flyspec.drawing import check_plot
@@ -145,7 +151,7 @@ def engine_run(size: int) -> EngineRun:
         for k in (0, 8)
         for c, attention in ((128, 0.5), (512, 1.0), (2048, 2.0))
     ]
-    return EngineRun(size, 2, steps, [], Memory(1024, 2**21, 2048, 4, 2**23, 2**20, 2**20))
+    return EngineRun(size, 2, steps, [], EngineMemory(1024, 2**21, 2048, 4, 2**23, 2**20, 2**20))
 
 
 def test_runs_of_several_sizes_are_one_report(tmp_path: Path) -> None:
@@ -172,8 +178,8 @@ def test_options_know_the_longest_sequence() -> None:
 # --- throughput -------------------------------------------------------------------------------
 
 
-def sample(n: int, repeat: int, at_once: bool, seconds: float) -> Sample:
-    return Sample(n, repeat, at_once, seconds, tokens=100 * n, rounds=25 * n,
+def sample(n: int, repeat: int, at_once: bool, seconds: float) -> LevelSample:
+    return LevelSample(n, repeat, at_once, seconds, tokens=100 * n, rounds=25 * n,
                   target_ns=int(seconds * n * 5e8), draft_ns=0,
                   time_per_output_token_ms=[4.0] * n, time_to_first_token_ms=[9.0] * n,
                   prefix_hit_rate=0.0)  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from bench.judging import DEFAULT_RULES, SAMPLINGS, JudgeOptions, count, measure
-from bench.rounds import (
+from flyspec.bench.judging import DEFAULT_RULES, SAMPLINGS, JudgeOptions, count, measure
+from flyspec.bench.rounds import (
     SEED,
     START_POSITION,
     control_token_ids,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.conditions import ALL_CONDITIONS
-from bench.reference import Reference
+from flyspec.bench.conditions import ALL_CONDITIONS
+from flyspec.bench.reference import Reference
 from flyspec.cli.stack import ROOT, Stack, StackOptions
 from flyspec.errors import ConfigError
 from tests.tiny import make_model

@@ -8,14 +8,14 @@ import json
 import pytest
 from rich.console import Console
 
-from bench.accuracy import (
+from flyspec.bench.accuracy import (
     extract_answer,
     has_answers,
     log_likelihoods,
     to_samples,
 )
-from bench.accuracy import report as report_texts
-from bench.conditions import (
+from flyspec.bench.accuracy import report as report_texts
+from flyspec.bench.conditions import (
     ALL_CONDITIONS,
     CONDITIONS,
     Condition,
@@ -23,9 +23,9 @@ from bench.conditions import (
     parse_rules,
     with_plain,
 )
-from bench.prompts import Group, fresh_problems, groups, to_request
-from bench.speed import ModeReport, Sample, report, to_document
-from bench.tables import accuracy_table, rules_table, speed_table
+from flyspec.bench.prompts import Group, fresh_problems, groups, to_request
+from flyspec.bench.speed import ModeReport, Sample, report, to_document
+from flyspec.bench.tables import accuracy_table, rules_table, speed_table
 from flyspec.client import (
     Chat,
     Chunk,

@@ -1,4 +1,7 @@
-"""The orchestrator, the client and the draft service without a model start without torch."""
+"""The orchestrator, the client and the draft service without a model start without torch.
+
+The command line starts without any service, and without what it measures.
+"""
 
 import subprocess
 import sys
@@ -30,3 +33,10 @@ sys.meta_path.insert(0, Blocker())
 )
 def test_imports_without_torch(module):
     subprocess.run([sys.executable, "-c", f"{BLOCKER}\nimport {module}"], check=True)
+
+
+def test_commands_import_services_and_measurements_once_they_run():
+    late = ("draft_service", "verify_service", "orchestrator", "flyspec.bench", "flyspec.engine")
+    code = f"import sys, flyspec.cli.main; print([m for m in sys.modules if m.startswith({late})])"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"

@@ -31,7 +31,7 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.engine import Engine
-from draft_service.sessions import Limits, Session, Sessions
+from draft_service.sessions import Session, SessionLimits, Sessions
 from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.engine.scheduler import Budget
@@ -87,7 +87,7 @@ async def running(
     drafters: list[Drafter] = [ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])]
     await engine.start()
     try:
-        yield Sessions(drafters, engine, Limits(slots, 64, 60.0, 4, 0)), runner
+        yield Sessions(drafters, engine, SessionLimits(slots, 64, 60.0, 4, 0)), runner
         await until(lambda: runner.cache.num_free == slots)
         assert not runner.clashes
     finally:

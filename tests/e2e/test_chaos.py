@@ -11,7 +11,7 @@ from bench.chaos.fleet import FleetOptions
 from bench.chaos.replay import Replay
 from bench.chaos.report import show
 from bench.chaos.run import ChaosOptions, run
-from bench.chaos.work import Job, Request
+from bench.chaos.work import Request, TextJob
 from demo.corpus import problems
 from flyspec.client import Chat, Client, GenerateOptions
 from flyspec.rules import Rule
@@ -60,7 +60,7 @@ async def told(stack, rule, k):
     prompt = Chat.of_user(problem.question)
     async with Client(stack.address) as client:
         generation = await client.complete(prompt, options)
-    return Request(1, Job(prompt, options), options, 0.0, generation=generation)
+    return Request(1, TextJob(prompt, options), options, 0.0, generation=generation)
 
 
 def changed(request, index, **fields):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from flyspec.cli.service import Service
+from flyspec.cli.service import Child
 from flyspec.client import AdminClient
 from loadtest import options
 from loadtest.scenarios import SCENARIOS
@@ -72,7 +72,7 @@ async def test_cancel_storm(run_load):
 
 
 async def test_drafter_swap(run_load, load_stack):
-    service = await Service.start(
+    service = await Child.start(
         "lookup", "draft_service", ["--model", "", "--port", "0"], 1, lambda line: None
     )
     try:

@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.exactness import SETS
-from bench.reference import Reference
-from flyspec.cli.service import Service
+from flyspec.bench.reference import Reference
+from flyspec.cli.service import Child
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.client import Client, GenerateOptions
 from flyspec.config import OrchestratorSettings, VerifySettings
@@ -71,7 +71,7 @@ def is_gone(pid: int) -> bool:
 class Target:
     """A verify service of two ranks, with all it logged."""
 
-    def __init__(self, service: Service, log: list[str]) -> None:
+    def __init__(self, service: Child, log: list[str]) -> None:
         self.service, self.log = service, log
 
     @property
@@ -99,7 +99,7 @@ async def serving(model: str, *flags: str, port: int = 0, size: int = 2):
     every = ["--model", model, "--port", str(port), "--device", "cpu", "--dtype", "float64",
              "--threads", str(size), "--max-sessions", "4", "--drain-grace-s", "1",
              "--tensor-parallel-size", str(size)]  # fmt: skip
-    service = await Service.start("verify", "verify_service", [*every, *flags], 1, log.append)
+    service = await Child.start("verify", "verify_service", [*every, *flags], 1, log.append)
     try:
         await service.ready()
         yield Target(service, log)

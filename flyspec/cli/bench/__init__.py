@@ -1,4 +1,4 @@
-"""`flyspec bench`: how fast. Measures in `bench.speed`; each subcommand has a module here."""
+"""`flyspec bench`: how fast, as `flyspec.bench.speed` measures; each subcommand is a module."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def bench(
     if context.invoked_subcommand is not None:
         _refuse_flags_before_command(context)
         return
-    from bench.conditions import parse_conditions
-    from bench.prompts import groups as read_groups
-    from bench.speed import SpeedOptions, count, measure, report, to_document
-    from bench.transport import round_trips_ns
+    from flyspec.bench.conditions import parse_conditions
+    from flyspec.bench.prompts import groups as read_groups
+    from flyspec.bench.speed import SpeedOptions, count, measure, report, to_document
+    from flyspec.bench.transport import round_trips_ns
     from flyspec.cli.runtime import (
         check_output,
         print_json,
@@ -117,7 +117,7 @@ def bench(
         threads = stack.options.threads if stack else models.threads
         baseline = None
         if reference:
-            from bench.reference import Reference
+            from flyspec.bench.reference import Reference
 
             baseline = Reference(target.name, target.dtype, threads, target.device)
         console = error_console()
@@ -168,7 +168,7 @@ def _refuse_flags_before_command(context: typer.Context) -> None:
 def _print(reports: dict[str, Any], bare_ms: float) -> None:
     from rich.console import Console
 
-    from bench.tables import SPEED_NOTES, speed_table
+    from flyspec.bench.tables import SPEED_NOTES, speed_table
 
     console = Console(highlight=False)
     for name, of in reports.items():

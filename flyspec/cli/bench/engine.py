@@ -1,4 +1,4 @@
-"""`flyspec bench engine`: what a step of the verify engine costs. Measures in `bench.engine`."""
+"""`flyspec bench engine`: what a step of the verify engine costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flyspec.cli.bench.common import (
 from flyspec.cli.options import Dtype
 
 if TYPE_CHECKING:
-    from bench.engine_report import EngineOptions, EngineReport
+    from flyspec.bench.engine.steps_report import EngineOptions, EngineReport
 
 
 def bench_engine(
@@ -47,9 +47,9 @@ def bench_engine(
     plot: PlotFlag = None,
 ) -> None:
     """Time steps over batch, K and context, prefill, attention; tell the memory of a slot."""
-    from bench.engine import check
-    from bench.engine_report import EngineOptions
-    from bench.plots import plot_engine
+    from flyspec.bench.engine.plots import plot_engine
+    from flyspec.bench.engine.steps import check
+    from flyspec.bench.engine.steps_report import EngineOptions
     from flyspec.cli.runtime import check_output, print_json, write_json
     from flyspec.drawing import check_plot
 
@@ -84,7 +84,7 @@ def bench_engine(
 
 def _measure(options: EngineOptions) -> EngineReport:
     """In this process, rank 0."""
-    from bench.engine import count, measure
+    from flyspec.bench.engine.steps import count, measure
     from flyspec.cli.progress import progress_bar
     from flyspec.cli.runtime import error_console
 
@@ -97,7 +97,7 @@ def _measure(options: EngineOptions) -> EngineReport:
 
 def _measure_apart(options: EngineOptions, sizes: tuple[int, ...]) -> EngineReport:
     """Each size in a process of its own: a process joins its ranks once."""
-    from bench.engine_report import EngineReport
+    from flyspec.bench.engine.steps_report import EngineReport
 
     flags = {
         "--model": options.model,
@@ -129,7 +129,7 @@ def _joined(values: object) -> str:
 
 
 def _print(report: EngineReport) -> None:
-    from bench.engine_tables import engine_summary, engine_tables
+    from flyspec.bench.engine.tables import engine_summary, engine_tables
 
     console = result_console()
     for run in report.runs:

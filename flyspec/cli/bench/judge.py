@@ -1,4 +1,4 @@
-"""`flyspec bench judge`: what judging costs. Measures in `bench.judging`."""
+"""`flyspec bench judge`: what judging costs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from flyspec.cli.bench.common import JsonFlag, OutputFlag, result_console
 
 if TYPE_CHECKING:
-    from bench.judging import JudgeReport
+    from flyspec.bench.judging import JudgeReport
 
 
 def bench_judge(
@@ -37,8 +37,8 @@ def bench_judge(
     """Time the judging of rounds against the forward of the target's output layer."""
     import torch
 
-    from bench import judging
-    from bench.conditions import parse_rules
+    from flyspec.bench import judging
+    from flyspec.bench.conditions import parse_rules
     from flyspec.cli.progress import progress_bar
     from flyspec.cli.runtime import check_output, error_console, print_json, write_json
     from flyspec.engine.loading import resolve_device
@@ -69,8 +69,8 @@ def bench_judge(
 
 
 def _print_judging(report: JudgeReport) -> None:
-    from bench.judging import TARGET_SHARE
-    from bench.tables import judge_tables
+    from flyspec.bench.judging import TARGET_SHARE
+    from flyspec.bench.tables import judge_tables
 
     console = result_console()
     for layer in report.layers:

@@ -1,4 +1,4 @@
-"""`flyspec bench prefill-stall`: what a long prompt costs others. Measures in `bench.stall`."""
+"""`flyspec bench prefill-stall`: what a long prompt costs others."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def bench_stall(
     """Time the steps of sessions that decode while a long prompt arrives, cut and not cut."""
     import torch
 
-    from bench.engine_tables import stall_summary, stall_table
-    from bench.plots import plot_stall
-    from bench.stall import check, count, measure
-    from bench.stall_report import StallOptions
+    from flyspec.bench.engine.plots import plot_stall
+    from flyspec.bench.engine.stall import check, count, measure
+    from flyspec.bench.engine.stall_report import StallOptions
+    from flyspec.bench.engine.tables import stall_summary, stall_table
     from flyspec.cli.progress import progress_bar
     from flyspec.cli.runtime import check_output, error_console, print_json, run_async, write_json
     from flyspec.drawing import check_plot

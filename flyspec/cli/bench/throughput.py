@@ -1,4 +1,4 @@
-"""`flyspec bench throughput`: what requests at once gain. Measures in `bench.throughput`."""
+"""`flyspec bench throughput`: what requests at once gain."""
 
 from __future__ import annotations
 
@@ -43,9 +43,15 @@ def bench_throughput(
     plot: PlotFlag = None,
 ) -> None:
     """Compare requests at once with the same one after another, through a stack of its own."""
-    from bench.conditions import parse_conditions
-    from bench.plots import plot_throughput
-    from bench.throughput import ThroughputOptions, count, measure, report, to_document
+    from flyspec.bench.conditions import parse_conditions
+    from flyspec.bench.engine.plots import plot_throughput
+    from flyspec.bench.engine.throughput import (
+        ThroughputOptions,
+        count,
+        measure,
+        report,
+        to_document,
+    )
     from flyspec.cli.runtime import check_output, print_json, run_async, with_server, write_json
     from flyspec.drawing import check_plot
 
@@ -69,7 +75,7 @@ def bench_throughput(
     sessions = max(32, *options.concurrency)
 
     async def use(client: Client, stack: Stack | None) -> dict[str, Any]:
-        from bench.engine_tables import THROUGHPUT_NOTES, throughput_table
+        from flyspec.bench.engine.tables import THROUGHPUT_NOTES, throughput_table
         from flyspec.cli.progress import progress_bar
         from flyspec.cli.runtime import error_console
         from flyspec.client import AdminClient

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bench.engine_report import EngineReport, EngineRun, StepCost
-    from bench.stall_report import StallReport
-    from bench.throughput import LevelReport
+    from flyspec.bench.engine.stall_report import StallReport
+    from flyspec.bench.engine.steps_report import EngineReport, EngineRun, StepCost
+    from flyspec.bench.engine.throughput import LevelReport
 
 
 def plot_engine(report: EngineReport, path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 if TYPE_CHECKING:  # imports torch
-    from bench.engine_report import EngineRun
-    from bench.stall_report import StallReport
-    from bench.throughput import LevelReport
+    from flyspec.bench.engine.stall_report import StallReport
+    from flyspec.bench.engine.steps_report import EngineRun
+    from flyspec.bench.engine.throughput import LevelReport
 
 
 def engine_tables(run: EngineRun) -> list[Table]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bench.prompts import DEFAULT_SEED, fresh_problems, to_request
+from flyspec.bench.prompts import DEFAULT_SEED, fresh_problems, to_request
 from flyspec.client import AdminClient, Client, GenerateOptions, Generation, Prompt
 from flyspec.rules import Rule
 
@@ -40,7 +40,7 @@ class ThroughputOptions:
 
 
 @dataclass(frozen=True)
-class Sample:
+class LevelSample:
     """N requests, at once or one after another. Sequences have a value a request.
 
     `target_ns` and `draft_ns`: time that the requests spent in steps of the models, summed.
@@ -99,7 +99,7 @@ async def measure(
     admin: AdminClient,
     options: ThroughputOptions,
     on_sample: Callable[[], None] = lambda: None,
-) -> list[Sample]:
+) -> list[LevelSample]:
     """Run the most requests at once to warm up, then every N both ways, `repeats` times."""
     request = GenerateOptions(
         max_tokens=options.max_tokens,
@@ -137,7 +137,7 @@ async def measure(
     return samples
 
 
-def report(samples: Sequence[Sample]) -> list[LevelReport]:
+def report(samples: Sequence[LevelSample]) -> list[LevelReport]:
     """One report for each N, in increasing order."""
     return [
         _report_level(n, [s for s in samples if s.concurrency == n])
@@ -146,7 +146,7 @@ def report(samples: Sequence[Sample]) -> list[LevelReport]:
 
 
 def to_document(
-    reports: Sequence[LevelReport], samples: Sequence[Sample] = (), **facts: Any
+    reports: Sequence[LevelReport], samples: Sequence[LevelSample] = (), **facts: Any
 ) -> dict[str, Any]:
     """The report as JSON; with `samples`, every run as well."""
     document = {**facts, "levels": [asdict(r) for r in reports]}
@@ -196,9 +196,9 @@ def _sample(
     seconds: float,
     generations: Sequence[Generation],
     hit_rate: float,
-) -> Sample:
+) -> LevelSample:
     done = [g.completion for g in generations]
-    return Sample(
+    return LevelSample(
         concurrency=concurrency,
         repeat=repeat,
         at_once=at_once,
@@ -218,7 +218,7 @@ def _sample(
     )
 
 
-def _report_level(concurrency: int, samples: Sequence[Sample]) -> LevelReport:
+def _report_level(concurrency: int, samples: Sequence[LevelSample]) -> LevelReport:
     together = {s.repeat: s for s in samples if s.at_once}
     alone = {s.repeat: s for s in samples if not s.at_once}
     speedups = [together[repeat].rate / alone[repeat].rate for repeat in together]

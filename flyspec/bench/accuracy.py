@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from bench.conditions import CONDITIONS, PLAIN, Condition
-from bench.prompts import Group, to_request
+from flyspec.bench.conditions import CONDITIONS, PLAIN, Condition
+from flyspec.bench.prompts import Group, to_request
 from flyspec.client import Client, GenerateOptions, Generation
 from flyspec.errors import ConfigError
 from flyspec.prompts import normal_number
@@ -22,7 +22,7 @@ from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.loop_guard import LoopGuard
 
 if TYPE_CHECKING:
-    from bench.reference import Reference
+    from flyspec.bench.reference import Reference
 
 Results = Mapping[str, Sequence[Generation]]
 """A generation a prompt, by the condition's name."""

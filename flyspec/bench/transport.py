@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 import grpc
+import uvloop
 
 from flyspec import rpc
 
@@ -45,7 +46,7 @@ async def round_trips_ns(rounds: int = 120) -> int:
 async def _echo() -> Any:
     """A stream to an echo server in a process of its own."""
     server = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.transport", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "flyspec.bench.transport", stdout=asyncio.subprocess.PIPE
     )
     try:
         assert server.stdout is not None
@@ -93,4 +94,4 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    rpc.run(_serve())
+    uvloop.run(_serve())

@@ -1,4 +1,4 @@
-"""What `bench.engine` measures and what it found: plain values, without torch."""
+"""What `steps` measures and what it found: plain values, without torch."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class PrefillCost:
 
 
 @dataclass(frozen=True)
-class Memory:
+class EngineMemory:
     """Bytes of the slot cache and of the weights, of rank 0; `total_weights` of all ranks."""
 
     bytes_per_token: int
@@ -110,7 +110,7 @@ class EngineRun:
     threads: int
     steps: Sequence[StepCost]
     prefill: Sequence[PrefillCost]
-    memory: Memory
+    memory: EngineMemory
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class EngineReport:
                 threads=run["threads"],
                 steps=[StepCost(**step) for step in run["steps"]],
                 prefill=[PrefillCost(**prefill) for prefill in run["prefill"]],
-                memory=Memory(**run["memory"]),
+                memory=EngineMemory(**run["memory"]),
             )
             for document in documents
             for run in document["runs"]

@@ -17,8 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bench.engine import context_limit
-from bench.stall_report import (
+from flyspec.bench.engine.stall_report import (
     GROWTH,
     Arrival,
     StallOptions,
@@ -26,6 +25,7 @@ from bench.stall_report import (
     StepRecord,
     report_chunk,
 )
+from flyspec.bench.engine.steps import context_limit
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import Budget, Step

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench import rounds
-from bench.rounds import SEED, START_POSITION, Round, make_round
+from flyspec.bench import rounds
+from flyspec.bench.rounds import SEED, START_POSITION, RandomRound, make_round
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, choose, token_logprobs
 from flyspec.rules import Rule
@@ -207,7 +207,7 @@ def _time(work: Callable[[], object], device: torch.device) -> int:
 
 def _cases(options: JudgeOptions) -> list[_Case]:
     @cache
-    def round_of(k: int, sampling: SamplingParams, mismatch: bool, likely: bool) -> Round:
+    def round_of(k: int, sampling: SamplingParams, mismatch: bool, likely: bool) -> RandomRound:
         return make_round(
             k, options.vocab_size, sampling,
             mismatch=mismatch, likely=likely, dtype=options.dtype, device=options.device,
@@ -235,7 +235,7 @@ def _rule_case(
     rule: Rule,
     label: str,
     sampling: SamplingParams,
-    round_: Round,
+    round_: RandomRound,
     options: JudgeOptions,
 ) -> _Case:
     k = len(round_.draft_token_ids)
@@ -267,7 +267,7 @@ def _rule_case(
     return _Case(k, round_.logits, work, make)
 
 
-def _sampling_case(what: str, sampling: SamplingParams, round_: Round) -> _Case:
+def _sampling_case(what: str, sampling: SamplingParams, round_: RandomRound) -> _Case:
     k = len(round_.draft_token_ids)
     vocab_size = round_.logits.shape[-1]
     tokens = [position % vocab_size for position in range(START_POSITION)]
@@ -286,7 +286,7 @@ def _sampling_case(what: str, sampling: SamplingParams, round_: Round) -> _Case:
     return _Case(k, round_.logits, work, lambda ns, share: SamplingCost(what, k, ns, share))
 
 
-def _logprobs_case(round_: Round) -> _Case:
+def _logprobs_case(round_: RandomRound) -> _Case:
     k = len(round_.draft_token_ids)
     token_ids = [*round_.draft_token_ids, 0]
     return _Case(
@@ -297,7 +297,7 @@ def _logprobs_case(round_: Round) -> _Case:
     )
 
 
-def _reading_case(top_k: int, round_: Round) -> _Case:
+def _reading_case(top_k: int, round_: RandomRound) -> _Case:
     """Distributions from the bytes of the wire to the device."""
     k, vocab_size = len(round_.draft_token_ids), round_.logits.shape[-1]
     sent = round_.distributions(DistributionSpec(top_k))

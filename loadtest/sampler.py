@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flyspec.errors import FlyspecError
 
 if TYPE_CHECKING:
-    from loadtest.admin import Admin, Status
+    from loadtest.admin import Admin, Occupancy
 
 MAX_SAMPLES = 300
 """Kept in a report."""
@@ -25,7 +25,7 @@ class Memory:
     mib: float
 
 
-class Watch:
+class Sampler:
     """Samples of memory, of processes by name, and of status, if there is an admin port."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Watch:
     ) -> None:
         self._pids, self._admin, self._now, self._say = pids, admin, now, say
         self.memory: list[Memory] = []
-        self._statuses: list[tuple[float, Status]] = []
+        self._statuses: list[tuple[float, Occupancy]] = []
 
     def look(self) -> None:
         """Take a sample of everything."""

@@ -31,7 +31,7 @@ _DRAFTED = 0.9  # what the draft gives to a token that the target finds unlikely
 
 
 @dataclass(frozen=True)
-class Round:
+class RandomRound:
     """K drafted tokens, the target's raw logits [K + 1, V] and the draft's log q [K, V], float32.
 
     The draft's raw logits are the target's. At `mismatch_index`, if there is one, the draft differs
@@ -76,7 +76,7 @@ def make_round(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
     seed: int = SEED,
-) -> Round:
+) -> RandomRound:
     """A round whose drafts are the target's own tokens, but for one in its middle if `mismatch`.
 
     The mismatch is as likely as the target's own token (`likely`: a rule that loses anything lets
@@ -105,7 +105,7 @@ def make_round(
         if not likely:
             log_q[index] += math.log(1 - _DRAFTED)
             log_q[index, drafts[index]] = math.log(_DRAFTED)
-    return Round(drafts, raw, log_q, index)
+    return RandomRound(drafts, raw, log_q, index)
 
 
 def _num_plain(vocab_size: int) -> int:

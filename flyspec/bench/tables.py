@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from bench.accuracy import ConditionReport
-from bench.speed import ModeReport
+from flyspec.bench.accuracy import ConditionReport
+from flyspec.bench.speed import ModeReport
 
 if TYPE_CHECKING:  # imports torch
-    from bench.judging import JudgeReport, RuleCost, SamplingCost
+    from flyspec.bench.judging import JudgeReport, RuleCost, SamplingCost
 
 
 def speed_table(name: str, reports: Sequence[ModeReport]) -> Table:

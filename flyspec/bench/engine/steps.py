@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import torch
 
-from bench.engine_report import (
+from flyspec.bench.engine.parts import PartTimes, timed_parts
+from flyspec.bench.engine.steps_report import (
     Cell,
+    EngineMemory,
     EngineOptions,
     EngineReport,
     EngineRun,
-    Memory,
     PrefillCost,
     StepCost,
 )
-from bench.parts import PartTimes, timed_parts
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model, read_config
 from flyspec.engine.parallel import LeadRunner, weight_bytes
@@ -119,7 +119,7 @@ def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None
         bench = _Bench(opened.runner, options)
         bench.run(on_sample)
         info, cache = opened.runner.info, opened.runner.cache
-        memory = Memory(
+        memory = EngineMemory(
             bytes_per_token=cache.bytes_per_slot // cache.max_length,
             bytes_per_slot=cache.bytes_per_slot,
             slot_tokens=cache.max_length,

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from bench.conditions import PLAIN, Condition
-from bench.prompts import Group, to_request
+from flyspec.bench.conditions import PLAIN, Condition
+from flyspec.bench.prompts import Group, to_request
 from flyspec.client import Client, GenerateOptions
 from flyspec.rules import Rule
 
 if TYPE_CHECKING:
-    from bench.reference import Reference
+    from flyspec.bench.reference import Reference
 
 REFERENCE = "transformers"
 

@@ -1,4 +1,4 @@
-"""What `bench.stall` measures and what it found: times by phase, for each size of chunk."""
+"""What `stall` measures and what it found: times by phase, for each size of chunk."""
 
 from __future__ import annotations
 

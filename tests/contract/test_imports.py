@@ -1,0 +1,76 @@
+"""What `make imports` refuses, on packages made for it: circles, protobuf outside its rooms."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LINT = "from importlinter.cli import lint_imports_command as lint; lint()"
+
+
+def lint(folder: Path, contract: str, **modules: str) -> tuple[bool, str]:
+    """Whether a package `planted` of these modules keeps a contract, and what was said."""
+    package = folder / "planted"
+    package.mkdir()
+    for name, text in {"__init__": "", **modules}.items():
+        (package / f"{name}.py").write_text(text)
+    config = folder / "linter.toml"
+    config.write_text(
+        "[tool.importlinter]\n"
+        'root_packages = ["planted"]\n'
+        'contract_types = ["no_circles: tests.contract.import_circles.NoCirclesContract"]\n'
+        f'[[tool.importlinter.contracts]]\nname = "planted"\n{contract}\n'
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", LINT, "--config", str(config), "--no-cache"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={"PYTHONPATH": f"{folder}:{ROOT}", "COLUMNS": "200"},
+    )
+    return done.returncode == 0, done.stdout + done.stderr
+
+
+NO_CIRCLES = 'type = "no_circles"'
+
+
+@pytest.mark.parametrize(
+    "closing",
+    [
+        "import planted.first",
+        "def late():\n    from planted import first",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from planted.first import x",
+    ],
+    ids=["plain", "late", "for types only"],
+)
+def test_a_circle_is_refused_with_its_modules_and_lines(tmp_path: Path, closing: str) -> None:
+    kept, said = lint(
+        tmp_path,
+        NO_CIRCLES,
+        first="import planted.second\nimport planted.leaf",
+        second="\nfrom planted import third",
+        third=closing,
+        leaf="import json",
+    )
+    assert not kept
+    assert "A circle of 3 modules: planted.first, planted.second, planted.third" in said
+    assert "planted.second -> planted.third (l.2)" in said
+    assert f"planted.third -> planted.first (l.{len(closing.splitlines())})" in said
+    assert "leaf" not in said
+
+
+def test_imports_that_point_one_way_are_kept(tmp_path: Path) -> None:
+    kept, said = lint(tmp_path, NO_CIRCLES, first="import planted.second", second="import json")
+    assert kept, said
+
+
+def test_every_package_of_the_product_is_looked_at() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    packages = {p.parent.name for p in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert set(settings["importlinter"]["root_packages"]) == packages
+    assert set(settings["mypy"]["packages"]) == packages
