@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry
 
 from flyspec.telemetry.metrics import EngineMetrics
 from flyspec.telemetry.traces import Traces
-from flyspec.values.rounds import Decision, DraftTimings, Outcome, RoundVerdict, VerifyTimings
+from flyspec.values.rounds import Decision, DraftTimings, Outcome, Verdict, VerifyTimings
 from flyspec.values.tokens import Origin
-from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import Commit, Token
 from orchestrator.telemetry.metrics import GenerationMetrics, RoundCounter
 from orchestrator.telemetry.tracing import GenerationTrace
@@ -34,14 +34,16 @@ DECISIONS = [
 FINAL = [*[Token(5, Origin.EXACT_MODEL)] * NUM_ACCEPTED, Token(6, Origin.CORRECTION)]
 
 
-def make_round(index: int) -> Round:
+def make_round(index: int) -> RoundOutcome:
     """The `index`-th round of a generation."""
     start = 10 * index
     keep = start + NUM_ACCEPTED
     timings = VerifyTimings(100_000, 9_000_000, 200_000, 9_500_000)
-    verdict = RoundVerdict(index, keep, 6, keep + 1, DECISIONS, True, timings)
+    verdict = Verdict(
+        keep, 6, tuple(DECISIONS), start_length=start, round_id=index, timings=timings
+    )
     drafted = DraftTimings(50_000, 4_000_000, 4_300_000)
-    return Round(
+    return RoundOutcome(
         [Commit(FINAL)], verdict, start, keep + 1, 16_000_000, None, "model", index,
         time.perf_counter_ns(), time.perf_counter_ns(), drafted,
     )  # fmt: skip

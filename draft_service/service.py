@@ -29,7 +29,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self, request: draft_pb2.DraftServiceDescribeRequest, context: Any
     ) -> draft_pb2.DraftServiceDescribeResponse:
         """What this service drafts with, and how busy it is."""
-        return wire.draft_info_to_proto(self._sessions.describe())
+        info: draft_pb2.DraftServiceDescribeResponse = wire.encode(self._sessions.describe())
+        return info
 
     @rpc.handler
     async def Draft(self, requests: Any, context: Any) -> None:
@@ -51,7 +52,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         tokenizers = self._sessions.tokenizers
         with tokenizers.upload() as upload:
             while (message := await rpc.read(context, REQUEST_TIMEOUT_S)) is not None:
-                upload.add(wire.add_tokenizer_from_proto(message))
+                upload.add(wire.unwrap(message))
         await tokenizers.add(*upload.whole())
         return draft_pb2.AddTokenizerResponse()
 
@@ -78,7 +79,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         last = False
         while not last:
             chunk = await session.next_chunk()
-            response = wire.draft_chunk_to_proto(chunk)
+            response = wire.encode(chunk)
             last = chunk.last
             if last:
                 response.service_ns = perf_counter_ns() - arrival_ns
@@ -94,7 +95,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         if message is None:
             return None
         _check_lengths(message, self._sessions.max_length)
-        return wire.draft_request_from_proto(message)
+        request: DraftOpen | DraftAdvance = wire.unwrap(message)
+        return request
 
 
 def _check_lengths(message: draft_pb2.DraftRequest, max_length: int) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import gevent
 from locust.env import Environment
 
-from flyspec import wire
 from loadtest import options as flags
 from loadtest.admin import Admin, Occupancy
 from loadtest.connection import Endpoint
@@ -225,7 +224,7 @@ class LoadTest:
     def _server(self) -> dict[str, Any]:
         """What answers there."""
         models = self._transport.list_models()
-        target = wire.model_info_from_proto(models.target)
+        target = models.target
         return {
             "target": os.path.basename(target.name.rstrip("/")),
             "dtype": target.dtype,

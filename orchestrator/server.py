@@ -8,15 +8,17 @@ from flyspec.errors import ConfigError
 from flyspec.security import ApiKeys, PortSecurity, Scope
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
-from orchestrator.fleet.directory import Directory
+from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck, audit
 from orchestrator.front.admin import AdminServicer
 from orchestrator.front.admission import Admission
 from orchestrator.front.grpc import GenerationServicer
+from orchestrator.generation.generation import Generations
 from orchestrator.generation.rule_files import load_rules
 from orchestrator.heap import return_large_blocks
-from orchestrator.telemetry.observation import Observer
-from orchestrator.telemetry.state_metrics import admission_metrics, directory_metrics
+from orchestrator.telemetry.requests import RequestObserver
+from orchestrator.telemetry.state_metrics import admission_metrics, fleet_metrics
+from orchestrator.upstreams.connector import GrpcConnector
 
 
 class Orchestrator:
@@ -31,37 +33,38 @@ class Orchestrator:
         self._rules = load_rules(
             settings.rules_file, settings.rule, settings.num_speculative_tokens
         )
-        self.directory = Directory(settings)
+        self.fleet = Fleet(settings, GrpcConnector(settings))
         self._servers: list[rpc.GrpcServer] = []
         self._admission: Admission | None = None
 
     async def start(self) -> dict[str, int]:
         """Connect to the services and listen. Raises `FlyspecError` when that cannot work."""
-        settings, directory = self._settings, self.directory
-        await directory.connect()
-        self._rules.check_vocabulary(directory.target.info.model.vocab_size)
-        if settings.num_speculative_tokens > directory.max_draft_tokens:
+        settings, fleet = self._settings, self.fleet
+        await fleet.connect()
+        self._rules.check_vocabulary(fleet.target.info.model.vocab_size)
+        if settings.num_speculative_tokens > fleet.max_draft_tokens:
             raise ConfigError(
                 f"--num-speculative-tokens {settings.num_speculative_tokens}: the services take at "
-                f"most {directory.max_draft_tokens}; lower it or raise --max-speculative-tokens"
+                f"most {fleet.max_draft_tokens}; lower it or raise --max-speculative-tokens"
             )
-        admission = Admission.of(settings, lambda: directory.max_sessions)
+        admission = Admission.of(settings, lambda: fleet.max_sessions)
         self._admission = admission
         self._telemetry.collect(lambda: admission_metrics(admission))
-        self._telemetry.collect(lambda: directory_metrics(directory))
-        observer = Observer(self._telemetry)
-        generation = GenerationServicer(directory, admission, settings, self._rules, observer)
+        self._telemetry.collect(lambda: fleet_metrics(fleet))
+        observer = RequestObserver(self._telemetry)
+        generations = Generations(fleet, admission, settings, self._rules, observer)
+        generation = GenerationServicer(generations, settings.write_timeout_s)
         clients = rpc.GrpcServer(
             settings.host,
             settings.port,
             [(generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation)],
             ["flyspec.v1.GenerationService"],
-            max_request_bytes=rpc.max_request_bytes(directory.target.info.model.context_length),
+            max_request_bytes=rpc.max_request_bytes(fleet.target.info.model.context_length),
             credentials=self._credentials,
             interceptors=self._telemetry.interceptors(make_ids=True),
             checks=self._checks(settings.port_security, Scope.GENERATE),
         )
-        admin = AdminServicer(directory, admission, [clients])
+        admin = AdminServicer(fleet, admission, [clients])
         operators = rpc.GrpcServer(
             settings.admin_host or settings.host,
             settings.admin_port,
@@ -98,7 +101,7 @@ class Orchestrator:
             self._admission.drain()
         for server in self._servers:
             await server.stop(grace_s)
-        await self.directory.close()
+        await self.fleet.close()
 
 
 async def serve(settings: OrchestratorSettings) -> None:

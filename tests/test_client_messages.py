@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyspec import wire
 from flyspec.client import (
     Chat,
     Chunk,
@@ -23,11 +24,12 @@ from flyspec.client import (
     Started,
     Transcript,
 )
-from flyspec.client.messages import event_from_proto, metadata_of, misfit, request_to_proto
+from flyspec.client.generation import event_of
+from flyspec.client.messages import metadata_of, misfit
 from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.v1 import common_pb2, generation_pb2
-from flyspec.values.generation import FinishReason
+from flyspec.values.generation import FinishReason, GenerationRequest
 from flyspec.values.tokens import Origin, SamplingParams, TokenLogprobs
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
@@ -38,7 +40,7 @@ SPAN = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def test_a_request_of_defaults_leaves_all_to_the_server() -> None:
-    message = request_to_proto("hi", GenerateOptions())
+    message = wire.encode(GenerationRequest("hi", GenerateOptions()))
     assert message == generation_pb2.GenerateRequest(
         text="hi", sampling=common_pb2.SamplingParams(), speculation=generation_pb2.Speculation()
     )
@@ -67,7 +69,7 @@ def test_every_option_is_written() -> None:
     )
     for field in dataclasses.fields(options):
         assert getattr(options, field.name) != getattr(GenerateOptions(), field.name), field.name
-    assert request_to_proto([1, 2], options) == generation_pb2.GenerateRequest(
+    assert wire.encode(GenerationRequest([1, 2], options)) == generation_pb2.GenerateRequest(
         token_ids=generation_pb2.TokenIds(ids=[1, 2]),
         sampling=common_pb2.SamplingParams(
             temperature=0.5, min_p=0.25, logit_bias={3: 1.5}, min_tokens=2
@@ -95,7 +97,7 @@ def test_every_option_is_written() -> None:
     ("prompt", "form"), [("", "text"), ([], "token_ids"), (Chat.of_user("a"), "chat")]
 )
 def test_forms_of_a_prompt(prompt: Prompt, form: str) -> None:
-    assert request_to_proto(prompt, GenerateOptions()).WhichOneof("prompt") == form
+    assert wire.encode(GenerationRequest(prompt, GenerateOptions())).WhichOneof("prompt") == form
 
 
 # --- events ---------------------------------------------------------------------------------
@@ -122,7 +124,7 @@ def test_an_integer_that_does_not_fit_is_named(value: int) -> None:
         requests[name] = GenerateOptions(sampling)
     for name, options in requests.items():
         with pytest.raises((ValueError, TypeError)):
-            request_to_proto("x", options)
+            wire.encode(GenerationRequest("x", options))
         reason = misfit("x", options) or ""
         assert name in reason
         assert f" {value}" in reason
@@ -153,7 +155,7 @@ def test_events_are_read_whole() -> None:
         request_id="r", model="m", drafter="d", seed=5, prompt_token_ids=[1],
         rule=common_pb2.Rule(name="fly"), num_speculative_tokens=4, warnings=["careful"],
     )  # fmt: skip
-    assert event_from_proto(g.GenerateResponse(started=started)) == Started(
+    assert event_of(g.GenerateResponse(started=started)) == Started(
         "r", "m", "d", 5, [1], Rule("fly"), 4, ("careful",)
     )
     chunk = g.GenerationChunk(
@@ -164,16 +166,16 @@ def test_events_are_read_whole() -> None:
             common_pb2.TokenLogprobs(logprob=-1.5, top_token_ids=[7], top_logprobs=[-1.25]),
         ],
     )  # fmt: skip
-    assert event_from_proto(g.GenerateResponse(chunk=chunk)) == Chunk(
-        "ab", [1, 2], [EXACT, LOOSE], ["a", "b"], 2, [0.25],
-        [TokenLogprobs(-0.5), TokenLogprobs(-1.5, (7,), (-1.25,))],
+    assert event_of(g.GenerateResponse(chunk=chunk)) == Chunk(
+        "ab", [1, 2], [EXACT, LOOSE], ("a", "b"), 2, (0.25,),
+        (TokenLogprobs(-0.5), TokenLogprobs(-1.5, (7,), (-1.25,))),
     )  # fmt: skip
     retract = g.GenerationRetract(output_token_index=3, text_byte_offset=9)
-    assert event_from_proto(g.GenerateResponse(retract=retract)) == Retract(3, 9)
+    assert event_of(g.GenerateResponse(retract=retract)) == Retract(3, 9)
     values: dict[str, Any] = {
         "num_spec_steps": 1, "num_draft_tokens": 2, "num_accepted_draft_tokens": 3,
         "num_loose_tokens": 4, "loose_cost_nats": 0.5, "num_rollbacks": 6,
-        "acceptance_histogram": [7], "num_rounds": 8, "num_rejected_tokens": 9,
+        "acceptance_histogram": (7,), "num_rounds": 8, "num_rejected_tokens": 9,
         "rejected_cost_nats": 4.5, "round_bytes": 11, "distribution_bytes": 12,
     }  # fmt: skip
     assert set(values) == {f.name for f in dataclasses.fields(SpeculationMetrics)}
@@ -182,16 +184,15 @@ def test_events_are_read_whole() -> None:
         usage=g.Usage(prompt_tokens=1, completion_tokens=2),
         speculation=g.SpeculationMetrics(**values), loop_guard_token_index=0,
     )  # fmt: skip
-    assert event_from_proto(g.GenerateResponse(completion=completion)) == Completion(
-        FinishReason.STOP, "x", 1, 2, SpeculationMetrics(**values), GenerationTimings(), 0, [],
-        drafters=[],
+    assert event_of(g.GenerateResponse(completion=completion)) == Completion(
+        FinishReason.STOP, "x", 1, 2, SpeculationMetrics(**values), GenerationTimings(), 0
     )  # fmt: skip
     completion.ClearField("loop_guard_token_index")
-    event = event_from_proto(g.GenerateResponse(completion=completion))
+    event = event_of(g.GenerateResponse(completion=completion))
     assert isinstance(event, Completion)
     assert event.loop_guard_token_index is None
     with pytest.raises(FlyspecError, match="does not know"):
-        event_from_proto(g.GenerateResponse())
+        event_of(g.GenerateResponse())
 
 
 def test_means_of_gaps() -> None:

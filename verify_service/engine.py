@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,14 +23,14 @@ from flyspec.engine.scheduler import Budget, Pieces, Step, allot
 from flyspec.errors import ResourceExhaustedError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle
-from flyspec.values.rounds import RoundVerdict, VerifyOpen, VerifyRound, VerifyTimings
+from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTimings
 from flyspec.values.tokens import TokenDistribution
 from verify_service.sessions import Session, check_open
-from verify_service.verdicts import Referee, answer
+from verify_service.verdicts import Referee
 
 log = logging.getLogger(__name__)
 
-Answer = RoundVerdict | Exception
+Answer = Verdict | Exception
 
 
 @dataclass(slots=True, eq=False)
@@ -227,14 +227,14 @@ class VerifyEngine:
         session, round_ = pending.session, pending.round
         judging = time.perf_counter_ns()
         try:
-            verdict, logprobs = self._referee.decide(session, round_, pending.distributions, rows)
+            verdict = self._referee.decide(session, round_, pending.distributions, rows)
             session.apply(verdict, round_.draft_token_ids)
         except Exception as error:
             pending.deliver(error)
             return
         pending.remaining -= 1
         # A window fails once: what it failed in does not go on as plain decoding.
-        ended = verdict.failed_window is not None or verdict.next_token_id in self._referee.eos
+        ended = verdict.failed or verdict.next_token_id in self._referee.eos
         last = ended or pending.remaining <= 0
         now = time.perf_counter_ns()
         timings = VerifyTimings(
@@ -243,7 +243,7 @@ class VerifyEngine:
             judge_ns=now - judging,
             service_ns=now - pending.arrived_ns,
         )
-        pending.deliver(answer(round_, verdict, logprobs, last, timings))
+        pending.deliver(replace(verdict, round_id=round_.round_id, last=last, timings=timings))
         if not last:
             pending.arrived_ns, pending.started_ns = now, 0
             pending.pieces = Pieces(session.step(()))

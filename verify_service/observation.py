@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from flyspec.telemetry import Telemetry
 from flyspec.telemetry.logs import session_line
 from flyspec.telemetry.metrics import EngineMetrics, gauge, session_metrics, step_histogram
-from flyspec.values.rounds import RoundVerdict, VerifyRound
+from flyspec.values.rounds import Verdict, VerifyRound
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import Session
 
@@ -61,10 +61,10 @@ class Observer:
         )
 
     @contextmanager
-    def round(self, session: Session, round_: VerifyRound) -> Iterator[list[RoundVerdict]]:
+    def round(self, session: Session, round_: VerifyRound) -> Iterator[list[Verdict]]:
         """A round, from its arrival to its last verdict; the verdicts go into the list."""
         began_ns = time.perf_counter_ns()
-        verdicts: list[RoundVerdict] = []
+        verdicts: list[Verdict] = []
         error = ""
         try:
             yield verdicts
@@ -76,7 +76,7 @@ class Observer:
             if round_.traceparent:
                 self._trace(session.rule.name, round_, verdicts, began_ns, error)
 
-    def _count(self, rule: str, verdicts: list[RoundVerdict]) -> None:
+    def _count(self, rule: str, verdicts: list[Verdict]) -> None:
         judging = self._judge_seconds.labels(rule)
         for verdict in verdicts:
             timings = verdict.timings
@@ -88,7 +88,7 @@ class Observer:
         self,
         rule: str,
         round_: VerifyRound,
-        verdicts: list[RoundVerdict],
+        verdicts: list[Verdict],
         began_ns: int,
         error: str,
     ) -> None:

@@ -32,7 +32,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> None:
         self._engine = engine
         self._observer = observer or Observer(Telemetry("verify"))
-        self._tokenizer_messages = wire.tokenizer_to_protos(tokenizer)
+        self._tokenizer_messages = wire.tokenizer_messages(tokenizer, tokenizer.tokenizer_json)
         self._settings = settings
 
     @rpc.handler
@@ -40,7 +40,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
     ) -> verify_pb2.VerifyServiceDescribeResponse:
         """Answer with the model, the limits and the sessions open now."""
-        return wire.verify_info_to_proto(
+        info: verify_pb2.VerifyServiceDescribeResponse = wire.encode(
             VerifyServiceInfo(
                 model=self._engine.info,
                 sessions=self._engine.sessions,
@@ -50,6 +50,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 process=process.describe(),
             )
         )
+        return info
 
     @rpc.handler
     async def GetTokenizer(self, request: verify_pb2.GetTokenizerRequest, context: Any) -> None:
@@ -84,7 +85,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 if isinstance(answer, Exception):
                     raise answer
                 verdicts.append(answer)
-                message = wire.round_verdict_to_proto(answer)
+                message = wire.encode(answer)
                 await rpc.write(context, message, self._settings.idle_timeout_s)
                 if answer.last:
                     return
@@ -121,4 +122,5 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         if message is None:
             return None
         check_lengths(message, self._engine.info, self._settings)
-        return wire.verify_request_from_proto(message)
+        request: VerifyOpen | VerifyRound | DraftDistributions = wire.unwrap(message)
+        return request

@@ -145,9 +145,9 @@ class Session:
 
     def apply(self, verdict: Verdict, draft_token_ids: Sequence[int]) -> None:
         """Append what the verdict lets stand, or go back to where a window failed."""
-        if verdict.failed_window is None:
-            self.sequence.extend(draft_token_ids[: verdict.num_accepted])
-        else:
+        if verdict.failed:
             self.sequence.keep(verdict.keep_length)
+        else:
+            self.sequence.extend(draft_token_ids[: verdict.num_accepted])
         self.cached = verdict.keep_length
         self.sequence.extend([verdict.next_token_id])

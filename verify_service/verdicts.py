@@ -1,4 +1,4 @@
-"""From a round's logits to its answer: the rule's verdict, log-probabilities, what was spent."""
+"""From a round's logits to its verdict: by the rule, with log-probabilities."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 from flyspec.engine.distributions import decode
 from flyspec.engine.sampling import History, token_logprobs
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import RoundVerdict, Verdict, VerifyRound, VerifyTimings
-from flyspec.values.tokens import TokenDistribution, TokenLogprobs
+from flyspec.values.rounds import Verdict, VerifyRound
+from flyspec.values.tokens import TokenDistribution
 from verify_service.rules import judge
 from verify_service.sessions import Session
 
@@ -29,11 +29,11 @@ class Referee:
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
         rows: Tensor,
-    ) -> tuple[Verdict, list[TokenLogprobs]]:
-        """The verdict on a round's logits [K + 1, V], and the log-probabilities of what stands."""
+    ) -> Verdict:
+        """The verdict on a round's logits [K + 1, V], with log-probabilities if asked for."""
         verdict = self._judge(session, round_, distributions, rows)
         if session.logprobs is None:
-            return verdict, []
+            return verdict
         return _with_logprobs(verdict, round_, rows, session)
 
     def _judge(
@@ -69,44 +69,22 @@ class Referee:
         )
 
 
-def answer(
-    round_: VerifyRound,
-    verdict: Verdict,
-    logprobs: list[TokenLogprobs],
-    last: bool,
-    timings: VerifyTimings,
-) -> RoundVerdict:
-    """The message that carries a verdict."""
-    window = verdict.open_window
-    return RoundVerdict(
-        round_id=round_.round_id,
-        keep_length=verdict.keep_length,
-        next_token_id=verdict.next_token_id,
-        committed_length=window.position if window else verdict.keep_length + 1,
-        decisions=verdict.decisions,
-        last=last,
-        timings=timings,
-        open_window=window,
-        logprobs=logprobs,
-    )
-
-
 def _with_logprobs(
     verdict: Verdict, round_: VerifyRound, rows: Tensor, session: Session
-) -> tuple[Verdict, list[TokenLogprobs]]:
-    """Log-probabilities of what stands, and the open window with those of its target's token."""
+) -> Verdict:
+    """With log-probabilities of what stands; in the open window, those of its target's token."""
     top = session.logprobs or 0
-    start = len(session.sequence)
-    if verdict.failed_window is not None:
-        given = verdict.failed_window.target_logprobs
+    if verdict.failed:
+        assert round_.open_window is not None
+        given = round_.open_window.target_logprobs
         assert given is not None, "checked in Session.begin"
-        return verdict, [given]
-    count = verdict.num_accepted
+        return replace(verdict, logprobs=(given,))
+    count, start = verdict.num_accepted, verdict.start_length
     tokens = [*round_.draft_token_ids[:count], verdict.next_token_id]
-    logprobs = token_logprobs(rows[: count + 1], tokens, top)
+    logprobs = tuple(token_logprobs(rows[: count + 1], tokens, top))
     window = verdict.open_window
     if window is not None and window.position >= start:
         row = rows[window.position - start : window.position - start + 1]
         (own,) = token_logprobs(row, [window.target_token_id], top)
-        verdict = replace(verdict, open_window=window._replace(target_logprobs=own))
-    return verdict, logprobs
+        window = window._replace(target_logprobs=own)
+    return replace(verdict, open_window=window, logprobs=logprobs)

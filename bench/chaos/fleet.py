@@ -12,8 +12,8 @@ from bench.proxy import Proxy
 from bench.restartable import Restartable
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.errors import ConfigError
-from orchestrator.upstreams.draft import DraftUpstream
-from orchestrator.upstreams.verify import VerifyUpstream
+from orchestrator.upstreams.draft import GrpcDraftUpstream
+from orchestrator.upstreams.verify import GrpcVerifyUpstream
 
 TARGET, DRAFT, FOREIGN = (DEMO_MODELS / name for name in ("target", "draft", "draft-bytes"))
 FOREIGN_DRAFTER = "bytes"
@@ -73,11 +73,11 @@ class Member:
     async def num_sessions(self) -> int:
         """Sessions open on it, as it says itself. Raises `UnavailableError`."""
         address = f"127.0.0.1:{self.process.port}"
-        upstream: VerifyUpstream | DraftUpstream
+        upstream: GrpcVerifyUpstream | GrpcDraftUpstream
         if self.role == "target":
-            upstream = VerifyUpstream(address, 5.0)
+            upstream = GrpcVerifyUpstream(address, 5.0)
         else:
-            upstream = DraftUpstream(address, 5.0)
+            upstream = GrpcDraftUpstream(address, 5.0)
         try:
             return (await upstream.describe()).sessions.active
         finally:

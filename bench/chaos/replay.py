@@ -24,7 +24,7 @@ from flyspec.values.rounds import (
     Decision,
     OpenWindow,
     Outcome,
-    RoundVerdict,
+    Verdict,
     VerifyOpen,
     VerifyRound,
 )
@@ -165,10 +165,10 @@ class _Retold:
             )
         update = self._output.apply(commands)
         self._token_ids += [token.token_id for token in update.piece.tokens]
-        self._text += update.piece.text
+        self._text += "".join(update.piece.texts)
         return ""
 
-    async def _judge(self, number: int, record: RoundRecord) -> RoundVerdict:
+    async def _judge(self, number: int, record: RoundRecord) -> Verdict:
         """The verdict of the fresh target."""
         round_ = VerifyRound(
             round_id=number,
@@ -187,7 +187,7 @@ class _Retold:
         return answer
 
 
-def _difference(record: RoundRecord, verdict: RoundVerdict) -> str:
+def _difference(record: RoundRecord, verdict: Verdict) -> str:
     """How a verdict differs from the recorded one; empty if it does not."""
     then, now = (
         (record.keep_length, record.next_token_id),

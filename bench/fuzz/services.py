@@ -24,8 +24,8 @@ from flyspec.cli.stack import DEMO_MODELS
 from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import draft_pb2, draft_pb2_grpc, verify_pb2, verify_pb2_grpc
-from flyspec.values.admin import ProcessInfo
-from flyspec.values.rounds import DraftAdvance, DraftOpen, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.admin import DraftServiceInfo, ProcessInfo, VerifyServiceInfo
+from flyspec.values.rounds import DraftAdvance, DraftOpen, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 
 IDLE_TIMEOUT_S = 20.0
@@ -166,7 +166,7 @@ class VerifyTarget(_Single):
         """Read its tokenizer, and decode what the canary must get."""
         self._stub: Any = verify_pb2_grpc.VerifyServiceStub(self._connect(address))
         tokenizer = await _tokenizer_of(self._stub)
-        info = wire.verify_info_from_proto(await self._describe()).model
+        info = wire.decode(VerifyServiceInfo, await self._describe()).model
         texts = []
         for prompt in PROMPTS:
             tokens = tokenizer.encode(prompt)
@@ -197,7 +197,7 @@ class VerifyTarget(_Single):
 
     async def state(self) -> tuple[dict[str, int], list[ProcessInfo]]:
         """Its sessions and its process."""
-        info = wire.verify_info_from_proto(await self._describe())
+        info = wire.decode(VerifyServiceInfo, await self._describe())
         return {"verify sessions": info.sessions.active}, [info.process]
 
     async def _describe(self) -> Any:
@@ -207,16 +207,16 @@ class VerifyTarget(_Single):
         open_ = VerifyOpen(
             self._prompt, len(self._prompt), Rule("exact"), SamplingParams(min_tokens=99), 1
         )
-        return _Stream(self._stub.Verify(), wire.verify_open_to_proto(open_))
+        return _Stream(self._stub.Verify(), wire.encode(open_))
 
     async def _decode(self, stream: _Stream) -> list[int]:
         return [v.next_token_id for v in await self._round(stream, [])]
 
-    async def _round(self, stream: _Stream, drafts: list[int]) -> list[RoundVerdict]:
+    async def _round(self, stream: _Stream, drafts: list[int]) -> list[Verdict]:
         self._round_id += 1
         round_ = VerifyRound(self._round_id, len(self._prompt), [], drafts, max_plain_tokens=COUNT)
-        answers = await stream.ask(wire.verify_round_to_proto(round_))
-        return [wire.round_verdict_from_proto(answer) for answer in answers]
+        answers = await stream.ask(wire.encode(round_))
+        return [wire.decode(Verdict, answer) for answer in answers]
 
 
 class DraftTarget(_Single):
@@ -233,7 +233,7 @@ class DraftTarget(_Single):
         """Draft what the canary must get; the tokenizer is the draft model's."""
         self._stub: Any = draft_pb2_grpc.DraftServiceStub(self._connect(address))
         tokenizer = RustTokenizer.from_buffer(tokenizer_json)
-        info = wire.draft_info_from_proto(await self._describe())
+        info = wire.decode(DraftServiceInfo, await self._describe())
         model = info.drafters[0].model
         assert model is not None
         texts = []
@@ -260,7 +260,7 @@ class DraftTarget(_Single):
 
     async def state(self) -> tuple[dict[str, int], list[ProcessInfo]]:
         """Its sessions and its process."""
-        info = wire.draft_info_from_proto(await self._describe())
+        info = wire.decode(DraftServiceInfo, await self._describe())
         return {"draft sessions": info.sessions.active}, [info.process]
 
     async def _describe(self) -> Any:
@@ -268,15 +268,15 @@ class DraftTarget(_Single):
 
     def _open(self) -> _Stream:
         open_ = DraftOpen(self._prompt, SamplingParams(min_tokens=99), 1)
-        return _Stream(self._stub.Draft(), wire.draft_open_to_proto(open_))
+        return _Stream(self._stub.Draft(), wire.encode(open_))
 
     async def _draft(self, stream: _Stream) -> list[int]:
         self._round_id += 1
         advance = DraftAdvance(self._round_id, len(self._prompt), [], COUNT)
-        answers = await stream.ask(wire.draft_advance_to_proto(advance))
+        answers = await stream.ask(wire.encode(advance))
         return [token for answer in answers for token in answer.token_ids]
 
 
 async def _tokenizer_of(stub: Any) -> Tokenizer:
     messages = [m async for m in stub.GetTokenizer(verify_pb2.GetTokenizerRequest())]
-    return Tokenizer(wire.tokenizer_from_protos(messages))
+    return Tokenizer(wire.tokenizer_of(messages))

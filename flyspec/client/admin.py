@@ -9,14 +9,7 @@ from flyspec.client.connection import Connection
 from flyspec.client.credentials import Credentials
 from flyspec.config import ADMIN_PORT
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
-from flyspec.values.admin import (
-    BreakerState,
-    DrafterState,
-    DrafterStats,
-    DrafterStatus,
-    Status,
-    UpstreamStatus,
-)
+from flyspec.values.admin import DrafterStatus, Status
 
 DEFAULT_ADMIN_ADDRESS = f"127.0.0.1:{ADMIN_PORT}"
 
@@ -37,23 +30,12 @@ class AdminClient(Connection):
     async def status(self, timeout_s: float = 10.0) -> Status:
         """State of the orchestrator and of the services behind it."""
         response = await self._ask("GetStatus", admin_pb2.GetStatusRequest(), timeout_s)
-        return Status(
-            ready=response.ready,
-            active_generations=response.active_generations,
-            waiting_generations=response.waiting_generations,
-            verify=_upstream(response.verify),
-            draft=_upstream(response.draft),
-            targets=tuple(_upstream(u) for u in response.targets),
-            drafters=tuple(_upstream(u) for u in response.drafters),
-            outstanding_tokens=response.outstanding_tokens,
-            draining=response.draining,
-            refused_total=response.refused_total,
-        )
+        return wire.decode(Status, response)
 
     async def list_drafters(self, timeout_s: float = 10.0) -> list[DrafterStatus]:
         """The drafters that requests can name, the active one first."""
         response = await self._ask("ListDrafters", admin_pb2.ListDraftersRequest(), timeout_s)
-        return [_drafter(d) for d in response.drafters]
+        return [wire.decode(DrafterStatus, d) for d in response.drafters]
 
     async def register_drafter(
         self, name: str, address: str, kind: str = "", timeout_s: float = 60.0
@@ -61,19 +43,19 @@ class AdminClient(Connection):
         """Add a drafter, or an address to one; it, and the time of its proposal on trial, ns."""
         request = admin_pb2.RegisterDrafterRequest(name=name, address=address, kind=kind)
         response = await self._ask("RegisterDrafter", request, timeout_s)
-        return _drafter(response.drafter), response.probe_ns
+        return wire.decode(DrafterStatus, response.drafter), response.probe_ns
 
     async def activate_drafter(
         self, name: str, share: float | None = None, timeout_s: float = 10.0
     ) -> DrafterStatus:
         """Make a drafter the default, or give it a share of the new generations; 0 takes it."""
         request = admin_pb2.ActivateDrafterRequest(name=name, share=share)
-        return _drafter((await self._ask("ActivateDrafter", request, timeout_s)).drafter)
+        return await self._drafter("ActivateDrafter", request, timeout_s)
 
     async def drain_drafter(self, name: str, wait_s: float = 0.0) -> DrafterStatus:
         """Take work from a drafter, and wait so long for its generations to leave."""
         request = admin_pb2.DrainDrafterRequest(name=name, wait_ms=round(wait_s * 1000))
-        return _drafter((await self._ask("DrainDrafter", request, wait_s + 10.0)).drafter)
+        return await self._drafter("DrainDrafter", request, wait_s + 10.0)
 
     async def remove_drafter(self, name: str, force: bool = False, timeout_s: float = 10.0) -> None:
         """Forget a drafter; with `force` even if generations use it."""
@@ -85,50 +67,10 @@ class AdminClient(Connection):
         response = await self._ask("Drain", admin_pb2.DrainRequest(resume=resume), timeout_s)
         return int(response.active_generations)
 
+    async def _drafter(self, method: str, request: Any, timeout_s: float) -> DrafterStatus:
+        return wire.decode(DrafterStatus, (await self._ask(method, request, timeout_s)).drafter)
+
     async def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
         stub = admin_pb2_grpc.AdminServiceStub(self._channel)
         call = getattr(stub, method)(request, timeout=timeout_s, metadata=self._metadata)
         return await self._call(call)
-
-
-def _upstream(message: admin_pb2.UpstreamStatus) -> UpstreamStatus:
-    """Read the state of a service behind the orchestrator."""
-    return UpstreamStatus(
-        address=message.address,
-        ready=message.ready,
-        error=message.error,
-        sessions=wire.session_status_from_proto(message.sessions),
-        model=wire.model_info_from_proto(message.model) if message.HasField("model") else None,
-        process=wire.process_info_from_proto(message.process),
-        breaker=BreakerState(message.breaker or BreakerState.CLOSED),
-        active_generations=message.active_generations,
-    )
-
-
-def _drafter(message: admin_pb2.DrafterStatus) -> DrafterStatus:
-    """Read the state of a drafter."""
-    s = message.stats
-    return DrafterStatus(
-        name=message.name,
-        kind=message.kind,
-        active=message.active,
-        address=message.address,
-        usable=message.usable,
-        reason=message.reason,
-        model=wire.model_info_from_proto(message.model) if message.HasField("model") else None,
-        state=DrafterState(message.state or DrafterState.REGISTERED),
-        share=message.share,
-        translated=message.translated,
-        replicas=tuple(_upstream(r) for r in message.replicas),
-        stats=DrafterStats(
-            active_generations=s.active_generations,
-            generations_total=s.generations_total,
-            num_spec_steps=s.num_spec_steps,
-            num_draft_tokens=s.num_draft_tokens,
-            num_accepted_draft_tokens=s.num_accepted_draft_tokens,
-            failures_total=s.failures_total,
-            proposal_ns_total=s.proposal_ns_total,
-            num_emitted_tokens=s.num_emitted_tokens,
-            round_ns_total=s.round_ns_total,
-        ),
-    )

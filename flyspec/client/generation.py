@@ -18,6 +18,7 @@ from flyspec.client.transcript import Transcript
 from flyspec.config import GENERATION_PORT
 from flyspec.errors import (
     DeadlineExceededError,
+    FlyspecError,
     InvalidArgumentError,
     ResourceExhaustedError,
     UnavailableError,
@@ -30,6 +31,7 @@ from flyspec.values.generation import (
     Event,
     GenerateOptions,
     Generation,
+    GenerationRequest,
     Models,
     Prompt,
     Retract,
@@ -75,7 +77,7 @@ class Client(Connection):
             raise InvalidArgumentError(f"timeout_s must be more than 0, got {timeout:g}")
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         try:
-            request = messages.request_to_proto(prompt, options)
+            request = wire.encode(GenerationRequest(prompt, options))
         except (ValueError, TypeError) as error:  # what protobuf says of -1 in an unsigned field
             reason = messages.misfit(prompt, options)
             raise InvalidArgumentError(
@@ -85,7 +87,7 @@ class Client(Connection):
         call: Any = stub.Generate(request, timeout=timeout, metadata=metadata)
         try:
             async for response in call:
-                yield messages.event_from_proto(response)
+                yield event_of(response)
         except grpc.aio.AioRpcError as error:
             late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if late and timeout is not None and not rpc.was_said(error):
@@ -139,8 +141,15 @@ class Client(Connection):
         response: Any = await self._call(
             stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
         )
-        return Models(
-            target=wire.model_info_from_proto(response.target),
-            drafters=tuple(response.drafters),
-            rules=tuple(response.rules),
-        )
+        return wire.decode(Models, response)
+
+
+def event_of(response: generation_pb2.GenerateResponse) -> Event:
+    """The event that a message of the server tells. Raises `FlyspecError` for one of its future."""
+    try:
+        event: Event = wire.unwrap(response)
+    except InvalidArgumentError as error:
+        raise FlyspecError(
+            f"the server sent a message that this client does not know: {error}"
+        ) from None
+    return event

@@ -44,8 +44,8 @@ class ModelInfo:
 class SessionStatus:
     """Sessions that a service holds, and tokens its KV cache was asked for and had."""
 
-    active: int
-    limit: int
+    active: int = 0
+    limit: int = 0
     opened_total: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -107,6 +107,12 @@ class TokenizerBundle:
     chat_template: str = ""
     generation_config_json: str = ""
 
+    def facts(self, vocab_size: int) -> TokenizerFacts:
+        """What a drafter with another tokenizer is told of it."""
+        return TokenizerFacts(
+            self.fingerprint, self.eos_token_ids, self.control_token_ids, vocab_size
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
@@ -125,11 +131,11 @@ class TokenizerFacts:
 class UpstreamStatus:
     """A service behind the orchestrator; `error` says what is wrong when it is not ready."""
 
-    address: str
-    ready: bool
-    error: str
-    sessions: SessionStatus
-    model: ModelInfo | None
+    address: str = ""
+    ready: bool = False
+    error: str = ""
+    sessions: SessionStatus = field(default_factory=SessionStatus)
+    model: ModelInfo | None = None
     process: ProcessInfo = field(default_factory=ProcessInfo)
     breaker: BreakerState = BreakerState.CLOSED
     active_generations: int = 0
@@ -137,26 +143,34 @@ class UpstreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """State of the orchestrator and of the services behind it.
-
-    `verify` and `draft` are the first of `targets` and `drafters`.
-    """
+    """State of the orchestrator and of the services behind it."""
 
     ready: bool
     active_generations: int
     waiting_generations: int
-    verify: UpstreamStatus
-    draft: UpstreamStatus
     targets: Sequence[UpstreamStatus] = ()
     drafters: Sequence[UpstreamStatus] = ()
     outstanding_tokens: int = 0
     draining: bool = False
     refused_total: int = 0
 
+    @property
+    def verify(self) -> UpstreamStatus:
+        """The first of `targets`."""
+        return self.targets[0] if self.targets else UpstreamStatus()
 
-@dataclass(frozen=True, slots=True)
+    @property
+    def draft(self) -> UpstreamStatus:
+        """The first of `drafters`."""
+        return self.drafters[0] if self.drafters else UpstreamStatus()
+
+
+@dataclass(slots=True)
 class DrafterStats:
-    """What a drafter did since it was registered (see the proto message of this name)."""
+    """What a drafter did since it was registered (see the proto message of this name).
+
+    The orchestrator counts in it.
+    """
 
     active_generations: int = 0
     generations_total: int = 0
@@ -195,8 +209,6 @@ class DrafterStatus:
 
     name: str
     kind: str
-    active: bool
-    address: str
     usable: bool
     reason: str
     model: ModelInfo | None
@@ -205,3 +217,13 @@ class DrafterStatus:
     translated: bool = False
     replicas: Sequence[UpstreamStatus] = ()
     stats: DrafterStats = field(default_factory=DrafterStats)
+
+    @property
+    def active(self) -> bool:
+        """Whether new generations get it that name none."""
+        return self.state is DrafterState.ACTIVE
+
+    @property
+    def address(self) -> str:
+        """Where its replicas are."""
+        return ",".join(replica.address for replica in self.replicas)

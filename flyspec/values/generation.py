@@ -78,6 +78,14 @@ class GenerateOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """A prompt and how to continue it."""
+
+    prompt: Prompt
+    options: GenerateOptions = field(default_factory=GenerateOptions)
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The generation was admitted; `rule` has every parameter set.
 

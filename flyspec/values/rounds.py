@@ -65,33 +65,6 @@ class OpenWindow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a rule says of a round.
-
-    `num_accepted` drafts stand, then comes `next_token_id` at absolute position `keep_length`. If
-    the window that was open before the round failed, it is `failed_window`: no draft stands and
-    `keep_length` is its position. `open_window` is open now.
-    """
-
-    num_accepted: int
-    next_token_id: int
-    decisions: tuple[Decision, ...] = ()
-    keep_length: int = 0
-    open_window: OpenWindow | None = None
-    failed_window: OpenWindow | None = None
-
-    @property
-    def num_loose(self) -> int:
-        """Tokens accepted although they differ from the target's own."""
-        return sum(1 for d in self.decisions if d.outcome is Outcome.LOOSE)
-
-    @property
-    def loose_cost_nats(self) -> float:
-        """What they cost together."""
-        return sum(d.gap_nats or 0.0 for d in self.decisions if d.outcome is Outcome.LOOSE)
-
-
-@dataclass(frozen=True, slots=True)
 class DistributionSpec:
     """Which distributions a drafter sends: its `top_k` most likely tokens, 0 for all.
 
@@ -216,19 +189,47 @@ class VerifyTimings:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundVerdict:
-    """Answer to a `VerifyRound`: the sequence is `keep_length` tokens, then `next_token_id`.
+class Verdict:
+    """What a rule says of a round: the sequence is `keep_length` tokens, then `next_token_id`.
 
-    `logprobs`, if asked for, has one for each token from where the round began, or from
-    `keep_length` if that is less, up to and including `next_token_id`.
+    `start_length` is the sequence's length before the round's drafts; it does not travel, who asked
+    knows it. `decisions` are one a draft. `open_window` is open now. If the window that was open
+    before the round `failed`, no draft stands and `keep_length` is its position. `logprobs`, if
+    asked for, has one for each token from where the round began, or from `keep_length` if that is
+    less, up to and including `next_token_id`. A round of plain decoding has several verdicts.
     """
 
-    round_id: int
     keep_length: int
     next_token_id: int
-    committed_length: int
-    decisions: Sequence[Decision]
-    last: bool
-    timings: VerifyTimings = field(default_factory=VerifyTimings)
+    decisions: tuple[Decision, ...] = ()
     open_window: OpenWindow | None = None
-    logprobs: Sequence[TokenLogprobs] = ()
+    start_length: int = 0
+    round_id: int = 0
+    last: bool = True
+    timings: VerifyTimings = field(default_factory=VerifyTimings)
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a window that was open before the round failed."""
+        return self.keep_length < self.start_length
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that stand, if only for now."""
+        return max(0, self.keep_length - self.start_length)
+
+    @property
+    def committed_length(self) -> int:
+        """Tokens that are final."""
+        return self.open_window.position if self.open_window else self.keep_length + 1
+
+    @property
+    def num_loose(self) -> int:
+        """Tokens accepted although they differ from the target's own."""
+        return sum(1 for d in self.decisions if d.outcome is Outcome.LOOSE)
+
+    @property
+    def loose_cost_nats(self) -> float:
+        """What they cost together."""
+        return sum(d.gap_nats or 0.0 for d in self.decisions if d.outcome is Outcome.LOOSE)

@@ -1,93 +1,96 @@
-"""Protobuf messages to our types and back: the only package that knows both.
+"""Protobuf messages to our values and back: the only package that knows the fields of both.
 
-Conversions are total: what protobuf cannot rule out (an unknown enum number, a missing oneof) is
-refused here with `InvalidArgumentError`. Ranges are the receiving service's business.
+What protobuf cannot rule out (an unknown enum number, a missing oneof) is refused here with
+`InvalidArgumentError`. Ranges are the receiving service's business.
 """
 
-from flyspec.wire.common import (
-    distribution_from_proto,
-    distribution_to_proto,
-    logprobs_from_proto,
-    logprobs_to_proto,
-    model_info_from_proto,
-    model_info_to_proto,
-    process_info_from_proto,
-    process_info_to_proto,
-    rule_from_proto,
-    rule_to_proto,
-    sampling_from_proto,
-    sampling_to_proto,
-    session_status_from_proto,
-    session_status_to_proto,
-)
-from flyspec.wire.draft import (
-    add_tokenizer_from_proto,
-    add_tokenizer_to_protos,
-    draft_advance_to_proto,
-    draft_chunk_from_proto,
-    draft_chunk_to_proto,
-    draft_info_from_proto,
-    draft_info_to_proto,
-    draft_open_to_proto,
-    draft_request_from_proto,
-    drafter_info_from_proto,
-    drafter_info_to_proto,
-)
-from flyspec.wire.verify import (
-    decision_from_proto,
-    decision_to_proto,
-    distributions_to_proto,
-    round_verdict_from_proto,
-    round_verdict_to_proto,
-    tokenizer_from_protos,
-    tokenizer_to_protos,
-    verify_info_from_proto,
-    verify_info_to_proto,
-    verify_open_to_proto,
-    verify_request_from_proto,
-    verify_round_to_proto,
-    window_from_proto,
-    window_to_proto,
-)
+from __future__ import annotations
 
-__all__ = [
-    "add_tokenizer_from_proto",
-    "add_tokenizer_to_protos",
-    "decision_from_proto",
-    "decision_to_proto",
-    "distribution_from_proto",
-    "distribution_to_proto",
-    "distributions_to_proto",
-    "draft_advance_to_proto",
-    "draft_chunk_from_proto",
-    "draft_chunk_to_proto",
-    "draft_info_from_proto",
-    "draft_info_to_proto",
-    "draft_open_to_proto",
-    "draft_request_from_proto",
-    "drafter_info_from_proto",
-    "drafter_info_to_proto",
-    "logprobs_from_proto",
-    "logprobs_to_proto",
-    "model_info_from_proto",
-    "model_info_to_proto",
-    "process_info_from_proto",
-    "process_info_to_proto",
-    "round_verdict_from_proto",
-    "round_verdict_to_proto",
-    "rule_from_proto",
-    "rule_to_proto",
-    "sampling_from_proto",
-    "sampling_to_proto",
-    "session_status_from_proto",
-    "session_status_to_proto",
-    "tokenizer_from_protos",
-    "tokenizer_to_protos",
-    "verify_info_from_proto",
-    "verify_info_to_proto",
-    "verify_open_to_proto",
-    "verify_request_from_proto",
-    "verify_round_to_proto",
-    "window_from_proto",
-    "window_to_proto",
-]
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from flyspec.errors import InvalidArgumentError
+from flyspec.v1 import verify_pb2
+from flyspec.values.admin import TokenizerBundle, TokenizerFacts
+from flyspec.wire.codec import pair
+from flyspec.wire.messages import ENVELOPES, VALUES
+
+TOKENIZER_CHUNK_BYTES = 1 << 20
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> Any:
+    """The message that goes over the wire for a value, its envelope included.
+
+    Raises ValueError or TypeError for what a field cannot hold.
+    """
+    return _WRITE[type(value)](value)
+
+
+def decode(cls: type[T], message: Any, **local: Any) -> T:
+    """The value that a message tells, with the fields of it that do not travel.
+
+    Raises `InvalidArgumentError`.
+    """
+    return _READ[cls, type(message)](message, **local)  # type: ignore[no-any-return]
+
+
+def unwrap(message: Any) -> Any:
+    """The value, or the bytes, in an envelope. Raises `InvalidArgumentError`."""
+    oneof, held = _OPEN[type(message)]
+    name = message.WhichOneof(oneof)
+    if name is None:
+        choice = ", ".join(held)
+        raise InvalidArgumentError(f"{message.DESCRIPTOR.name}.{oneof}: set one of {choice}")
+    return held[name](getattr(message, name))
+
+
+class _Lazy(dict[Any, Any]):
+    """What is made of a key, once."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __missing__(self, key: Any) -> Any:
+        self[key] = made = self._make(key)
+        return made
+
+
+def _writer(cls: type) -> Callable[[Any], Any]:
+    message = next((m for m, told in VALUES.items() if told is cls), None)
+    if message is None:
+        raise TypeError(f"{cls.__name__} is no message")
+    write, _ = pair(cls, message.DESCRIPTOR)
+    for envelope in ENVELOPES:
+        for field in envelope.DESCRIPTOR.fields:
+            if field.message_type is message.DESCRIPTOR:
+                return lambda value: envelope(**{field.name: write(value)})
+    return lambda value: message(**write(value))
+
+
+def _opener(envelope: Any) -> tuple[str, dict[str, Callable[[Any], Any]]]:
+    (oneof,) = envelope.DESCRIPTOR.oneofs
+    told = {message.DESCRIPTOR: cls for message, cls in VALUES.items()}
+    messages = {field.name: field.message_type for field in oneof.fields}
+    return oneof.name, {n: pair(told[m], m)[1] if m else bytes for n, m in messages.items()}
+
+
+_WRITE, _OPEN = _Lazy(_writer), _Lazy(_opener)
+_READ = _Lazy(lambda key: pair(key[0], key[1].DESCRIPTOR)[1])
+
+
+def tokenizer_messages(first: TokenizerBundle | TokenizerFacts, tokenizer_json: bytes) -> list[Any]:
+    """A tokenizer as the messages of `GetTokenizer`, or with its facts those of `AddTokenizer`."""
+    message, size = encode(first), TOKENIZER_CHUNK_BYTES
+    starts = range(0, len(tokenizer_json), size)
+    chunks = [type(message)(tokenizer_json_chunk=tokenizer_json[i : i + size]) for i in starts]
+    return [message, *chunks]
+
+
+def tokenizer_of(messages: Sequence[verify_pb2.GetTokenizerResponse]) -> TokenizerBundle:
+    """The tokenizer in the messages of `GetTokenizer`."""
+    if not messages or messages[0].WhichOneof("response") != "metadata":
+        raise InvalidArgumentError("GetTokenizerResponse.response: metadata must come first")
+    data = b"".join(message.tokenizer_json_chunk for message in messages[1:])
+    return decode(TokenizerBundle, messages[0].metadata, tokenizer_json=data)

@@ -8,10 +8,11 @@ from typing import Any
 
 import grpc
 
-from flyspec import rpc
-from flyspec.client import Completion, GenerateOptions, Prompt, messages
+from flyspec import rpc, wire
+from flyspec.client import Completion, GenerateOptions, Models, Prompt
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
+from flyspec.values.generation import GenerationRequest
 from loadtest.connection import Endpoint
 
 
@@ -28,7 +29,7 @@ class GrpcStream:
                     case "chunk":
                         yield len(response.chunk.token_ids)
                     case "completion":
-                        completion = messages.event_from_proto(response)
+                        completion = wire.unwrap(response)
                         assert isinstance(completion, Completion)
                         yield completion
                         return
@@ -51,21 +52,21 @@ class GrpcTransport:
 
     def open(self, prompt: Prompt, options: GenerateOptions) -> GrpcStream:
         """Ask for a generation."""
-        request = messages.request_to_proto(prompt, options)
+        request = wire.encode(GenerationRequest(prompt, options))
         stub = next(self._stubs)
         call = stub.Generate(request, timeout=options.timeout_s, metadata=self._metadata)
         return GrpcStream(call)
 
-    def list_models(self, timeout_s: float = 10.0) -> generation_pb2.ListModelsResponse:
+    def list_models(self, timeout_s: float = 10.0) -> Models:
         """What answers there. Raises `FlyspecError` that names the address if nothing does."""
         request = generation_pb2.ListModelsRequest()
         try:
-            return next(self._stubs).ListModels(  # type: ignore[no-any-return]
-                request, timeout=timeout_s, metadata=self._metadata
-            )
+            stub = next(self._stubs)
+            response = stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             found = error_of(error)
             raise FlyspecError(f"{self._address} does not answer: {found}") from None
+        return wire.decode(Models, response)
 
     def close(self) -> None:
         """Close the connections."""

@@ -5,27 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.values.admin import DrafterInfo, DrafterState, ModelInfo
+from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
 from orchestrator.fleet.replicas import Pool
-from orchestrator.upstreams.draft import DraftUpstream
-
-
-@dataclass(slots=True)
-class DrafterStats:
-    """What a drafter did here (see the proto message of this name). Times in ns."""
-
-    generations_total: int = 0
-    num_spec_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    num_emitted_tokens: int = 0
-    failures_total: int = 0
-    proposal_ns_total: int = 0
-    round_ns_total: int = 0
+from orchestrator.upstreams.protocol import DraftUpstream
 
 
 @dataclass(eq=False, slots=True)
-class Drafter:
+class RegisteredDrafter:
     """A drafter. Without a pool it is prompt lookup inside the orchestrator.
 
     `users` are the generations that draft with it now.

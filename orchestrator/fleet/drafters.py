@@ -20,11 +20,11 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.values.admin import DrafterInfo, DrafterState
+from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats
 from orchestrator.fleet.discovery import Addresses
-from orchestrator.fleet.drafter import Drafter, DrafterStats, of_kind
+from orchestrator.fleet.drafter import RegisteredDrafter, of_kind
 from orchestrator.fleet.replicas import Pool, Replica
-from orchestrator.upstreams.draft import DraftUpstream
+from orchestrator.upstreams.protocol import DraftUpstream
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Drafters:
     ) -> None:
         self._connect, self._probe, self._read = connect, probe, read
         self._pools: dict[str, Pool[DraftUpstream]] = {}
-        self.lookup = Drafter(LOOKUP, LOOKUP, None, DrafterState.ACTIVE)
+        self.lookup = RegisteredDrafter(LOOKUP, LOOKUP, None, DrafterState.ACTIVE)
         """Prompt lookup here, whether requests can name it or not."""
         self._drafters = {LOOKUP: self.lookup}
         self._active = self.lookup
@@ -58,16 +58,16 @@ class Drafters:
     # --- who there is -----------------------------------------------------------------------
 
     @property
-    def all(self) -> list[Drafter]:
+    def all(self) -> list[RegisteredDrafter]:
         """All, the active one first."""
         return [self._active, *(d for d in self._drafters.values() if d is not self._active)]
 
     @property
-    def active(self) -> Drafter:
+    def active(self) -> RegisteredDrafter:
         """The default."""
         return self._active
 
-    def get(self, name: str) -> Drafter:
+    def get(self, name: str) -> RegisteredDrafter:
         """The drafter of that name. Raises `NotFoundError`."""
         try:
             return self._drafters[name]
@@ -87,7 +87,7 @@ class Drafters:
         for info in offered:
             drafter = known.pop(info.name, self.lookup)
             if drafter is self.lookup:
-                drafter = Drafter(info.name, info.name, pool)
+                drafter = RegisteredDrafter(info.name, info.name, pool)
             self._drafters[info.name] = drafter
         self._drafters |= known
         if self._active is self.lookup:
@@ -111,7 +111,7 @@ class Drafters:
                 f"speculation.drafter: {name!r} drains; use {self._active.name!r} instead"
             )
 
-    def assign(self, name: str) -> Drafter:
+    def assign(self, name: str) -> RegisteredDrafter:
         """The drafter of a new generation that asks for `name`, or for none.
 
         One that has gone since `check` gives way to the active one.
@@ -127,7 +127,7 @@ class Drafters:
         drafter.stats.generations_total += 1
         return drafter
 
-    def current(self, assigned: Drafter, by_name: bool) -> Drafter:
+    def current(self, assigned: RegisteredDrafter, by_name: bool) -> RegisteredDrafter:
         """Who should draft now for a generation that was assigned this drafter."""
         if self._drafters.get(assigned.name) is not assigned:
             return self._active
@@ -142,7 +142,7 @@ class Drafters:
         drafter = self._drafters.get(name, self.lookup if name == LOOKUP else None)
         return drafter.stats if drafter else None
 
-    def ladder(self, first: Drafter) -> Iterator[Drafter]:
+    def ladder(self, first: RegisteredDrafter) -> Iterator[RegisteredDrafter]:
         """Who can draft, in order: `first`, the active one, the others with a model."""
         yield from (d for d in (first,) if d.usable)
         others = [d for d in self.all if d is not first]
@@ -153,7 +153,7 @@ class Drafters:
 
     # --- what the operator does -------------------------------------------------------------
 
-    async def register(self, name: str, address: str, kind: str) -> tuple[Drafter, int]:
+    async def register(self, name: str, address: str, kind: str) -> tuple[RegisteredDrafter, int]:
         """Add a drafter, or an address to one, after it was tried; the trial's time, ns."""
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(
@@ -166,7 +166,7 @@ class Drafters:
             pool = self._connect(address, name)
             try:
                 await pool.start()
-                drafter = Drafter(name, kind, pool)
+                drafter = RegisteredDrafter(name, kind, pool)
                 probe_ns = await self._try(drafter, pool.replicas, address)
             except BaseException:
                 await pool.close()
@@ -176,7 +176,7 @@ class Drafters:
             log.info("drafter %s registered: %s at %s", name, drafter.kind, address)
             return drafter, probe_ns
 
-    async def _add_address(self, drafter: Drafter, address: str, kind: str) -> int:
+    async def _add_address(self, drafter: RegisteredDrafter, address: str, kind: str) -> int:
         """Another address of a drafter that there is."""
         pool = drafter.pool
         if pool is None or kind not in ("", drafter.kind):
@@ -195,7 +195,7 @@ class Drafters:
             raise
 
     async def _try(
-        self, drafter: Drafter, replicas: Sequence[Replica[DraftUpstream]], address: str
+        self, drafter: RegisteredDrafter, replicas: Sequence[Replica[DraftUpstream]], address: str
     ) -> int:
         """Fill in the drafter's kind and let one of the replicas propose something."""
         replica = next((r for r in replicas if r.info is not None), None)
@@ -219,7 +219,7 @@ class Drafters:
                 f"{drafter.name!r} cannot draft for this target: {error}"
             ) from error
 
-    def activate(self, name: str, share: float | None) -> Drafter:
+    def activate(self, name: str, share: float | None) -> RegisteredDrafter:
         """Give a drafter all new generations that name none (None or 1), or a share of them."""
         drafter = self.get(name)
         if share is not None and not 0 <= share <= 1:  # NaN too
@@ -253,12 +253,12 @@ class Drafters:
         log.info("drafter %s is active", name)
         return drafter
 
-    def _make_active(self, drafter: Drafter) -> None:
+    def _make_active(self, drafter: RegisteredDrafter) -> None:
         if self._active is not drafter:
             self._active.state = DrafterState.REGISTERED
         self._active, drafter.state, drafter.share = drafter, DrafterState.ACTIVE, 0.0
 
-    async def drain(self, name: str, wait_s: float) -> Drafter:
+    async def drain(self, name: str, wait_s: float) -> RegisteredDrafter:
         """Give a drafter nothing new, and wait so long for its generations to leave."""
         drafter = self.get(name)
         if drafter is self._active:

@@ -16,8 +16,7 @@ from flyspec.values.admin import (
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.replicas import Replica
-from orchestrator.upstreams.draft import DraftSession, DraftUpstream
-from orchestrator.upstreams.traffic import Traffic
+from orchestrator.upstreams.protocol import DraftUpstream, Traffic
 
 PROBE_TOKENS = 4
 
@@ -84,7 +83,7 @@ async def try_drafter(
     open_ = DraftOpen(
         (), SamplingParams(), 0, kind, tokenizer_fingerprint=target.tokenizer_fingerprint
     )
-    session = DraftSession(replica.service, open_, Traffic())
+    session = replica.service.open(open_, Traffic())
     began = time.perf_counter_ns()
     try:
         proposal = await session.propose(

@@ -13,13 +13,13 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from flyspec.errors import FlyspecError
 from flyspec.values.admin import BreakerState
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
-from orchestrator.upstreams.attempt import SilentError
+from orchestrator.upstreams.protocol import SilentError, Upstream, UpstreamSession
 
 log = logging.getLogger(__name__)
 
@@ -32,29 +32,7 @@ RECONNECT_MISSES = 4
 """Further ones after which its connection is made anew once more: it may be that which is lost."""
 
 
-class Stream(Protocol):
-    """A generation's session on a replica."""
-
-    def cut(self) -> None:
-        """End the stream; whoever waits on it gets `UnavailableError`."""
-
-
-class Service(Protocol):
-    """A connection to one replica."""
-
-    address: str
-
-    async def describe(self, timeout_s: float) -> Any:
-        """What the service says of itself."""
-
-    async def reconnect(self) -> None:
-        """Make the connection anew."""
-
-    async def close(self) -> None:
-        """Close the connection."""
-
-
-S = TypeVar("S", bound=Service)
+S = TypeVar("S", bound=Upstream)
 
 
 class Replica(Generic[S]):
@@ -68,11 +46,11 @@ class Replica(Generic[S]):
         self.listed = True
         self.outstanding = 0
         """Tokens that its sessions may still have to read and write."""
-        self.sessions: dict[Stream, int] = {}
+        self.sessions: dict[UpstreamSession, int] = {}
         self.misses = 0
         self.disturbed = asyncio.Event()
         self.asking = asyncio.Lock()
-        self._trial: Stream | None = None
+        self._trial: UpstreamSession | None = None
 
     @property
     def address(self) -> str:
@@ -89,7 +67,7 @@ class Replica(Generic[S]):
         """Whether a new session may be opened on it now."""
         return self.takes_new and self.breaker.allows(time.monotonic())
 
-    def join(self, session: Stream, weight: int) -> None:
+    def join(self, session: UpstreamSession, weight: int) -> None:
         """A session begins on it; `weight` as `outstanding`."""
         if self.breaker.state is BreakerState.HALF_OPEN:
             self._trial = session
@@ -97,7 +75,7 @@ class Replica(Generic[S]):
         self.sessions[session] = weight
         self.outstanding += weight
 
-    def leave(self, session: Stream) -> None:
+    def leave(self, session: UpstreamSession) -> None:
         """A session on it has ended."""
         self.outstanding -= self.sessions.pop(session, 0)
         if session is self._trial:
@@ -110,9 +88,9 @@ class Replica(Generic[S]):
         self.disturbed.set()
 
     def cut(self) -> None:
-        """End all streams to it."""
+        """End all sessions on it."""
         for session in list(self.sessions):
-            session.cut()
+            session.close()
 
 
 class Pool(Generic[S]):

@@ -19,7 +19,7 @@ _REFLECTION = "/grpc.reflection."
 _caller: ContextVar[ApiKey | None] = ContextVar("caller", default=None)
 
 
-def caller() -> ApiKey | None:
+def key_of_call() -> ApiKey | None:
     """The key of the call whose task this is; None where none is needed."""
     return _caller.get()
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 from flyspec import rpc, wire
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
-from flyspec.values.admin import DrafterState
-from orchestrator.fleet.directory import Directory
-from orchestrator.fleet.drafter import Drafter
+from flyspec.values.admin import DrafterStatus, Status, UpstreamStatus
+from orchestrator.fleet.drafter import RegisteredDrafter
+from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.replicas import Replica
 from orchestrator.front.admission import Admission
 
@@ -20,10 +21,8 @@ log = logging.getLogger(__name__)
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Tells the operator how things stand, and does what the operator says."""
 
-    def __init__(
-        self, directory: Directory, admission: Admission, servers: list[rpc.GrpcServer]
-    ) -> None:
-        self._directory, self._admission = directory, admission
+    def __init__(self, fleet: Fleet, admission: Admission, servers: list[rpc.GrpcServer]) -> None:
+        self._fleet, self._admission = fleet, admission
         self._servers = servers
         """Those that clients generate at: their health says whether work is taken."""
 
@@ -32,30 +31,31 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
         """Ask all services now, and add what runs here."""
-        directory, admission = self._directory, self._admission
-        pools = {id(d.pool): d.pool for d in directory.drafters.all if d.pool is not None}
-        await asyncio.gather(directory.targets.refresh(), *(p.refresh() for p in pools.values()))
-        targets = [_replica_status(r) for r in directory.targets.replicas]
+        fleet, admission = self._fleet, self._admission
+        pools = {id(d.pool): d.pool for d in fleet.drafters.all if d.pool is not None}
+        await asyncio.gather(fleet.targets.refresh(), *(p.refresh() for p in pools.values()))
+        targets = [_replica_status(r) for r in fleet.targets.replicas]
         drafters = [_replica_status(r) for pool in pools.values() for r in pool.replicas]
-        return admin_pb2.GetStatusResponse(
-            ready=any(target.ready for target in targets),
-            active_generations=admission.active,
-            waiting_generations=admission.waiting,
-            verify=targets[0] if targets else None,
-            draft=drafters[0] if drafters else None,
-            targets=targets,
-            drafters=drafters,
-            outstanding_tokens=admission.outstanding_tokens,
-            draining=admission.draining,
-            refused_total=admission.refused_total,
+        status: admin_pb2.GetStatusResponse = wire.encode(
+            Status(
+                ready=any(target.ready for target in targets),
+                active_generations=admission.active,
+                waiting_generations=admission.waiting,
+                targets=targets,
+                drafters=drafters,
+                outstanding_tokens=admission.outstanding_tokens,
+                draining=admission.draining,
+                refused_total=admission.refused_total,
+            )
         )
+        return status
 
     @rpc.handler
     async def ListDrafters(
         self, request: admin_pb2.ListDraftersRequest, context: Any
     ) -> admin_pb2.ListDraftersResponse:
         """The drafters, the active one first."""
-        drafters = self._directory.drafters.all
+        drafters = self._fleet.drafters.all
         return admin_pb2.ListDraftersResponse(drafters=[self._status(d) for d in drafters])
 
     @rpc.handler
@@ -63,7 +63,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.RegisterDrafterRequest, context: Any
     ) -> admin_pb2.RegisterDrafterResponse:
         """Try a drafter and take it in."""
-        drafter, probe_ns = await self._directory.drafters.register(
+        drafter, probe_ns = await self._fleet.drafters.register(
             request.name, request.address, request.kind
         )
         return admin_pb2.RegisterDrafterResponse(drafter=self._status(drafter), probe_ns=probe_ns)
@@ -74,7 +74,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.ActivateDrafterResponse:
         """Give a drafter work."""
         share = request.share if request.HasField("share") else None
-        drafter = self._directory.drafters.activate(request.name, share)
+        drafter = self._fleet.drafters.activate(request.name, share)
         return admin_pb2.ActivateDrafterResponse(drafter=self._status(drafter))
 
     @rpc.handler
@@ -82,7 +82,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DrainDrafterRequest, context: Any
     ) -> admin_pb2.DrainDrafterResponse:
         """Take work from a drafter."""
-        drafter = await self._directory.drafters.drain(request.name, request.wait_ms / 1000)
+        drafter = await self._fleet.drafters.drain(request.name, request.wait_ms / 1000)
         return admin_pb2.DrainDrafterResponse(drafter=self._status(drafter))
 
     @rpc.handler
@@ -90,7 +90,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.RemoveDrafterRequest, context: Any
     ) -> admin_pb2.RemoveDrafterResponse:
         """Forget a drafter."""
-        await self._directory.drafters.remove(request.name, request.force)
+        await self._fleet.drafters.remove(request.name, request.force)
         return admin_pb2.RemoveDrafterResponse()
 
     @rpc.handler
@@ -105,51 +105,37 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         log.info("%s", "taking requests again" if request.resume else "taking no new requests")
         return admin_pb2.DrainResponse(active_generations=self._admission.active)
 
-    def _status(self, drafter: Drafter) -> admin_pb2.DrafterStatus:
+    def _status(self, drafter: RegisteredDrafter) -> admin_pb2.DrafterStatus:
         """What is known of a drafter."""
-        replicas = drafter.pool.replicas if drafter.pool else []
-        model, stats = drafter.model, drafter.stats
-        ours = self._directory.target.info.model.tokenizer_fingerprint
-        return admin_pb2.DrafterStatus(
-            name=drafter.name,
-            kind=drafter.kind,
-            active=drafter.state is DrafterState.ACTIVE,
-            address=",".join(replica.address for replica in replicas),
-            usable=drafter.usable,
-            reason=drafter.reason,
-            model=wire.model_info_to_proto(model) if model else None,
-            state=admin_pb2.DrafterState.ValueType(drafter.state),
-            share=drafter.share,
-            replicas=[_replica_status(replica) for replica in replicas],
-            translated=model is not None and model.tokenizer_fingerprint != ours,
-            stats=admin_pb2.DrafterStats(
-                active_generations=len(drafter.users),
-                generations_total=stats.generations_total,
-                num_spec_steps=stats.num_spec_steps,
-                num_draft_tokens=stats.num_draft_tokens,
-                num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
-                failures_total=stats.failures_total,
-                proposal_ns_total=stats.proposal_ns_total,
-                num_emitted_tokens=stats.num_emitted_tokens,
-                round_ns_total=stats.round_ns_total,
-            ),
+        replicas, model = drafter.pool.replicas if drafter.pool else (), drafter.model
+        ours = self._fleet.target.info.model.tokenizer_fingerprint
+        status: admin_pb2.DrafterStatus = wire.encode(
+            DrafterStatus(
+                name=drafter.name,
+                kind=drafter.kind,
+                usable=drafter.usable,
+                reason=drafter.reason,
+                model=model,
+                state=drafter.state,
+                share=drafter.share,
+                translated=model is not None and model.tokenizer_fingerprint != ours,
+                replicas=[_replica_status(replica) for replica in replicas],
+                stats=replace(drafter.stats, active_generations=len(drafter.users)),
+            )
         )
+        return status
 
 
-def _replica_status(replica: Replica[Any]) -> admin_pb2.UpstreamStatus:
+def _replica_status(replica: Replica[Any]) -> UpstreamStatus:
     """What is known of a replica."""
-    info = replica.info
-    status = admin_pb2.UpstreamStatus(
+    status = UpstreamStatus(
         address=replica.address,
         ready=replica.usable,
         error=replica.problem or ("" if replica.usable else "it failed a moment ago"),
-        breaker=admin_pb2.BreakerState.ValueType(replica.breaker.state),
+        breaker=replica.breaker.state,
         active_generations=len(replica.sessions),
     )
-    if info is not None:
-        status.sessions.CopyFrom(wire.session_status_to_proto(info.sessions))
-        status.process.CopyFrom(wire.process_info_to_proto(info.process))
-        model = info.model if hasattr(info, "model") else info.drafters[0].model
-        if model is not None:
-            status.model.CopyFrom(wire.model_info_to_proto(model))
-    return status
+    if (info := replica.info) is None:
+        return status
+    model = info.model if hasattr(info, "model") else info.drafters[0].model
+    return replace(status, sessions=info.sessions, process=info.process, model=model)

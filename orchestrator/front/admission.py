@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from flyspec.security import ApiKey
 from orchestrator.front.clients import ClientLimits
-from orchestrator.front.hold_times import HoldTimes
+from orchestrator.front.waits import HoldTimes
 
 WAITING_SHARE = 0.25
 """Generations that may wait, as a share of those that may run, unless `--max-waiting` says.
@@ -30,11 +29,6 @@ keeps p99 within twice that at 80 %, with something to spare for what refusing c
 serves nobody sooner: it moves the refusal from now to later and adds its length to every answer.
 `python -m bench.overload` measures it.
 """
-UNKNOWN_RETRY_S = 1.0
-"""When to come back while no slot was ever given back."""
-MIN_RETRY_S, MAX_RETRY_S = 0.1, 60.0
-RETRY_JITTER = 0.5
-"""Up to this share is added to when to retry: who was refused together does not return together."""
 REFUSALS = ("queue_full", "wait_too_long", "deadline", "client_limit", "draining")
 """Why requests are not let in: their numbers are metrics."""
 POLL_S = 0.25
@@ -258,27 +252,23 @@ class Admission:
 
     def _wait_s(self, place: int, tokens: int, capacity: int) -> float:
         """About how long a request in that place of the queue waits, seconds."""
-        hold = self._holds.estimate_s
-        wait = max(0, place) * hold / max(1, capacity)
+        wait = self._holds.wait_s(place, capacity)
         if self._max_tokens and place > 0:
             # Room for as many tokens as the limit comes free in the time that a slot is held.
             lacking = self.outstanding_tokens + self._queued_tokens + tokens - self._max_tokens
-            wait = max(wait, lacking / self._max_tokens * hold)
+            wait = max(wait, lacking / self._max_tokens * self._holds.estimate_s)
         return wait
 
     def _retry_after(self, wait_s: float) -> float:
         """When somebody may come back who would wait so long, seconds."""
-        after = max(wait_s, self._holds.estimate_s / max(1, self._capacity()))
-        if not self._holds.known:
-            after = max(after, UNKNOWN_RETRY_S)
-        after *= 1 + RETRY_JITTER * random.random()
-        return min(max(after, MIN_RETRY_S), MAX_RETRY_S)
+        return self._holds.retry_after_s(wait_s, self._capacity())
 
 
 class Visit:
     """A request from its arrival to its end: `async with` gives back what it holds.
 
-    Ends at its deadline with `DeadlineExceededError`. `tokens` it may still read and write.
+    Ends at its deadline with `DeadlineExceededError`, but not while it is `pause`d: then others
+    than the generation do something. `tokens` it may still read and write.
     """
 
     def __init__(self, admission: Admission, client: str, deadline: float | None) -> None:
@@ -328,16 +318,20 @@ class Visit:
         finally:
             self._admission._leave(self)
 
+    def pause(self) -> None:
+        """Let the deadline pass until `resume`, which then ends the visit."""
+        if self.deadline is not None:
+            self._timeout.reschedule(None)
+
+    def resume(self) -> None:
+        """Mind the deadline again."""
+        if self.deadline is not None:
+            self._timeout.reschedule(self.deadline)
+
     def used(self, tokens: int) -> None:
         """So many tokens of the request were read and written so far."""
         self._used = tokens
         self._admission._lighten(self, self._total - tokens)
-
-
-def deadline_of(context: Any) -> float | None:
-    """The deadline that a call's client set, in the event loop's time; None if it set none."""
-    left: float | None = context.time_remaining()
-    return None if left is None else _now() + left
 
 
 def _now() -> float:

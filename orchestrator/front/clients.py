@@ -7,7 +7,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import unquote
 
 from flyspec.errors import (
@@ -17,7 +16,6 @@ from flyspec.errors import (
 )
 from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.security import ApiKey
-from orchestrator.front.access import caller
 
 MAX_CLIENT_ID_CHARACTERS = 128
 MAX_IDLE_CLIENTS = 10_000
@@ -26,24 +24,43 @@ IPV6_CLIENT_BITS = 64
 """One customer of a provider has at least so large a network, and may use all of its addresses."""
 
 
-def client_of(context: Any) -> str:
-    """The name of a call's client: its API key's, or what it calls itself, or else its address.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose a request is and when it must be over, as far as its transport knows.
 
-    The second is a claim that nothing proves: it tells clients behind one address apart, and does
-    not stop one that lies; where keys are needed it does not count. The address is without the
-    port. Raises `InvalidArgumentError` for a long name.
+    `client_id` is what the client calls itself, `address` where it is, without the port; `key` its
+    API key where keys are needed. `deadline` is in the event loop's time, None for none. The
+    request's own id, a new one if empty, and the span that waits for it are for logs and traces.
     """
-    if (key := caller()) is not None:
-        return f"key:{key.name}"
-    for key, value in context.invocation_metadata() or ():
-        if key == CLIENT_ID_KEY and value:
-            if len(value) > MAX_CLIENT_ID_CHARACTERS:
-                raise InvalidArgumentError(
-                    f"{CLIENT_ID_KEY}: at most {MAX_CLIENT_ID_CHARACTERS} characters, "
-                    f"got {len(value)}"
-                )
-            return f"id:{value}"
-    return address_of(context.peer())
+
+    address: str = ""
+    client_id: str = ""
+    key: ApiKey | None = None
+    deadline: float | None = None
+    request_id: str = ""
+    traceparent: str = ""
+
+    @property
+    def client(self) -> str:
+        """The name of the client: its API key's, or what it calls itself, or else its address.
+
+        The second is a claim that nothing proves: it tells clients behind one address apart, and
+        does not stop one that lies; where keys are needed it does not count. Raises
+        `InvalidArgumentError` for a long name.
+        """
+        if self.key is not None:
+            return f"key:{self.key.name}"
+        if not self.client_id:
+            return self.address
+        if len(self.client_id) > MAX_CLIENT_ID_CHARACTERS:
+            raise InvalidArgumentError(
+                f"{CLIENT_ID_KEY}: at most {MAX_CLIENT_ID_CHARACTERS} characters, "
+                f"got {len(self.client_id)}"
+            )
+        return f"id:{self.client_id}"
+
+
+NOBODY = Caller()
 
 
 def address_of(peer: str) -> str:

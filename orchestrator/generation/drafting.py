@@ -18,19 +18,24 @@ from flyspec.errors import (
     UnavailableError,
 )
 from flyspec.prefix import TokenSequence
-from flyspec.values.admin import BreakerState
-from flyspec.values.generation import RecoveryKind
+from flyspec.values.admin import BreakerState, ModelInfo
+from flyspec.values.generation import DrafterShare, RecoveryKind
 from flyspec.values.rounds import DraftOpen
-from orchestrator.fleet.drafter import Drafter
+from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.replicas import Replica
-from orchestrator.generation.local_lookup import LocalLookup
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.proposals import LocalLookup, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
-from orchestrator.generation.vocabulary import fit_proposal
-from orchestrator.telemetry.correlation import UNKNOWN, Correlation
-from orchestrator.upstreams.attempt import SilentError
-from orchestrator.upstreams.draft import DraftSession, DraftUpstream, Proposal
-from orchestrator.upstreams.traffic import Traffic
+from orchestrator.upstreams.protocol import (
+    UNKNOWN,
+    Correlation,
+    DraftSession,
+    DraftUpstream,
+    Proposal,
+    SilentError,
+    Traffic,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,41 +51,45 @@ MIN_TRY_S = 0.05
 
 
 class Drafting:
-    """A generation's drafts. `open_` says how its sessions are opened, but for tokens and drafter.
+    """A generation's drafts, by the drafter that the plan asks for or that the registry gives it.
 
-    `assigned` is what the registry gave it, `by_name` whether the request asked for that one.
+    `target` is the model to draft for.
     """
 
     def __init__(
         self,
         drafters: Drafters,
-        assigned: Drafter,
-        by_name: bool,
-        open_: DraftOpen,
-        vocab_size: int,
+        plan: GenerationPlan,
+        target: ModelInfo,
         traffic: Traffic,
         recoveries: Recoveries,
-        weight: int = 1,
         correlation: Correlation = UNKNOWN,
     ) -> None:
-        self._drafters, self._assigned, self._by_name = drafters, assigned, by_name
-        self._template = open_
-        self._vocab_size, self._weight = vocab_size, weight
+        assigned = drafters.assign(plan.drafter)
+        self._drafters, self._assigned, self._by_name = drafters, assigned, bool(plan.drafter)
+        self._template = DraftOpen(
+            token_ids=(),
+            sampling=plan.sampling,
+            seed=plan.seed,
+            prompt_length=len(plan.prompt_token_ids),
+            distribution=plan.distribution,
+            tokenizer_fingerprint=target.tokenizer_fingerprint,
+        )
+        self._vocab_size, self._weight = target.vocab_size, plan.max_total_tokens
         self._traffic, self._recoveries = traffic, recoveries
         self._correlation = correlation
-        self._lookup = LocalLookup(open_.distribution is not None)
+        self._lookup = LocalLookup(plan.distribution is not None)
         self._drafter = assigned
         self._replica: Replica[DraftUpstream] | None = None
         self._session: DraftSession | None = None
-        self._unfit: set[Drafter] = set()  # said that they cannot draft for this sequence
+        self._unfit: set[RegisteredDrafter] = set()  # said that they cannot draft for this sequence
         self._failed: list[Replica[DraftUpstream]] = []  # in this round, for good
         self._lost: list[Replica[DraftUpstream]] = []  # in this round
         self._trouble: tuple[int, object] | None = None  # since when, and what
         self._swapped = ""  # why the operator gave the generation to another drafter
         self._last = ""  # whose proposal came last
         self._began_ns = 0  # when this round's proposal was asked for
-        self.shares: dict[str, list[int]] = {}
-        """Rounds, drafted and accepted tokens of each drafter, by name, in order of appearance."""
+        self._shares: dict[str, list[int]] = {}  # rounds, drafted and accepted tokens by name
         assigned.users.add(self)
 
     @property
@@ -152,7 +161,7 @@ class Drafting:
                 continue
             self._drafter, self._replica = drafter, replica
             open_ = replace(self._template, drafter=drafter.kind)
-            self._session = DraftSession(replica.service, open_, self._traffic, self._correlation)
+            self._session = replica.service.open(open_, self._traffic, self._correlation)
             replica.join(self._session, self._weight)
             drafter.users.add(self)
             return True
@@ -180,7 +189,7 @@ class Drafting:
         self._recovered(drafter, replica)
         return proposal
 
-    def _recovered(self, drafter: Drafter, replica: Replica[DraftUpstream]) -> None:
+    def _recovered(self, drafter: RegisteredDrafter, replica: Replica[DraftUpstream]) -> None:
         """A drafter has drafted; note it if another did before, or if something was wrong."""
         trouble, self._trouble = self._trouble, None
         last, self._last = self._last, drafter.name
@@ -239,7 +248,7 @@ class Drafting:
         self, drafter: str, num_drafted: int, num_accepted: int, num_emitted: int, round_ns: int
     ) -> None:
         """Count what became of a proposal when it was checked."""
-        share = self.shares.setdefault(drafter, [0, 0, 0])
+        share = self._shares.setdefault(drafter, [0, 0, 0])
         share[0] += 1
         share[1] += num_drafted
         share[2] += num_accepted
@@ -250,6 +259,11 @@ class Drafting:
             stats.num_accepted_draft_tokens += num_accepted
             stats.num_emitted_tokens += num_emitted
             stats.round_ns_total += round_ns
+
+    @property
+    def shares(self) -> list[DrafterShare]:
+        """What each drafter did, in order of appearance."""
+        return [DrafterShare(name, *counts) for name, counts in self._shares.items()]
 
     def accept(self, length: int) -> None:
         """The first `length` tokens of sequence and last proposal stand."""

@@ -7,21 +7,22 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from flyspec.values.generation import RoundRecord, SpeculationMetrics
 from flyspec.values.rounds import (
     Budget,
     DraftTimings,
     OpenWindow,
     Outcome,
-    RoundVerdict,
+    Verdict,
     VerifyRound,
 )
 from flyspec.values.tokens import Origin
 from orchestrator.generation.window import Command, RollBack, Token
-from orchestrator.upstreams.traffic import Traffic
+from orchestrator.upstreams.protocol import Traffic
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RoundOutcome:
     """One checked proposal, or one plain token: what followed from it and what it took.
 
     `start` is the sequence's length before it, `committed_length` the final part after it. Without
@@ -31,7 +32,7 @@ class Round:
     """
 
     commands: Sequence[Command]
-    verdict: RoundVerdict | None
+    verdict: Verdict | None
     start: int
     committed_length: int
     round_ns: int
@@ -41,6 +42,34 @@ class Round:
     began_ns: int = 0
     drafted_ns: int = 0
     draft_timings: DraftTimings = field(default_factory=DraftTimings)
+
+    @property
+    def record(self) -> RoundRecord:
+        """The round as clients are told of it, with all that its verdict depended on."""
+        request, verdict = self.request, self.verdict
+        if request is None or verdict is None:  # a window failed for want of drafts
+            (back,) = (c for c in self.commands if isinstance(c, RollBack))
+            return RoundRecord(
+                start_length=self.start,
+                drafter=self.drafter,
+                draft_token_ids=(),
+                decisions=(),
+                keep_length=back.length,
+                next_token_id=back.token_id,
+                committed_length=self.committed_length,
+            )
+        return RoundRecord(
+            start_length=self.start,
+            drafter=self.drafter,
+            draft_token_ids=request.draft_token_ids,
+            decisions=verdict.decisions,
+            keep_length=verdict.keep_length,
+            next_token_id=verdict.next_token_id,
+            committed_length=self.committed_length,
+            budget=request.budget,
+            exact_until_position=request.exact_until_position,
+            open_window=request.open_window,
+        )
 
 
 @dataclass(slots=True)
@@ -82,7 +111,7 @@ class Ledger:
             cost = max(0.0, cost - self.loose_cost_nats - reserved)
         return Budget(tokens, cost)
 
-    def record(self, round_: Round, final: Sequence[Token]) -> None:
+    def record(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
         """Count a round that made the tokens `final` a final part of the output.
 
         The part of a round's time that is outside both models is its overhead.
@@ -102,7 +131,7 @@ class Ledger:
         if self._unsettled:
             self._settle(self._committed_length)
 
-    def _record_verdict(self, round_: Round, verdict: RoundVerdict) -> None:
+    def _record_verdict(self, round_: RoundOutcome, verdict: Verdict) -> None:
         """Count what was checked, and the draft that was rejected."""
         self.num_rounds += 1
         self.target_model_ns += verdict.timings.forward_ns
@@ -113,7 +142,7 @@ class Ledger:
         for decision in verdict.decisions:
             if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None:
                 self._reject(decision.gap_nats)
-        accepted = max(0, verdict.keep_length - round_.start)
+        accepted = verdict.num_accepted
         self._unsettled.append((round_.start, accepted, round_.drafter))
         if self.num_spec_steps > 1:  # the first round also opens sessions and reads the prompt
             models_ns = round_.draft_timings.model_ns + verdict.timings.forward_ns
@@ -164,3 +193,21 @@ class Ledger:
     def round_overhead_p50_ns(self) -> int:
         """Median time of a round outside the two models, ns; 0 with fewer than two rounds."""
         return int(statistics.median(self._overheads_ns)) if self._overheads_ns else 0
+
+    @property
+    def speculation(self) -> SpeculationMetrics:
+        """The counts as clients are told of them."""
+        return SpeculationMetrics(
+            num_spec_steps=self.num_spec_steps,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_draft_tokens=self.num_accepted_draft_tokens,
+            num_loose_tokens=self.num_loose_tokens,
+            loose_cost_nats=self.loose_cost_nats,
+            num_rollbacks=self.num_rollbacks,
+            acceptance_histogram=self.acceptance_histogram,
+            num_rounds=self.num_rounds,
+            num_rejected_tokens=self.num_rejected_tokens,
+            rejected_cost_nats=self.rejected_cost_nats,
+            round_bytes=self.traffic.round_bytes,
+            distribution_bytes=self.traffic.distribution_bytes,
+        )

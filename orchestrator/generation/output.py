@@ -7,33 +7,40 @@ back to where they began when they do not stand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flyspec.tokenizer import Detokenizer, Tokenizer
-from flyspec.values.generation import FinishReason
-from orchestrator.generation.window import Command, Commit, Retract, Show, Token
+from flyspec.values.generation import Chunk, FinishReason, Retract
+from flyspec.values.tokens import Origin
+from orchestrator.generation.window import Command, Commit, Hide, Show, Token
 
 
 @dataclass(slots=True)
 class Piece:
-    """Tokens to send, with the text that became complete with each."""
+    """Tokens to send, with the text that became complete with each.
+
+    `num_final_tokens` of the output are final with them.
+    """
 
     tokens: list[Token] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    num_final_tokens: int = 0
 
     @property
-    def text(self) -> str:
-        """The text of all of them."""
-        return "".join(self.texts)
-
-
-class Retraction(NamedTuple):
-    """What remains of the output, in tokens and in bytes of text, of what was sent."""
-
-    num_tokens: int
-    num_text_bytes: int
+    def chunk(self) -> Chunk:
+        """The piece as clients are told of it."""
+        tokens = self.tokens
+        return Chunk(
+            text="".join(self.texts),
+            token_ids=[t.token_id for t in tokens],
+            origins=[t.origin for t in tokens],
+            token_texts=self.texts,
+            num_final_tokens=self.num_final_tokens,
+            loose_gaps_nats=[t.gap_nats or 0.0 for t in tokens if t.origin is Origin.LOOSE],
+            logprobs=[t.logprobs for t in tokens if t.logprobs],
+        )
 
 
 @dataclass(slots=True)
@@ -45,7 +52,15 @@ class Update:
 
     piece: Piece = field(default_factory=Piece)
     final: list[Token] = field(default_factory=list)
-    retraction: Retraction | None = None
+    retraction: Retract | None = None
+
+    @property
+    def events(self) -> Iterator[Retract | Chunk]:
+        """What the client is told."""
+        if self.retraction is not None:
+            yield self.retraction
+        if self.piece.tokens or self.final:
+            yield self.piece.chunk
 
 
 class _Mark(NamedTuple):
@@ -98,8 +113,9 @@ class Output:
                 self._commit(command.tokens, update)
             elif isinstance(command, Show):
                 self._show(command.tokens, update)
-            elif isinstance(command, Retract):
-                self._retract(update)
+            elif isinstance(command, Hide):
+                self._hide(update)
+        update.piece.num_final_tokens = self.num_final_tokens
         return update
 
     def _commit(self, tokens: Sequence[Token], update: Update) -> None:
@@ -117,14 +133,14 @@ class Output:
             self._mark = _Mark(self._detokenizer.copy(), self._held, self._num_text_bytes)
         self._push(tokens, update.piece)
 
-    def _retract(self, update: Update) -> None:
+    def _hide(self, update: Update) -> None:
         """Go back to the last final token."""
         if self._mark is None:
             return
         self._detokenizer, self._held, self._num_text_bytes = self._mark
         self._mark = self._end = None
         self.num_tokens = self.num_final_tokens
-        update.retraction = Retraction(self.num_tokens, self._num_text_bytes)
+        update.retraction = Retract(self.num_tokens, self._num_text_bytes)
 
     def _push(self, tokens: Sequence[Token], piece: Piece) -> None:
         """Decode tokens into the piece, up to the end of the output."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
-from flyspec.v1 import generation_pb2
 from flyspec.validation import (
     MAX_TOP_LOGPROBS,
     distribution_spec,
@@ -22,9 +18,10 @@ from flyspec.validation import (
     validate_sampling,
 )
 from flyspec.values.admin import VerifyServiceInfo
+from flyspec.values.generation import GenerateOptions, GenerationRequest, Started
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
-from orchestrator.generation.prompt_size import check_count, check_size
+from orchestrator.generation.prompt import check_ids, encode_prompt
 from orchestrator.generation.rule_files import RuleBook
 
 MAX_STOP_STRINGS = 16
@@ -62,9 +59,27 @@ class GenerationPlan:
     return_rounds: bool
     distribution: DistributionSpec | None
 
+    @property
+    def max_total_tokens(self) -> int:
+        """Tokens that it may read and write at most."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+    def started(self, request_id: str, model: str, drafter: str) -> Started:
+        """What the client is told of it."""
+        return Started(
+            request_id=request_id,
+            model=model,
+            drafter=drafter if self.num_speculative_tokens else "",
+            seed=self.seed,
+            prompt_token_ids=self.prompt_token_ids,
+            rule=self.rule,
+            num_speculative_tokens=self.num_speculative_tokens,
+            warnings=self.warnings,
+        )
+
 
 def make_plan(
-    request: generation_pb2.GenerateRequest,
+    request: GenerationRequest,
     tokenizer: Tokenizer,
     target: VerifyServiceInfo,
     settings: OrchestratorSettings,
@@ -75,26 +90,24 @@ def make_plan(
 
     `max_draft_tokens` is what both services take in one round.
     """
-    prompt = _prompt(request, tokenizer, target)
-    max_tokens = _max_tokens(request, target.model.context_length - len(prompt))
-    sampling = _sampling(request, target, max_tokens)
-    speculation = request.speculation
-    limits = rules.limits
-    k = _num_speculative_tokens(speculation, settings, max_draft_tokens, rules)
-    given = wire.rule_from_proto(speculation.rule)
-    if not given.name:
-        given = replace(given, name=settings.rule)
-    asked = _given(speculation, "num_speculative_tokens")
+    options, limits = request.options, rules.limits
+    prompt = encode_prompt(request.prompt, tokenizer, target.model)
+    max_tokens = _max_tokens(options, target.model.context_length - len(prompt))
+    sampling = _sampling(options, target, max_tokens)
+    k = _num_speculative_tokens(options, settings, max_draft_tokens, rules)
+    given = _given_rule(options, settings)
+    asked = options.num_speculative_tokens
+    # W is that of the K that was asked for, whatever a round drafts.
     rule = rules.resolve(given, settings.num_speculative_tokens if asked is None else asked)
-    _check_ids("rule.guarded_token_ids", rule.guarded_token_ids, target)
-    cost = _given(speculation, "max_loose_cost_nats")
+    check_ids("rule.guarded_token_ids", rule.guarded_token_ids, target.model)
+    cost = options.max_loose_cost_nats
     if cost is not None and not 0 <= cost < math.inf:  # NaN too
         raise InvalidArgumentError(
             f"speculation.max_loose_cost_nats must be a finite number of at least 0, got {cost:g}"
         )
-    limits.check_loop_guard(speculation.disable_loop_guard)
-    logprobs = _given(request, "logprobs")
-    if logprobs is not None and logprobs > MAX_TOP_LOGPROBS:
+    limits.check_loop_guard(options.disable_loop_guard)
+    logprobs = options.logprobs
+    if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidArgumentError(
             f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {logprobs}"
         )
@@ -104,60 +117,57 @@ def make_plan(
     return GenerationPlan(
         prompt_token_ids=prompt,
         sampling=sampling,
-        seed=request.seed if request.HasField("seed") else secrets.randbits(64),
+        seed=secrets.randbits(64) if options.seed is None else options.seed,
         max_tokens=max_tokens,
-        stop=_stop(request),
-        ignore_eos=request.ignore_eos,
-        drafter=speculation.drafter,
+        stop=_stop(options),
+        ignore_eos=options.ignore_eos,
+        drafter=options.drafter,
         rule=rule,
         num_speculative_tokens=k,
-        max_loose_tokens=limits.bound_loose_tokens(_given(speculation, "max_loose_tokens")),
+        max_loose_tokens=limits.bound_loose_tokens(options.max_loose_tokens),
         max_loose_cost_nats=limits.bound_loose_cost_nats(cost),
         exact_until_position=min(
-            len(prompt) + speculation.exact_prefix_tokens, target.model.context_length
+            len(prompt) + options.exact_prefix_tokens, target.model.context_length
         ),
         context_length=target.model.context_length,
         max_plain_tokens=target.max_plain_tokens,
-        eager=speculation.eager,
-        loop_guard=not (RULE_PRESETS[rule.name].lossless or speculation.disable_loop_guard),
+        eager=options.eager,
+        loop_guard=not (RULE_PRESETS[rule.name].lossless or options.disable_loop_guard),
         logprobs=logprobs,
         warnings=tuple(warnings),
-        return_rounds=request.return_rounds,
+        return_rounds=options.return_rounds,
         distribution=distribution,
     )
 
 
-def _given(message: Any, name: str) -> Any:
-    """The value of an optional field, None if it is unset."""
-    return getattr(message, name) if message.HasField(name) else None
-
-
-def _max_tokens(request: generation_pb2.GenerateRequest, room: int) -> int:
+def _max_tokens(options: GenerateOptions, room: int) -> int:
     """Most tokens of the output: what was asked for, or what the context leaves."""
-    if not request.HasField("max_tokens"):
+    if options.max_tokens is None:
         return room
-    if request.max_tokens < 1:
-        raise InvalidArgumentError("max_tokens must be at least 1, got 0")
-    return min(request.max_tokens, room)
+    if options.max_tokens < 1:
+        raise InvalidArgumentError(f"max_tokens must be at least 1, got {options.max_tokens}")
+    return min(options.max_tokens, room)
 
 
 def _sampling(
-    request: generation_pb2.GenerateRequest, target: VerifyServiceInfo, max_tokens: int
+    options: GenerateOptions, target: VerifyServiceInfo, max_tokens: int
 ) -> SamplingParams:
     """How tokens are chosen; greedy if the request does not say."""
-    sampling = wire.sampling_from_proto(request.sampling)
+    sampling = options.sampling
     validate_sampling(sampling)
     if sampling.min_tokens > max_tokens:
         raise InvalidArgumentError(
             f"sampling.min_tokens must be between 0 and {max_tokens} (max_tokens, or what is left "
             f"of the context), got {sampling.min_tokens}"
         )
-    _check_ids("sampling.logit_bias", [token_id for token_id, _ in sampling.logit_bias], target)
+    check_ids(
+        "sampling.logit_bias", [token_id for token_id, _ in sampling.logit_bias], target.model
+    )
     return sampling
 
 
 def _num_speculative_tokens(
-    speculation: generation_pb2.Speculation,
+    options: GenerateOptions,
     settings: OrchestratorSettings,
     max_draft_tokens: int,
     rules: RuleBook,
@@ -165,73 +175,32 @@ def _num_speculative_tokens(
     """K: the request's, or the server's as far as the services go along."""
     ceiling = rules.limits.max_num_speculative_tokens
     most = max_draft_tokens if ceiling is None else min(max_draft_tokens, ceiling)
-    if not speculation.HasField("num_speculative_tokens"):
+    k = options.num_speculative_tokens
+    if k is None:
         return min(settings.num_speculative_tokens, most)
-    k: int = speculation.num_speculative_tokens
-    if k > most:
+    if not 0 <= k <= most:
         raise InvalidArgumentError(
             f"speculation.num_speculative_tokens must be between 0 and {most}, got {k}"
         )
     return k
 
 
-def _check_ids(field: str, token_ids: Sequence[int], target: VerifyServiceInfo) -> None:
-    """Refuse token ids that the target does not have."""
-    model = target.model
-    if token_ids and max(token_ids) >= model.vocab_size:
-        raise InvalidArgumentError(
-            f"{field}: token id {max(token_ids)} is out of range; {model.name} has ids "
-            f"0 to {model.vocab_size - 1}"
-        )
+def _given_rule(options: GenerateOptions, settings: OrchestratorSettings) -> Rule:
+    """The request's rule, or the server's with the request's parameters, as they were given."""
+    rule = options.rule or Rule("")
+    return rule if rule.name else replace(rule, name=settings.rule)
 
 
-def _prompt(
-    request: generation_pb2.GenerateRequest, tokenizer: Tokenizer, target: VerifyServiceInfo
-) -> list[int]:
-    """The prompt's token ids, at least one, leaving room for at least one more."""
-    model = target.model
-
-    def num_tokens(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False))
-
-    match request.WhichOneof("prompt"):
-        case "text":
-            if not request.text:
-                raise InvalidArgumentError("prompt: text is empty; send at least one character")
-            check_size([request.text], num_tokens, model.context_length)
-            token_ids = tokenizer.encode(request.text)
-        case "token_ids":
-            check_count("tokens", len(request.token_ids.ids), model.context_length)
-            token_ids = list(request.token_ids.ids)
-        case "chat":
-            if not request.chat.messages:
-                raise InvalidArgumentError("prompt: chat has no messages; send at least one")
-            check_count("messages", len(request.chat.messages), model.context_length)
-            check_size([m.content for m in request.chat.messages], num_tokens, model.context_length)
-            token_ids = tokenizer.encode_chat([(m.role, m.content) for m in request.chat.messages])
-        case _:
-            raise InvalidArgumentError("prompt: set one of text, token_ids, chat")
-    if not token_ids:
-        raise InvalidArgumentError("prompt: no token ids; send at least one")
-    _check_ids("prompt", token_ids, target)
-    if len(token_ids) >= model.context_length:
-        raise InvalidArgumentError(
-            f"prompt: {len(token_ids)} tokens leave no room in the model's context of "
-            f"{model.context_length}; shorten the prompt"
-        )
-    return token_ids
-
-
-def _stop(request: generation_pb2.GenerateRequest) -> tuple[str, ...]:
+def _stop(options: GenerateOptions) -> tuple[str, ...]:
     """The stop strings, bounded because text is held back for them."""
-    if len(request.stop) > MAX_STOP_STRINGS:
+    if len(options.stop) > MAX_STOP_STRINGS:
         raise InvalidArgumentError(
-            f"stop: at most {MAX_STOP_STRINGS} strings, got {len(request.stop)}"
+            f"stop: at most {MAX_STOP_STRINGS} strings, got {len(options.stop)}"
         )
-    for stop in request.stop:
+    for stop in options.stop:
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
             raise InvalidArgumentError(
                 f"stop: each string must have 1 to {MAX_STOP_CHARACTERS} characters, "
                 f"got {len(stop)}"
             )
-    return tuple(request.stop)
+    return tuple(options.stop)

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from flyspec.values.generation import RecoveryKind
+from flyspec.values.generation import Recovery, RecoveryKind
 
 MAX_KEPT = 64
 MAX_REASON_CHARACTERS = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """One event; see the proto message of this name. Times in ns."""
-
-    kind: RecoveryKind
-    output_token_index: int
-    elapsed_ns: int
-    delay_ns: int
-    successor: str
-    reason: str
 
 
 class Recoveries:

@@ -1,19 +1,20 @@
-"""The core loop: propose, check, extend the sequence; one `Round` at a time."""
+"""The core loop: propose, check, extend the sequence; one round at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from flyspec.prefix import TokenSequence
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import RoundVerdict, VerifyRound
+from flyspec.values.rounds import Verdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import (
     Checked,
     Command,
@@ -25,8 +26,7 @@ from orchestrator.generation.window import (
     WindowState,
     step,
 )
-from orchestrator.upstreams.draft import Proposal
-from orchestrator.upstreams.verify import VerifySession
+from orchestrator.upstreams.protocol import Proposal
 
 
 class Rounds:
@@ -40,7 +40,7 @@ class Rounds:
         self,
         plan: GenerationPlan,
         drafting: Drafting,
-        verifying: VerifySession,
+        verifying: Verifying,
         ledger: Ledger,
         recoveries: Recoveries,
     ) -> None:
@@ -58,7 +58,7 @@ class Rounds:
         self._round_id = 0
         self._started_ns = 0
 
-    async def __aiter__(self) -> AsyncIterator[Round]:
+    async def run(self) -> AsyncGenerator[RoundOutcome]:
         """Run rounds for ever; the caller leaves when its output is complete."""
         proposing = self._propose()
         try:
@@ -152,9 +152,9 @@ class Rounds:
         self,
         event: Event,
         proposal: Proposal,
-        verdict: RoundVerdict | None = None,
+        verdict: Verdict | None = None,
         request: VerifyRound | None = None,
-    ) -> Round:
+    ) -> RoundOutcome:
         """Do what follows from an event, and say so."""
         start = len(self._sequence)
         if verdict is not None:
@@ -167,12 +167,11 @@ class Rounds:
         round_ns = now - began_ns
         self._recoveries.output_token_index = len(self._sequence) - self._prompt_length
         if verdict is not None and verdict.decisions:
-            accepted = max(0, verdict.keep_length - start)
             emitted = len(self._sequence) - start
             self._drafting.record(
-                proposal.drafter, len(proposal.token_ids), accepted, emitted, round_ns
+                proposal.drafter, len(proposal.token_ids), verdict.num_accepted, emitted, round_ns
             )
-        return Round(
+        return RoundOutcome(
             commands=commands,
             verdict=verdict,
             start=start,

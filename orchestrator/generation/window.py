@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flyspec.errors import FlyspecError
-from flyspec.values.rounds import OpenWindow, Outcome, RoundVerdict
+from flyspec.values.rounds import OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import Origin, TokenLogprobs
 
 
@@ -56,7 +56,7 @@ class WindowState(NamedTuple):
 class Checked(NamedTuple):
     """The target's verdict on drafts that followed the whole sequence; none in plain decoding."""
 
-    verdict: RoundVerdict
+    verdict: Verdict
     draft_token_ids: Sequence[int] = ()
     draft_origins: Sequence[Origin] = ()
 
@@ -100,11 +100,11 @@ class Show(NamedTuple):
     tokens: Sequence[Token]
 
 
-class Retract(NamedTuple):
+class Hide(NamedTuple):
     """Nothing that was shown and not committed stands, if anything was; eager only."""
 
 
-Command = Extend | RollBack | Commit | Show | Retract
+Command = Extend | RollBack | Commit | Show | Hide
 
 
 # --- transitions ----------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def _checked(state: WindowState, event: Checked) -> tuple[WindowState, list[Comm
 
 
 def _hold(
-    state: WindowState, verdict: RoundVerdict, tokens: list[Token], commands: list[Command]
+    state: WindowState, verdict: Verdict, tokens: list[Token], commands: list[Command]
 ) -> tuple[WindowState, list[Command]]:
     """Commit what comes before the window that is open now, hold back the rest."""
     window = verdict.open_window
@@ -175,7 +175,7 @@ def _fail(state: WindowState, window: OpenWindow) -> tuple[WindowState, list[Com
     token = Token(window.target_token_id, Origin.CORRECTION, None, window.target_logprobs)
     commands: list[Command] = [RollBack(window.position, token.token_id, window.gap_nats)]
     if state.eager:
-        commands.append(Retract())
+        commands.append(Hide())
     commands.append(Commit((token,)))
     return state._replace(length=window.position + 1, held=(), window=None), commands
 
@@ -211,7 +211,7 @@ def _tokens(event: Checked, num_accepted: int) -> list[Token]:
     return tokens
 
 
-def _impossible(state: WindowState, verdict: RoundVerdict) -> FlyspecError:
+def _impossible(state: WindowState, verdict: Verdict) -> FlyspecError:
     """A verdict that does not fit the sequence it was given."""
     return FlyspecError(
         f"verify service: keep_length {verdict.keep_length} with open window "

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from flyspec.telemetry.metrics import REQUEST_SECONDS, STEP_SECONDS, Buckets
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.tokens import Origin
-from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import Token
 
 NOBODY = "none"
@@ -224,7 +224,7 @@ class Times:
         self.rounds = Buckets(STEP_SECONDS)
         self.parts = [Buckets(STEP_SECONDS) for _ in PARTS]
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: RoundOutcome) -> None:
         """A round that was checked."""
         assert round_.verdict is not None
         draft, verify, round_ns = round_.draft_timings, round_.verdict.timings, round_.round_ns
@@ -247,7 +247,7 @@ class RoundCounter:
         self._num_loose = self._num_rollbacks = 0
         self._loose_cost_nats = 0.0
 
-    def count(self, round_: Round, final: Sequence[Token]) -> None:
+    def count(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
         """A round that the ledger has recorded, and the tokens that became final with it."""
         if round_.drafter != self._drafter:
             self._drafter = round_.drafter

@@ -12,8 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from flyspec.telemetry.metrics import gauge
 from flyspec.values.admin import BreakerState, DrafterState
-from orchestrator.fleet.directory import Directory
-from orchestrator.fleet.drafter import Drafter
+from orchestrator.fleet.drafter import RegisteredDrafter
+from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.replicas import Pool
 from orchestrator.front.admission import REFUSALS, Admission
 
@@ -55,18 +55,18 @@ def admission_metrics(admission: Admission) -> Iterator[Metric]:
     yield refusals
 
 
-def directory_metrics(directory: Directory) -> Iterator[Metric]:
+def fleet_metrics(fleet: Fleet) -> Iterator[Metric]:
     """The drafters, and the replicas of all services."""
-    drafters = directory.drafters.all
+    drafters = fleet.drafters.all
     yield from _drafter_metrics(drafters)
     pools: dict[int, tuple[str, Pool[Any]]] = {}
     for drafter in drafters:
         if drafter.pool is not None:
             pools.setdefault(id(drafter.pool), ("draft", drafter.pool))
-    yield from _replica_metrics([("verify", directory.targets), *pools.values()])
+    yield from _replica_metrics([("verify", fleet.targets), *pools.values()])
 
 
-def _drafter_metrics(drafters: list[Drafter]) -> Iterator[Metric]:
+def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
     for name, documentation, attribute, factor in _DRAFTER_COUNTERS:
         family = CounterMetricFamily(f"flyspec_drafter_{name}", documentation, labels=["drafter"])
         for drafter in drafters:

@@ -25,9 +25,9 @@ from flyspec.telemetry.traces import (
     wall_ns,
 )
 from flyspec.values.rounds import Outcome
-from orchestrator.generation.ledger import Round
+from orchestrator.generation.ledger import RoundOutcome
 from orchestrator.generation.window import RollBack
-from orchestrator.telemetry.correlation import Correlation, Part
+from orchestrator.upstreams.protocol import Correlation, Part
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -88,7 +88,7 @@ class GenerationTrace(Identified):
         """It has waited for a slot until now."""
         self._traces.add("queue", "INTERNAL", self._parent, arrived_ns, admitted_ns, {})
 
-    def round(self, round_: Round, num_final: int) -> None:
+    def round(self, round_: RoundOutcome, num_final: int) -> None:
         """A round, or one token of a round of plain decoding, has come to its end."""
         ended_ns = round_.began_ns + round_.round_ns
         open_ = self._rounds.setdefault(
@@ -153,7 +153,7 @@ class GenerationTrace(Identified):
             )
 
 
-def _attributes(round_: Round, open_: _Open) -> Attributes:
+def _attributes(round_: RoundOutcome, open_: _Open) -> Attributes:
     """What a round's span tells."""
     verdict = round_.verdict
     decisions = verdict.decisions if verdict is not None else ()

@@ -1,5 +1,5 @@
-"""Streams to the draft and verify services: what they hold, deadlines, and opening them again.
+"""The services behind the orchestrator: what is needed of them, and how that goes over gRPC.
 
-A remote session is a cache (DESIGN, principle 1): when a stream is lost or holds another prefix,
-the next call opens a new one with the whole sequence.
+`protocol` is the seam, in plain values: the other rooms know nothing else. `connection`, `draft`
+and `verify` are gRPC and protobuf.
 """

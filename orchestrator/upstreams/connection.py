@@ -1,14 +1,25 @@
-"""The connection to a service behind the orchestrator."""
+"""gRPC to a service behind the orchestrator: its connection, and one try at it.
+
+A try is bounded in time, and what goes wrong says which service it was.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
+import grpc
+
 from flyspec import rpc
+from flyspec.errors import FlyspecError, IdleTimeoutError, PrefixMismatchError, UnavailableError
+from orchestrator.upstreams.protocol import SilentError
+
+DESCRIBE_TIMEOUT_S = 5.0
 
 
-class Upstream:
+class GrpcUpstream:
     """A service at an address, spoken to through `stub`; `timeout_s` is for one answer.
 
     `link` is the connection; one in the clear if not given.
@@ -36,12 +47,114 @@ class Upstream:
         return self._made[1]
 
     async def reconnect(self) -> None:
-        """Give the connection up, which may be lost without a sign; the next call makes another.
-
-        Ends all streams. gRPC itself would find out by keepalive, half a minute later.
-        """
+        """Give the connection up; gRPC itself would find out by keepalive, half a minute later."""
         await self._link.reset()
 
     async def close(self) -> None:
         """Close the connection."""
         await self._link.close()
+
+
+class GrpcSession:
+    """A stream to a service. `_synced` tokens of the service's sequence and of ours agree."""
+
+    def __init__(self) -> None:
+        self._call: Any = None
+        self._synced = 0
+
+    def close(self) -> None:
+        """End the stream; the service frees the session."""
+        if self._call is not None:
+            self._call.cancel()
+
+
+class Attempt:
+    """A block that raises `FlyspecError` alone; what another try may mend is `UnavailableError`.
+
+    That is: a lost connection, a stream that ended, a deadline of `timeout_s` seconds that passed.
+    """
+
+    __slots__ = ("_address", "_timeout", "_what")
+
+    def __init__(self, what: str, address: str, timeout_s: float) -> None:
+        self._what, self._address = what, address
+        self._timeout = asyncio.timeout(timeout_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError as timeout:
+            error = timeout
+        if isinstance(error, asyncio.CancelledError) and not _cancelled():
+            # gRPC raises this where a stream was cut from here (`GrpcSession.close`).
+            error = UnavailableError("the stream was given up")
+            raise self._named(error)
+        if isinstance(error, Exception):
+            named = self._named(error)
+            if named is not error:
+                raise named from error
+
+    def _named(self, error: Exception) -> Exception:
+        """The error to raise for `error`; the same one where it says enough."""
+        service = f"{self._what} at {self._address}"
+        if isinstance(error, TimeoutError):
+            return SilentError(f"{service} did not answer in time")
+        if isinstance(error, grpc.aio.UsageError):
+            return UnavailableError(f"{service}: the stream ended: {error}")
+        said = error
+        if isinstance(error, grpc.aio.AioRpcError):
+            said = _error_of(error.code(), error.details() or "")
+        if isinstance(said, IdleTimeoutError):  # the session is gone, the service well
+            return PrefixMismatchError(f"{service}: {said}")
+        if isinstance(said, UnavailableError):
+            return UnavailableError(f"{service}: {said}")
+        return said
+
+
+def _cancelled() -> bool:
+    """Whether somebody cancels the task that runs."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def write(call: Any, message: Any) -> None:
+    """Send a message; raises why the stream ended if it has."""
+    try:
+        await call.write(message)
+    except asyncio.InvalidStateError:
+        raise await _stream_error(call) from None
+
+
+async def read(call: Any) -> Any:
+    """The next message; raises why the stream ended if it has."""
+    try:
+        message = await rpc.unbroken(call.read())
+    except asyncio.CancelledError:
+        call.cancel()  # as grpc.aio does itself: nothing that comes later can be told from this
+        raise
+    if message is grpc.aio.EOF:
+        raise await _stream_error(call)
+    return message
+
+
+async def _stream_error(call: Any) -> FlyspecError:
+    """Why a stream ended."""
+    return _error_of(await call.code(), await call.details() or "")
+
+
+def _error_of(code: grpc.StatusCode, details: str) -> FlyspecError:
+    """What the end of a call stands for; what no flyspec server says, the connection's end does."""
+    lost = code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+    if code is grpc.StatusCode.INTERNAL and not details.startswith(rpc.BUG):
+        lost = True
+    if lost:
+        return UnavailableError(f"the stream ended: {code.name} {details}".rstrip())
+    return rpc.error_of_status(code, details or code.name)

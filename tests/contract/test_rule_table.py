@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from flyspec import wire
 from flyspec.bench.conditions import parse_conditions
 from flyspec.cli.options import RuleFlags
 from flyspec.rules import PARAMETERS, Parameter, Rule
@@ -19,7 +20,8 @@ from flyspec.rules.__main__ import write_tables
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule, validate_rule
 from flyspec.v1 import common_pb2
-from flyspec.wire import rule_from_proto, rule_to_proto
+from flyspec.values.rounds import VerifyOpen
+from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.limits import Limits
 from orchestrator.generation.rule_files import NamedRule
 from verify_service.rules.presets import compose
@@ -63,7 +65,8 @@ def test_a_parameter_reaches_everything_by_its_name(parameter: Parameter) -> Non
     value, name = a_value(parameter), owner(parameter)
     rule = Rule(name, **{parameter.name: value})
     validate_rule(rule)
-    assert rule_from_proto(rule_to_proto(rule)) == rule
+    opening = VerifyOpen((), 0, rule, SamplingParams(), 0)
+    assert wire.unwrap(wire.encode(opening)).rule == rule
     shown = parameter.show(value)
     assert parameter.read(shown) == value
     flags = RuleFlags(**{parameter.name: shown if parameter.members else value})

@@ -1,4 +1,8 @@
-"""What goes over the wire comes back the same."""
+"""What goes over the wire comes back the same, and no field of either side is forgotten."""
+
+import dataclasses
+from enum import IntEnum
+from inspect import Parameter
 
 import pytest
 from hypothesis import given
@@ -6,184 +10,222 @@ from hypothesis import strategies as st
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.v1 import draft_pb2, verify_pb2
-from flyspec.values.admin import TokenizerBundle
+from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
+from flyspec.values.admin import SessionStatus, TokenizerBundle
+from flyspec.values.generation import Chat, GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
-    Budget,
     Decision,
-    DistributionSpec,
-    DraftAdvance,
     DraftChunk,
-    DraftDistributions,
-    DraftOpen,
     OpenWindow,
     Outcome,
-    RoundVerdict,
-    VerifyOpen,
+    Verdict,
     VerifyRound,
 )
-from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from flyspec.wire.codec import fields_of, pair
+from flyspec.wire.messages import ENVELOPES, LOCAL, VALUES
 
-ids = st.lists(st.integers(0, 2**32 - 1), max_size=20)
-u32 = st.integers(0, 2**32 - 1)
-u64 = st.integers(0, 2**64 - 1)
-rules = st.builds(
-    Rule,
-    name=st.text(max_size=10),
-    fly_window_size=st.none() | st.integers(0, 1024),
-    fly_entropy_threshold=st.none() | st.floats(0, 20),
-    fly_entropy_top_k=st.none() | st.integers(2, 1024),
-    entropy_measure=st.none() | st.sampled_from(EntropyMeasure),
-    window_scope=st.none() | st.sampled_from(WindowScope),
-    margin_threshold=st.none() | st.floats(0, 5),
-    divergence=st.none() | st.sampled_from(Divergence),
-    divergence_threshold=st.none() | st.floats(0, 2),
-    divergence_top_k=st.none() | st.integers(0, 1024),
-    typical_epsilon=st.none() | st.floats(0, 1),
-    typical_delta=st.none() | st.floats(0, 2),
-    random_acceptance=st.none() | st.floats(0, 1),
-    guarded_token_ids=st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple),
-)
-samplings = st.builds(
-    SamplingParams,
-    temperature=st.floats(0, 10),
-    top_p=st.floats(0.01, 1),
-    top_k=st.integers(0, 1000),
-    min_p=st.floats(0, 1),
-    repetition_penalty=st.floats(0.1, 10),
-    presence_penalty=st.floats(-2, 2),
-    frequency_penalty=st.floats(-2, 2),
-    logit_bias=st.dictionaries(
-        st.integers(0, 2**32 - 1), st.floats(-100, 100, width=32), max_size=4
-    ).map(lambda bias: tuple(sorted(bias.items()))),
-    min_tokens=st.integers(0, 2**32 - 1),
-)
-float32s = st.floats(-50, 0, width=32)
-logprobs = st.builds(
-    TokenLogprobs,
-    float32s,
-    st.just((3, 4)),
-    st.tuples(float32s, float32s),
-)
-windows = st.builds(
-    OpenWindow, u32, u32, st.integers(1, 1024), st.floats(0, 50), st.none() | logprobs
-)
-distributions = st.builds(
-    TokenDistribution, st.binary(max_size=8), st.lists(u32, max_size=4).map(tuple)
-)
+u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+PLAIN = {
+    int: u32,
+    float: st.floats(-1e6, 1e6, width=32),
+    bool: st.booleans(),
+    str: st.text(max_size=8),
+    bytes: st.binary(max_size=8),
+}
+LONG = ("round_id", "prefix_hash", "seed", "round_bytes", "total_ns", "uptime_ns")
+NOT_SENT = {name for names in LOCAL.values() for name in names}
+SPECIAL = {
+    (GenerationRequest, "prompt"): st.text(max_size=8)
+    | st.lists(u32, max_size=4)
+    | st.builds(Chat, st.lists(st.tuples(PLAIN[str], PLAIN[str]), max_size=3).map(tuple)),
+    (SamplingParams, "logit_bias"): st.dictionaries(u32, PLAIN[float], max_size=4).map(
+        lambda bias: tuple(sorted(bias.items()))
+    ),
+    (VerifyRound, "max_plain_tokens"): st.integers(1, 2**32 - 1),
+    (Verdict, "keep_length"): st.integers(0, 2**32 - 2),
+}
+EXACT = Decision(Outcome.EXACT)
 
 
-def reparse(message):
-    return type(message).FromString(message.SerializeToString())
+def values_of(cls):
+    """Any value of a class, every field that travels filled in."""
+    if cls is DraftChunk:
+        return chunks()
+    if cls is Decision:  # of a match no more is said
+        others = [outcome for outcome in Outcome if outcome is not Outcome.EXACT]
+        rest = [st.none() | PLAIN[kind] for kind in (int, float, float, float)]
+        return st.just(EXACT) | st.builds(Decision, st.sampled_from(others), *rest)
+    return st.builds(cls, **{f.name: field_of(cls, f) for f in fields_of(cls) if keeps(f)})
 
 
-@given(
-    st.builds(
-        DraftOpen,
-        ids,
-        samplings,
-        u64,
-        st.text(max_size=8),
-        u32,
-        st.none() | st.builds(DistributionSpec, u32, st.booleans(), st.booleans()),
-    )
-)
-def test_draft_open(value):
-    assert wire.draft_request_from_proto(reparse(wire.draft_open_to_proto(value))) == value
+def keeps(field):
+    return field.name not in NOT_SENT or field.default is Parameter.empty
 
 
-@given(st.builds(DraftAdvance, u64, u32, ids, u32))
-def test_draft_advance(value):
-    assert wire.draft_request_from_proto(reparse(wire.draft_advance_to_proto(value))) == value
+def field_of(cls, field):
+    if field.name in NOT_SENT:
+        return st.just(field.item())
+    if (cls, field.name) in SPECIAL:
+        return SPECIAL[cls, field.name]
+    if field.is_value:
+        found = values_of(field.item)
+    elif issubclass(field.item, IntEnum):
+        found = st.sampled_from(field.item)
+    else:
+        found = u64 if field.name in LONG else PLAIN[field.item]
+    if field.container:
+        found = st.lists(found, max_size=3).map(field.container)
+    return st.none() | found if field.none else found
 
 
-@given(st.lists(st.tuples(u32, st.sampled_from([Origin.EXACT_MODEL, Origin.EXACT_LOOKUP]))))
-def test_draft_chunk(tokens):
-    value = DraftChunk(3, 10, 7, 11, [t for t, _ in tokens], [o for _, o in tokens], True)
-    assert wire.draft_chunk_from_proto(reparse(wire.draft_chunk_to_proto(value))) == value
+@st.composite
+def chunks(draw):
+    ids = draw(st.lists(u32, max_size=5))
+    origins = [draw(st.sampled_from(Origin)) for _ in ids]
+    given_ = draw(st.booleans())
+    distributions = tuple(draw(values_of(TokenDistribution)) for _ in ids if given_)
+    return DraftChunk(draw(u64), 10, 7, 11, ids, origins, True, distributions=distributions)
 
 
-@given(st.builds(VerifyOpen, ids, u32, rules, samplings, u64, st.none() | u32))
-def test_verify_open(value):
-    assert wire.verify_request_from_proto(reparse(wire.verify_open_to_proto(value))) == value
+def there_and_back(value, **local):
+    message = wire.encode(value)
+    read = type(message).FromString(message.SerializeToString())
+    if type(message) in ENVELOPES and not local:
+        return wire.unwrap(read)
+    return wire.decode(type(value), read, **local)
 
 
-@given(
-    st.builds(
-        VerifyRound,
-        round_id=u64,
-        keep_length=u32,
-        append_token_ids=ids,
-        draft_token_ids=ids,
-        prefix_hash=u64,
-        max_plain_tokens=st.integers(1, 2**32 - 1),
-        budget=st.builds(Budget, st.none() | u32, st.none() | st.floats(0, 1e6)),
-        exact_until_position=u32,
-        open_window=st.none() | windows,
-    )
-)
-def test_verify_round(value):
-    assert wire.verify_request_from_proto(reparse(wire.verify_round_to_proto(value))) == value
+WHOLE = [cls for cls in VALUES.values() if cls is not TokenizerBundle]
 
 
-@given(st.builds(DraftDistributions, u64, u32, st.lists(distributions, max_size=3)))
-def test_distributions(value):
-    assert wire.verify_request_from_proto(reparse(wire.distributions_to_proto(value))) == value
+@pytest.mark.parametrize("cls", WHOLE)
+@given(data=st.data())
+def test_every_value_comes_back(cls, data):
+    value = data.draw(values_of(cls))
+    assert there_and_back(value) == value
 
 
-@given(st.none() | windows, st.lists(logprobs, max_size=3).map(tuple))
-def test_verdict_with_window_and_logprobs(window, tokens):
-    value = RoundVerdict(1, 10, 7, 9, [], True, open_window=window, logprobs=tokens)
-    assert wire.round_verdict_from_proto(reparse(wire.round_verdict_to_proto(value))) == value
+def test_every_field_has_its_place():
+    for message, cls in VALUES.items():
+        pair(cls, message.DESCRIPTOR)
+
+
+def test_a_field_of_one_side_alone_is_noticed():
+    theirs = common_pb2.SessionStatus.DESCRIPTOR
+    ours = [(f.name, f.item) for f in fields_of(SessionStatus)]
+    pair(dataclasses.make_dataclass("Same", ours), theirs)
+    more = dataclasses.make_dataclass("More", [*ours, ("warm", int)])
+    with pytest.raises(TypeError, match="SessionStatus has no warm"):
+        pair(more, theirs)
+    with pytest.raises(TypeError, match="Less has no prefix_cache_hits"):
+        pair(dataclasses.make_dataclass("Less", ours[:-1]), theirs)
+
+
+def test_what_does_not_travel_is_given_by_who_reads():
+    verdict = Verdict(12, 7, (EXACT,), start_length=11)
+    assert there_and_back(verdict) == dataclasses.replace(verdict, start_length=0)
+    assert there_and_back(verdict, start_length=11) == verdict
+    request = GenerationRequest("x", GenerateOptions(timeout_s=1.0, request_id="r"))
+    assert there_and_back(request) == GenerationRequest("x")
+
+
+@pytest.mark.parametrize("window", [None, OpenWindow(9, 5, 1, 0.5)])
+def test_what_is_final_is_told(window):
+    message = wire.encode(Verdict(12, 7, open_window=window))
+    assert message.committed_length == (9 if window else 13)
 
 
 def test_verdict_leaves_out_the_target_token_where_it_is_the_drafted_one():
-    decisions = [
+    decisions = (
         Decision(Outcome.EXACT, 5),
         Decision(Outcome.LOOSE, 6, 0.5, 0.25),
         Decision(Outcome.REJECTED, 7, None, 1.5),
         Decision(Outcome.NOT_REACHED),
-    ]
-    value = RoundVerdict(1, 10, 7, 11, decisions, True)
-    back = wire.round_verdict_from_proto(reparse(wire.round_verdict_to_proto(value)))
-    assert back.decisions == [Decision(Outcome.EXACT), *decisions[1:]]
+    )
+    assert there_and_back(Verdict(10, 7, decisions)).decisions == (EXACT, *decisions[1:])
+
+
+def test_defaults_that_are_not_zero_stay_unset():
+    message = wire.encode(GenerationRequest("x"))
+    assert message == generation_pb2.GenerateRequest(text="x", sampling={}, speculation={})
 
 
 def test_tokenizer_in_chunks(monkeypatch):
-    monkeypatch.setattr(wire.verify, "TOKENIZER_CHUNK_BYTES", 7)
+    monkeypatch.setattr(wire, "TOKENIZER_CHUNK_BYTES", 7)
     value = TokenizerBundle(b"x" * 100, "abc", (1, 2), (1, 2, 3), None, "{{ x }}", "{}")
-    messages = [reparse(m) for m in wire.tokenizer_to_protos(value)]
+    messages = wire.tokenizer_messages(value, value.tokenizer_json)
     assert len(messages) > 10
-    assert wire.tokenizer_from_protos(messages) == value
+    read = [type(m).FromString(m.SerializeToString()) for m in messages]
+    assert wire.tokenizer_of(read) == value
+    with pytest.raises(InvalidArgumentError, match="metadata must come first"):
+        wire.tokenizer_of(read[1:])
+
+
+def chunk_of(message):
+    return wire.decode(DraftChunk, message)
 
 
 @pytest.mark.parametrize(
-    ("convert", "message"),
+    ("read", "message", "error"),
     [
-        (wire.draft_request_from_proto, draft_pb2.DraftRequest()),
-        (wire.verify_request_from_proto, verify_pb2.VerifyRequest()),
-        (wire.draft_chunk_from_proto, draft_pb2.DraftResponse(token_ids=[1])),
-        (wire.draft_chunk_from_proto, draft_pb2.DraftResponse(token_ids=[1], origins=[99])),
+        (wire.unwrap, draft_pb2.DraftRequest(), "set one of open, advance"),
+        (wire.unwrap, verify_pb2.VerifyRequest(), "set one of open, round, distributions"),
         (
-            wire.verify_request_from_proto,
-            verify_pb2.VerifyRequest(open=verify_pb2.VerifyOpen(rule={"entropy_measure": 9})),
+            lambda message: wire.decode(GenerationRequest, message),
+            generation_pb2.GenerateRequest(),
+            "prompt: set one of text, token_ids, chat",
         ),
-        (wire.round_verdict_from_proto, verify_pb2.VerifyResponse(decisions=[{"outcome": 77}])),
+        (chunk_of, draft_pb2.DraftResponse(token_ids=[1]), "origins: 0 for 1 token_ids"),
+        (
+            chunk_of,
+            draft_pb2.DraftResponse(token_ids=[1], origins=[1], distributions=[{}, {}]),
+            "distributions: 2 for 1 token_ids",
+        ),
+        (
+            chunk_of,
+            draft_pb2.DraftResponse(token_ids=[1], origins=[99]),
+            r"DraftResponse.origins: 99 is not one of exact_model \(1\), ",
+        ),
+        (
+            chunk_of,
+            draft_pb2.DraftResponse(token_ids=[1], origins=[0]),
+            "DraftResponse.origins: 0 is not one of",
+        ),
+        (
+            wire.unwrap,
+            verify_pb2.VerifyRequest(open=verify_pb2.VerifyOpen(rule={"entropy_measure": 9})),
+            r"rule.entropy_measure: 9 is not one of normalized \(1\), top_k \(2\)",
+        ),
+        (
+            lambda message: wire.decode(Verdict, message),
+            verify_pb2.VerifyResponse(decisions=[{"outcome": 77}]),
+            "Decision.outcome: 77 is not one of exact",
+        ),
     ],
 )
-def test_what_protobuf_cannot_rule_out_is_refused(convert, message):
-    with pytest.raises(InvalidArgumentError):
-        convert(message)
+def test_what_protobuf_cannot_rule_out_is_refused(read, message, error):
+    with pytest.raises(InvalidArgumentError, match=error):
+        read(message)
+
+
+def test_a_round_without_room_for_plain_tokens_takes_one():
+    message = verify_pb2.VerifyRequest(round=verify_pb2.VerifyRound())
+    assert wire.unwrap(message).max_plain_tokens == 1
+
+
+def test_what_is_only_a_part_of_messages_is_refused():
+    with pytest.raises(TypeError, match="Decision is no message"):
+        wire.encode(EXACT)
 
 
 def test_a_round_stays_small():
     """At K = 15, without distributions: under 300 bytes there and back."""
     drafts = list(range(120_000, 120_015))
-    request = wire.verify_round_to_proto(
+    request = wire.encode(
         VerifyRound(1000, 1000, [], drafts, prefix_hash=2**63, exact_until_position=10)
     )
     decisions = [Decision(Outcome.EXACT, t) for t in drafts[:-2]]
     decisions += [Decision(Outcome.LOOSE, 1, 0.5, 0.1), Decision(Outcome.REJECTED, 1, 0.5, 4.0)]
-    response = wire.round_verdict_to_proto(RoundVerdict(1000, 1015, 5, 1016, decisions, True))
+    response = wire.encode(Verdict(1015, 5, tuple(decisions), round_id=1000))
     assert request.ByteSize() + response.ByteSize() < 300

@@ -102,7 +102,7 @@ class Client:
         open_ = DraftOpen(
             token_ids, sampling, seed, drafter, prompt_length, distribution, fingerprint
         )
-        await self.call.write(wire.draft_open_to_proto(open_))
+        await self.call.write(wire.encode(open_))
         return self
 
     async def send(
@@ -116,13 +116,13 @@ class Client:
         self._rounds += 1
         round_id = self._rounds if round_id is None else round_id
         advance = DraftAdvance(round_id, keep_length, append, max_tokens)
-        await self.call.write(wire.draft_advance_to_proto(advance))
+        await self.call.write(wire.encode(advance))
 
     async def read(self) -> DraftChunk:
         response = await self.call.read()
         if response is grpc.aio.EOF:
             raise AssertionError(f"stream ended: {await self.call.details()}")
-        return wire.draft_chunk_from_proto(response)
+        return wire.decode(DraftChunk, response)
 
     async def advance(
         self,

@@ -56,8 +56,8 @@ def test_prompt_lookup_without_torch_and_graceful_end() -> None:
                 answer = health.Check(health_pb2.HealthCheckRequest(service=name))
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
             messages = [
-                wire.draft_open_to_proto(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0)),
-                wire.draft_advance_to_proto(DraftAdvance(1, 5, [], 4)),
+                wire.encode(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0)),
+                wire.encode(DraftAdvance(1, 5, [], 4)),
             ]
             (response,) = draft_pb2_grpc.DraftServiceStub(channel).Draft(iter(messages))
             assert list(response.token_ids) == [3, 1, 2, 3]

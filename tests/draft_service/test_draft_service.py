@@ -28,6 +28,7 @@ from flyspec.engine.loading import LoadedModel
 from flyspec.engine.runner import ModelRunner, Step
 from flyspec.errors import ConfigError
 from flyspec.v1 import draft_pb2
+from flyspec.values.admin import DraftServiceInfo
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.waiting import until
@@ -42,7 +43,7 @@ def runner_of(service: Service) -> Any:
 
 async def test_describe(service: Service, loaded: LoadedModel) -> None:
     response = await service.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
-    info = wire.draft_info_from_proto(response)
+    info = wire.decode(DraftServiceInfo, response)
     assert [d.name for d in info.drafters] == ["model", "multi_level", "prompt_lookup"]
     model = info.drafters[0].model
     assert model is not None

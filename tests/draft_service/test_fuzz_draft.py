@@ -71,8 +71,8 @@ async def test_absurd_lists_are_refused_unread(
         if message.ByteSize() > 10_000:
             raise AssertionError("read")
 
-    original = wire.draft_request_from_proto
-    monkeypatch.setattr(wire, "draft_request_from_proto", lambda m: read(m) or original(m))
+    original = wire.unwrap
+    monkeypatch.setattr(wire, "unwrap", lambda m: read(m) or original(m))
     client = service.client()
     if message.HasField("advance"):
         await client.open([1, 2, 3])
@@ -122,7 +122,7 @@ async def test_a_client_that_does_not_read_loses_its_session(service_with: Start
             )
             for round_id in range(1, 100):
                 advance = DraftAdvance(round_id, 3, [], 64)
-                await client.call.write(wire.draft_advance_to_proto(advance))
+                await client.call.write(wire.encode(advance))
             await until(lambda: service.active == 0)
             code, details = await client.status()
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -68,7 +68,9 @@ async def test_word_problems(number: int) -> None:
     )
     account = Account()
     async with start_service(settings) as service:
-        messages = wire.add_tokenizer_to_protos(bundle, loaded.info.vocab_size)
+        messages = wire.tokenizer_messages(
+            bundle.facts(loaded.info.vocab_size), bundle.tokenizer_json
+        )
         await service.stub.AddTokenizer(iter(messages))
         for problem in problems(7, number):
             prompt = tokenizer.encode(chat_prompt(problem.question), add_special_tokens=False)

@@ -22,7 +22,7 @@ from flyspec.config import DraftSettings
 from flyspec.engine.loading import tokenizer_bundle
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import draft_pb2
-from flyspec.values.admin import TokenizerFacts
+from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, TokenizerFacts
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from tests.waiting import until
@@ -37,6 +37,10 @@ TARGET = Tokenizer(BUNDLE)
 PROMPT = TARGET.encode(chat_prompt(problems(7, 1)[0].question), add_special_tokens=False)
 
 
+def upload_of(bundle: TokenizerBundle, vocab_size: int = TARGET_VOCAB_SIZE) -> list[Any]:
+    return wire.tokenizer_messages(bundle.facts(vocab_size), bundle.tokenizer_json)
+
+
 def bytes_service(**settings: Any) -> AbstractAsyncContextManager[Service]:
     values: dict[str, Any] = {
         "model": str(MODELS / "draft-bytes"), "dtype": "float64", "device": "cpu", "threads": 1,
@@ -49,7 +53,7 @@ def bytes_service(**settings: Any) -> AbstractAsyncContextManager[Service]:
 async def service() -> AsyncIterator[Service]:
     """A service that knows the target's tokenizer, shared by tests that leave no session."""
     async with bytes_service() as running:
-        await send(running, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        await send(running, upload_of(BUNDLE))
         yield running
 
 
@@ -58,13 +62,13 @@ OPENED: list[Client] = []
 
 def test_what_is_sent_is_what_arrives() -> None:
     long = replace(BUNDLE, tokenizer_json=BUNDLE.tokenizer_json * 30)
-    first, *rest = wire.add_tokenizer_to_protos(long, TARGET_VOCAB_SIZE)
+    first, *rest = upload_of(long)
     facts = TokenizerFacts(
         BUNDLE.fingerprint, BUNDLE.eos_token_ids, BUNDLE.control_token_ids, TARGET_VOCAB_SIZE
     )
-    assert wire.add_tokenizer_from_proto(first) == facts
+    assert wire.unwrap(first) == facts
     assert len(rest) > 1
-    pieces = [wire.add_tokenizer_from_proto(message) for message in rest]
+    pieces = [wire.unwrap(message) for message in rest]
     assert b"".join(p for p in pieces if isinstance(p, bytes)) == long.tokenizer_json
 
 
@@ -103,7 +107,7 @@ async def proposed(client: Client, keep: int, append: Sequence[int] = (), count:
 async def test_a_tokenizer_is_made_known(service: Service) -> None:
     async with bytes_service() as fresh:
         described = await fresh.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
-        info = wire.draft_info_from_proto(described)
+        info = wire.decode(DraftServiceInfo, described)
         assert info.tokenizer_fingerprints == ()
         assert info.drafters[0].model is not None
         assert info.drafters[0].model.tokenizer_fingerprint != BUNDLE.fingerprint
@@ -111,7 +115,7 @@ async def test_a_tokenizer_is_made_known(service: Service) -> None:
         assert status is Code.FAILED_PRECONDITION
         assert "open.tokenizer_fingerprint" in details
         assert "AddTokenizer" in details
-        messages = wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE)
+        messages = upload_of(BUNDLE)
         assert [m.WhichOneof("request") for m in messages] == ["facts", "tokenizer_json_chunk"]
         await send(fresh, messages)
         described = await fresh.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
@@ -206,7 +210,7 @@ async def test_sessions_at_once_are_those_alone(service: Service) -> None:
 async def test_a_target_with_a_longer_context_than_the_drafts() -> None:
     """The draft has the end of the text; a session's length is the target's business."""
     async with bytes_service(max_model_len=256) as service:
-        await send(service, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        await send(service, upload_of(BUNDLE))
         tokens = PROMPT * 8
         client = await open_(service, tokens)
         for _ in range(6):
@@ -249,7 +253,7 @@ async def test_lookup_speaks_any_tokenizer(service: Service) -> None:
     client = await open_(service, [4000, 70_000, 9, 4000], "prompt_lookup", fingerprint="unheard")
     assert await proposed(client, 4, [70_000], 2) == [9, 4000]
     async with bytes_service(model="") as alone:
-        await send(alone, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        await send(alone, upload_of(BUNDLE))
         assert alone.sessions.describe().tokenizer_fingerprints == (BUNDLE.fingerprint,)
 
 
@@ -269,7 +273,7 @@ async def test_bad_ids_end_that_session_only(service: Service) -> None:
 
 def altered(**facts: Any) -> list[draft_pb2.AddTokenizerRequest]:
     """The messages with other facts."""
-    first, *rest = wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE)
+    first, *rest = upload_of(BUNDLE)
     message = draft_pb2.AddTokenizerRequest()
     message.CopyFrom(first)
     for name, value in facts.items():
@@ -280,7 +284,7 @@ def altered(**facts: Any) -> list[draft_pb2.AddTokenizerRequest]:
     return [message, *rest]
 
 
-FACTS, CHUNK = wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE)
+FACTS, CHUNK = upload_of(BUNDLE)
 BAD: dict[str, tuple[list[draft_pb2.AddTokenizerRequest], Code, str]] = {
     "nothing": ([], Code.INVALID_ARGUMENT, "ended before facts"),
     "no chunks": ([FACTS], Code.INVALID_ARGUMENT, "ended before facts"),
@@ -340,7 +344,7 @@ async def test_the_one_used_longest_ago_goes() -> None:
     spec = json.loads(BUNDLE.tokenizer_json)
     async with bytes_service() as service:
         known = service.sessions.tokenizers
-        await send(service, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        await send(service, upload_of(BUNDLE))
         client = await open_(service)
         for number in range(tokenizers.MAX_KNOWN + 1):
             token = {**spec["added_tokens"][-1], "id": 4096, "content": f"<|extra {number}|>"}
@@ -351,14 +355,14 @@ async def test_the_one_used_longest_ago_goes() -> None:
                 fingerprint=fingerprint_of(data),
                 control_token_ids=(*BUNDLE.control_token_ids, 4096),
             )
-            await send(service, wire.add_tokenizer_to_protos(other, 4097))
+            await send(service, upload_of(other, 4097))
             if number == 0:
                 await (await open_(service)).advance(len(PROMPT), [], 1)  # used again
             assert (BUNDLE.fingerprint in known.fingerprints) == (number < tokenizers.MAX_KNOWN)
         assert len(known.fingerprints) == tokenizers.MAX_KNOWN
         assert len(await proposed(client, len(PROMPT))) == 15
         assert (await (await open_(service)).status())[0] is Code.FAILED_PRECONDITION
-        await send(service, wire.add_tokenizer_to_protos(BUNDLE, TARGET_VOCAB_SIZE))
+        await send(service, upload_of(BUNDLE))
         assert len(await proposed(await open_(service), len(PROMPT))) == 15
 
 

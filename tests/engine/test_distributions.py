@@ -266,20 +266,20 @@ def test_sizes_on_the_wire() -> None:
     vocab_size = 128_256
     logits = rows_of(10, 2, vocab_size)
     plain = DraftChunk(1, 10, 5, 11, [1, 2], [Origin.EXACT_MODEL] * 2, True)
-    bare = wire.draft_chunk_to_proto(plain).ByteSize()
+    bare = wire.encode(plain).ByteSize()
     for spec, most in [
         (DistributionSpec(), 2 * vocab_size + 8),
         (DistributionSpec(50), 50 * 5 + 9),
     ]:
         sent = encode(logits, spec)
         chunk = DraftChunk(1, 10, 5, 11, [1, 2], [Origin.EXACT_MODEL] * 2, True, distributions=sent)
-        message = wire.draft_chunk_to_proto(chunk)
+        message = wire.encode(chunk)
         assert message.ByteSize() - bare <= 2 * most
-        read = wire.draft_chunk_from_proto(message)
+        read = wire.decode(DraftChunk, message)
         assert list(read.distributions) == sent
     empty = [TokenDistribution()] * 2
     chunk = DraftChunk(1, 10, 5, 11, [1, 2], [Origin.EXACT_LOOKUP] * 2, True, distributions=empty)
-    assert wire.draft_chunk_to_proto(chunk).ByteSize() - bare <= 4
+    assert wire.encode(chunk).ByteSize() - bare <= 4
     # Truncated to 20 tokens and drawn from: the list, not the vocabulary.
     processed = process_logits(logits, SamplingParams(1.0, top_k=20))
     assert [len(q.log_probs) for q in encode(processed, DistributionSpec(0, True))] == [40, 40]

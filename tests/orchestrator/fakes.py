@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import grpc
@@ -16,13 +16,14 @@ import grpc
 from flyspec import wire
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
+from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import (
     DistributionSpec,
     DraftAdvance,
     DraftChunk,
     DraftDistributions,
     DraftOpen,
-    RoundVerdict,
+    Verdict,
     VerifyOpen,
     VerifyRound,
 )
@@ -33,7 +34,10 @@ from orchestrator.generation.output import Output
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
-from orchestrator.upstreams.verify import VerifySession
+from orchestrator.generation.verifying import Verifying
+from orchestrator.upstreams.draft import GrpcDraftSession
+from orchestrator.upstreams.protocol import UNKNOWN
+from orchestrator.upstreams.verify import GrpcVerifySession
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge
 
@@ -88,6 +92,9 @@ class _Service:
         self.sequences: dict[int, list[int]] = {}
         self.opened = 0
 
+    async def close(self) -> None:
+        pass
+
     def break_at(self, kind: str) -> None:
         """The next write or read loses the stream; one loss at a time is waiting."""
         if not self._breaks:
@@ -115,10 +122,13 @@ class FakeDraft(_Service):
         self.world, self.offer = world, offer
         self.stub = SimpleNamespace(Draft=lambda metadata=(): _DraftCall(self))
 
+    def open(self, open_, traffic, correlation=UNKNOWN):
+        return GrpcDraftSession(self, open_, traffic, correlation)
+
 
 class _DraftCall(_Call):
     def answer(self, message):
-        service, request = self._service, wire.draft_request_from_proto(message)
+        service, request = self._service, wire.unwrap(message)
         if isinstance(request, DraftOpen):
             service.opened += 1
             self.spec = request.distribution
@@ -140,7 +150,7 @@ class _DraftCall(_Call):
     def _chunk(self, request, tokens, base, start, last):
         drafted = tokens[start : start + 3]
         sent = [TokenDistribution(b"ab", (t,)) for t in drafted] if self.spec else []
-        return wire.draft_chunk_to_proto(
+        return wire.encode(
             DraftChunk(
                 request.round_id,
                 base - 1,
@@ -164,10 +174,13 @@ class FakeVerify(_Service):
         self.distributions: dict[int, list[TokenDistribution]] = {}
         self.stub = SimpleNamespace(Verify=lambda metadata=(): _VerifyCall(self))
 
+    def open(self, open_, traffic, correlation=UNKNOWN):
+        return GrpcVerifySession(self, open_, traffic, correlation)
+
 
 class _VerifyCall(_Call):
     def answer(self, message):
-        service, request = self._service, wire.verify_request_from_proto(message)
+        service, request = self._service, wire.unwrap(message)
         if isinstance(request, VerifyOpen):
             service.opened += 1
             self.logprobs = request.logprobs
@@ -199,12 +212,10 @@ class _VerifyCall(_Call):
         answers = []
         for left in range(request.max_plain_tokens, 0, -1):
             token = self._service.world.own(self.tokens)
-            verdict = RoundVerdict(
-                request.round_id,
+            verdict = Verdict(
                 len(self.tokens),
                 token,
-                len(self.tokens) + 1,
-                [],
+                round_id=request.round_id,
                 last=left == 1 or token == EOS,
             )
             answers.append(self._answer(verdict, request))
@@ -220,21 +231,12 @@ class _VerifyCall(_Call):
         self.tokens = [*kept, verdict.next_token_id]
         if self.logprobs is not None:
             first = min(before, verdict.keep_length)
-            logprobs = [
+            logprobs = tuple(
                 world.logprobs(self.tokens[:i], self.tokens[i])
                 for i in range(first, len(self.tokens))
-            ]
-            verdict = RoundVerdict(
-                verdict.round_id,
-                verdict.keep_length,
-                verdict.next_token_id,
-                verdict.committed_length,
-                verdict.decisions,
-                verdict.last,
-                open_window=verdict.open_window,
-                logprobs=logprobs,
             )
-        return wire.round_verdict_to_proto(verdict)
+            verdict = replace(verdict, logprobs=logprobs)
+        return wire.encode(verdict)
 
 
 def plan_of(**changes) -> GenerationPlan:
@@ -264,6 +266,9 @@ def plan_of(**changes) -> GenerationPlan:
     return GenerationPlan(**{**values, **changes})
 
 
+TARGET = ModelInfo("target", "", 1000, 256)
+
+
 @dataclass
 class Fakes:
     """A generation over fake services."""
@@ -280,31 +285,16 @@ class Fakes:
         self.draft = FakeDraft(self.world, self.offer)
         self.ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
         self.output = Output(self.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
-        prompt_length = len(plan.prompt_token_ids)
-        draft_open = DraftOpen((), plan.sampling, plan.seed, "", prompt_length, plan.distribution)
         self.recoveries = Recoveries()
-        verify_open = VerifyOpen(
-            (), prompt_length, plan.rule, plan.sampling, plan.seed, plan.logprobs
-        )
-        traffic = self.ledger.traffic
+        accounts = self.ledger.traffic, self.recoveries
         self.drafters = registry_of(self.draft)
-        self.drafting = Drafting(
-            self.drafters,
-            self.drafters.assign(plan.drafter),
-            bool(plan.drafter),
-            draft_open,
-            1000,
-            traffic,
-            self.recoveries,
-        )
-        self.verifying = VerifySession(
-            pool_of(self.verify), verify_open, traffic, self.recoveries, 5.0
-        )
+        self.drafting = Drafting(self.drafters, plan, TARGET, *accounts)
+        self.verifying = Verifying(pool_of(self.verify), plan, 5.0, *accounts)
         self.rounds = Rounds(plan, self.drafting, self.verifying, self.ledger, self.recoveries)
 
     async def run(self, limit: int = 10_000):
         """Every round with what it changed for the client, to the end of the output."""
-        running = self.rounds.__aiter__()
+        running = self.rounds.run()
         try:
             for _ in range(limit):
                 round_ = await anext(running)

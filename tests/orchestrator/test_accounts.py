@@ -10,7 +10,7 @@ from flyspec.client import Chunk, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.orchestrator.conftest import start_stack
-from tests.orchestrator.near import MARGIN, PROMPTS, models, near_dirs, stack
+from tests.orchestrator.near_target import MARGIN, PROMPTS, models, near_dirs, stack
 
 __all__ = ["models", "near_dirs", "stack"]
 

@@ -8,10 +8,10 @@ import random
 import pytest
 
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
-from orchestrator.front import admission as module
+from orchestrator.front import waits
 from orchestrator.front.admission import Admission
 from orchestrator.front.clients import ClientLimits
-from orchestrator.front.hold_times import HoldTimes
+from orchestrator.front.waits import HoldTimes
 from tests.waiting import until
 
 
@@ -122,7 +122,7 @@ async def test_waiting_is_bounded_and_refusals_say_when_to_retry():
     assert isinstance(error, ResourceExhaustedError)
     assert "with 2 running and 1 waiting" in str(error)
     assert error.retry_after_s is not None
-    assert error.retry_after_s >= module.UNKNOWN_RETRY_S  # nothing has ended yet
+    assert error.retry_after_s >= waits.UNKNOWN_RETRY_S  # nothing has ended yet
     assert requests.admission.refused_total == 1
     await requests.close()
     assert empty(requests.admission)
@@ -217,7 +217,7 @@ async def test_who_would_wait_too_long_is_refused_at_once():
     error = await requests.error("e")  # the second in the queue: 10 s for two slots to come free
     assert isinstance(error, ResourceExhaustedError)
     assert "about 10 s" in str(error)
-    assert 10 <= error.retry_after_s <= 10 * (1 + module.RETRY_JITTER)
+    assert 10 <= error.retry_after_s <= 10 * (1 + waits.RETRY_JITTER)
     assert requests.running == ["b", "c"]
     assert requests.admission.waiting == 1
     await requests.close()

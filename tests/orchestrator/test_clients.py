@@ -8,13 +8,17 @@ import pytest
 
 from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
 from orchestrator.front import clients as module
-from orchestrator.front.clients import ClientLimits, address_of, client_of
+from orchestrator.front.clients import ClientLimits, address_of
+from orchestrator.front.grpc import caller_of
 from tests.orchestrator.test_admission import Clock
 
 
-def context(peer="ipv4:10.0.0.7:4711", **metadata):
+def client_of(peer="ipv4:10.0.0.7:4711", **metadata):
     pairs = tuple((key.replace("_", "-"), value) for key, value in metadata.items())
-    return SimpleNamespace(invocation_metadata=lambda: pairs, peer=lambda: peer)
+    context = SimpleNamespace(
+        invocation_metadata=lambda: pairs, peer=lambda: peer, time_remaining=lambda: None
+    )
+    return caller_of(context).client
 
 
 @pytest.mark.parametrize(
@@ -37,13 +41,13 @@ def test_addresses(peer, address):
 
 
 def test_a_client_is_what_it_says_or_else_its_address():
-    assert client_of(context()) == "10.0.0.7"
-    assert client_of(context(flyspec_client_id="")) == "10.0.0.7"
-    assert client_of(context(other="x", flyspec_client_id="batch")) == "id:batch"
+    assert client_of() == "10.0.0.7"
+    assert client_of(flyspec_client_id="") == "10.0.0.7"
+    assert client_of(other="x", flyspec_client_id="batch") == "id:batch"
     # A name that looks like an address is not that address.
-    assert client_of(context(flyspec_client_id="10.0.0.7")) != client_of(context())
+    assert client_of(flyspec_client_id="10.0.0.7") != client_of()
     with pytest.raises(InvalidArgumentError, match="flyspec-client-id: at most 128"):
-        client_of(context(flyspec_client_id="x" * 129))
+        client_of(flyspec_client_id="x" * 129)
 
 
 def test_requests_at_once():

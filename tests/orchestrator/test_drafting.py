@@ -9,13 +9,12 @@ import pytest
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.generation import RecoveryKind
-from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.recoveries import Recoveries
-from orchestrator.upstreams.traffic import Traffic
-from tests.orchestrator.fakes import FakeDraft, Offer
+from orchestrator.upstreams.draft import GrpcDraftSession
+from orchestrator.upstreams.protocol import Traffic
+from tests.orchestrator.fakes import TARGET, FakeDraft, Offer, plan_of
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import World
 
@@ -65,20 +64,14 @@ class Draft(FakeDraft):
 
         self.stub.Draft = call
 
-    async def close(self):
-        pass
-
 
 class Generation:
     """Drafting round after round; every proposal stands."""
 
     def __init__(self, registry, by_name=""):
         self.recoveries = Recoveries()
-        open_ = DraftOpen((), SamplingParams(), 1, prompt_length=len(PROMPT))
-        assigned = registry.assign(by_name)
-        self.drafting = Drafting(
-            registry, assigned, bool(by_name), open_, 1000, Traffic(), self.recoveries
-        )
+        plan = plan_of(prompt_token_ids=PROMPT, drafter=by_name)
+        self.drafting = Drafting(registry, plan, TARGET, Traffic(), self.recoveries)
         self.sequence = TokenSequence(PROMPT)
         self.round_id = 0
 
@@ -198,29 +191,28 @@ async def test_the_operator_moves_generations_but_not_those_that_asked_by_name()
     assert not drafters.get("one").users
     await drafters.remove("one", force=False)
     assert (await free.round(), await bound.round()) == ("two", "two")
-    assert list(bound.drafting.shares) == ["one", "two"]
+    assert [share.drafter for share in bound.drafting.shares] == ["one", "two"]
 
 
 async def test_a_drafter_that_refuses_the_sequence_is_not_asked_again():
     from flyspec.errors import InvalidArgumentError
-    from orchestrator.upstreams.draft import DraftSession
 
     drafters, (one, two) = registry("one", "two")
     generation = Generation(drafters)
     await generation.round()
     refusal = InvalidArgumentError("the drafter holds 5 tokens")
-    original = DraftSession.propose
+    original = GrpcDraftSession.propose
 
     async def refuse(self, *args):
         if self._upstream is one:
             raise refusal
         return await original(self, *args)
 
-    DraftSession.propose = refuse
+    GrpcDraftSession.propose = refuse
     try:
         assert [await generation.round() for _ in range(2)] == ["two", "two"]
     finally:
-        DraftSession.propose = original
+        GrpcDraftSession.propose = original
     (replica,) = drafters.get("one").pool.replicas
     assert replica.usable, "others may use it"
     assert await generation.round() == "two"

@@ -7,8 +7,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyspec.values.generation import FinishReason
-from orchestrator.generation import messages
+from flyspec.values.generation import FinishReason, Retract
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER
 from tests.orchestrator.world import EOS, World
@@ -27,9 +26,9 @@ class Client:
         self.num_final = 0
         self.num_retracts = 0
 
-    def take(self, message) -> None:
-        if message.WhichOneof("response") == "retract":
-            cut = message.retract
+    def take(self, event) -> None:
+        if isinstance(event, Retract):
+            cut = event
             assert self.num_final <= cut.output_token_index < len(self.tokens)
             del self.tokens[cut.output_token_index :], self.texts[cut.output_token_index :]
             self.data = self.data[: cut.text_byte_offset]
@@ -37,7 +36,7 @@ class Client:
             assert self.data == "".join(self.texts).encode()
             self.num_retracts += 1
             return
-        chunk = message.chunk
+        chunk = event
         assert "".join(chunk.token_texts) == chunk.text
         self.tokens += chunk.token_ids
         self.texts += chunk.token_texts
@@ -51,10 +50,8 @@ async def generate(world, plan, window_size, offers):
     client = Client()
     step = 0
     async for _, update in fakes.run():
-        if update.retraction is not None:
-            client.take(messages.retract(update.retraction))
-        if update.piece.tokens or update.final:
-            client.take(messages.chunk(update.piece, fakes.output.num_final_tokens))
+        for event in update.events:
+            client.take(event)
         if not plan.eager:
             assert client.num_final == len(client.tokens)
             assert client.num_retracts == 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.values.rounds import Budget, Decision, DraftTimings, OpenWindow, Outcome, RoundVerdict
+from flyspec.values.rounds import Budget, Decision, DraftTimings, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import Origin
-from orchestrator.generation.ledger import Ledger, Round
+from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import RollBack, Token
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER
@@ -17,8 +17,8 @@ WINDOW = OpenWindow(10, 3, 2, 0.75)
 
 
 def round_of(decisions, start, keep_length, committed_length, commands=()):
-    verdict = RoundVerdict(1, keep_length, 5, committed_length, decisions, True)
-    return Round(commands, verdict, start, committed_length, 0)
+    verdict = Verdict(keep_length, 5, tuple(decisions), start_length=start, round_id=1)
+    return RoundOutcome(commands, verdict, start, committed_length, 0)
 
 
 def test_an_open_window_has_its_share_of_the_budget():
@@ -61,7 +61,9 @@ def test_the_end_of_the_output_leaves_an_open_window_behind():
 def test_a_window_that_fails_without_a_round_is_no_round():
     ledger = Ledger()
     drafted = DraftTimings(model_ns=30)
-    ledger.record(Round([RollBack(10, 3, 0.75)], None, 15, 11, 0, draft_timings=drafted), [LOOSE])
+    ledger.record(
+        RoundOutcome([RollBack(10, 3, 0.75)], None, 15, 11, 0, draft_timings=drafted), [LOOSE]
+    )
     assert (ledger.num_rounds, ledger.num_spec_steps, ledger.num_rollbacks) == (0, 0, 1)
     assert (ledger.num_loose_tokens, ledger.draft_model_ns) == (1, 30)
 

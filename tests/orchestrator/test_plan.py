@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
@@ -15,6 +16,7 @@ from flyspec.rules.resolve import resolve_rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.generation import GenerationRequest
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.plan import GenerationPlan, make_plan
@@ -51,7 +53,7 @@ def plan(tokenizer: Tokenizer) -> Any:
         if request.WhichOneof("prompt") is None:
             request.token_ids.ids.extend(PROMPT)
         return make_plan(
-            request,
+            wire.decode(GenerationRequest, request),
             tokenizer,
             target(vocab_size),
             OrchestratorSettings(**settings or {}),
@@ -198,10 +200,9 @@ def test_what_is_refused(plan: Any, fields: dict[str, Any], message: str) -> Non
     assert message in str(caught.value)
 
 
-def test_a_request_without_a_prompt(tokenizer: Tokenizer) -> None:
-    request = generation_pb2.GenerateRequest()
+def test_a_request_without_a_prompt() -> None:
     with pytest.raises(InvalidArgumentError, match="prompt: set one of text, token_ids, chat"):
-        make_plan(request, tokenizer, target(), OrchestratorSettings(), MAX_DRAFT, NO_LIMITS)
+        wire.decode(GenerationRequest, generation_pb2.GenerateRequest())
 
 
 @pytest.mark.parametrize("name", RULE_PRESETS)

@@ -11,17 +11,17 @@ from orchestrator.fleet import replicas
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.replicas import Pool
-from orchestrator.upstreams.attempt import SilentError
+from orchestrator.upstreams.protocol import SilentError
 from tests.waiting import until
 
 
 class Session:
-    """A stream that can be cut."""
+    """One that can be ended."""
 
     def __init__(self):
         self.cuts = 0
 
-    def cut(self):
+    def close(self):
         self.cuts += 1
 
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Origin
-from orchestrator.generation.window import Retract, Show
+from orchestrator.generation.window import Hide, Show
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.reference import replay
 from tests.orchestrator.test_output import TOKENIZER
@@ -78,10 +78,10 @@ class Generations(RuleBasedStateMachine):
             list(verify.rounds[round_.verdict.round_id].draft_token_ids) if round_.verdict else []
         )
         if not self.plan.eager:
-            assert not any(isinstance(c, Show | Retract) for c in round_.commands)
+            assert not any(isinstance(c, Show | Hide) for c in round_.commands)
         if update.retraction is not None:
-            assert update.retraction.num_tokens >= len(self.final)
-            del self.sent[update.retraction.num_tokens :]
+            assert update.retraction.output_token_index >= len(self.final)
+            del self.sent[update.retraction.output_token_index :]
         self.sent += update.piece.tokens
         self.final += update.final
         self.done = self.fakes.output.finish_reason is not None

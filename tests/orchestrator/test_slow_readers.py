@@ -12,7 +12,7 @@ from flyspec.client import Client, GenerateOptions
 from flyspec.errors import DeadlineExceededError
 from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from orchestrator.front.writer import Writer
+from orchestrator.front.grpc import write
 from tests.orchestrator.conftest import slow, start_stack
 from tests.waiting import until
 
@@ -32,10 +32,9 @@ class Endless(generation_pb2_grpc.GenerationServiceServicer):
 
     @rpc.handler
     async def Generate(self, request, context) -> None:
-        writer = Writer(context, self.timeout_s)
         try:
             while True:
-                await writer.write(MESSAGE)
+                await write(context, MESSAGE, self.timeout_s)
                 self.written += 1
         finally:
             self.ended += 1

@@ -16,15 +16,15 @@ from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2_grpc
 from flyspec.values.generation import RecoveryKind
-from flyspec.values.rounds import DistributionSpec, VerifyOpen, VerifyRound
+from flyspec.values.rounds import DistributionSpec, VerifyRound
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
-from orchestrator.generation.local_lookup import LocalLookup
+from orchestrator.generation.proposals import LocalLookup, fit, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
-from orchestrator.generation.vocabulary import fit, fit_proposal
-from orchestrator.upstreams import attempt, verify
-from orchestrator.upstreams.draft import DraftSession, Proposal
-from orchestrator.upstreams.traffic import Traffic
-from orchestrator.upstreams.verify import VerifySession, VerifyUpstream
+from orchestrator.generation.verifying import Verifying
+from orchestrator.upstreams import connection, verify
+from orchestrator.upstreams.draft import GrpcDraftSession
+from orchestrator.upstreams.protocol import Proposal, Traffic
+from orchestrator.upstreams.verify import GrpcVerifyUpstream
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, Fakes, plan_of
 from tests.orchestrator.test_output import TOKENIZER
@@ -42,9 +42,9 @@ async def _check(session, sequence, drafts):
 
 async def test_a_session_closed_for_silence_is_opened_again(model_dirs):
     async with start_stack(model_dirs, verify={"idle_timeout_s": 0.2}) as stack:
-        open_ = VerifyOpen((), 3, EXACT, SamplingParams(), 1)
-        targets = stack.orchestrator.directory.targets
-        session = VerifySession(targets, open_, Traffic(), Recoveries(), 5.0)
+        plan = plan_of(prompt_token_ids=[5, 6, 7], rule=EXACT)
+        targets = stack.orchestrator.fleet.targets
+        session = Verifying(targets, plan, 5.0, Traffic(), Recoveries())
         sequence = TokenSequence([5, 6, 7])
         first = await _check(session, sequence, [8, 9])
         await until(lambda: not stack.verify_engine.sessions.active)
@@ -86,7 +86,7 @@ class _Silent(verify_pb2_grpc.VerifyServiceServicer):
 async def test_a_service_that_does_not_answer_is_named_and_unavailable():
     add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
     server = rpc.GrpcServer("127.0.0.1", 0, [(add, _Silent())], ["flyspec.v1.VerifyService"])
-    upstream = VerifyUpstream(f"127.0.0.1:{await server.start()}", 1.0)
+    upstream = GrpcVerifyUpstream(f"127.0.0.1:{await server.start()}", 1.0)
     with pytest.raises(UnavailableError, match=upstream.address):
         await upstream.describe(0.05)
     await upstream.close()
@@ -94,7 +94,7 @@ async def test_a_service_that_does_not_answer_is_named_and_unavailable():
 
 
 def test_tokens_that_the_drafter_was_never_asked_to_follow_are_not_taken_for_its_own():
-    session = DraftSession.__new__(DraftSession)
+    session = GrpcDraftSession.__new__(GrpcDraftSession)
     session._held, session._synced = 20, 10
     session.accept(15)  # five of its ten stand, then comes a correction
     session.accept(16)  # a round without a proposal
@@ -260,6 +260,6 @@ def test_proposals_with_distributions_of_another_size_are_fitted():
     ],
 )
 def test_what_no_server_of_ours_says_is_a_lost_connection(code, details, lost):
-    error = attempt._error_of(grpc.StatusCode[code], details)
+    error = connection._error_of(grpc.StatusCode[code], details)
     assert isinstance(error, UnavailableError) == lost
     assert details in str(error)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from flyspec.errors import FlyspecError
-from flyspec.values.rounds import Decision, OpenWindow, Outcome, RoundVerdict
+from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import Origin, TokenLogprobs
 from orchestrator.generation.window import (
     Checked,
     Commit,
     Extend,
+    Hide,
     NothingDrafted,
-    Retract,
     RollBack,
     Show,
     Token,
@@ -33,14 +33,11 @@ OUTCOMES = {
 def checked(outcomes, keep_length, next_token, open_window=None, logprobs=()):
     """Drafts 10, 11, ... with these outcomes."""
     drafts = list(range(10, 10 + len(outcomes)))
-    verdict = RoundVerdict(
-        1,
+    verdict = Verdict(
         keep_length,
         next_token,
-        open_window.position if open_window else keep_length + 1,
-        [OUTCOMES[o] for o in outcomes],
-        True,
-        open_window=open_window,
+        tuple(OUTCOMES[o] for o in outcomes),
+        open_window,
         logprobs=logprobs,
     )
     return Checked(verdict, drafts, [MODEL] * len(drafts))
@@ -127,7 +124,7 @@ def test_a_window_still_open_at_the_limit_has_failed():
         Extend([10, 11, 12, 70]),
         Commit((Token(10, MODEL),)),
         RollBack(6, 91, 0.5),
-        Retract(),
+        Hide(),
         Commit((own,)),
     ]
     assert (after.length, after.window) == (7, None)
@@ -145,7 +142,7 @@ def test_eager_shows_what_is_held_and_retracts_it():
         Show((Token(10, MODEL), Token(71, Origin.BONUS))),
     ]
     _, commands = step(after, checked("r", 6, 91))
-    assert [type(c) for c in commands] == [RollBack, Retract, Commit]
+    assert [type(c) for c in commands] == [RollBack, Hide, Commit]
 
 
 def test_logprobs_go_with_their_tokens():

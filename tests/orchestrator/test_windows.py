@@ -15,7 +15,7 @@ from flyspec.lookup import PromptLookup
 from flyspec.values.tokens import Origin
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import plan_of
-from tests.orchestrator.near import MARGIN, PROMPTS, models, near_dirs, stack
+from tests.orchestrator.near_target import MARGIN, PROMPTS, models, near_dirs, stack
 from tests.orchestrator.reference import replay
 from tests.orchestrator.world import EOS
 from tests.tiny import CONTEXT_LENGTH

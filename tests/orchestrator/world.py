@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from flyspec.values.rounds import Decision, OpenWindow, Outcome, RoundVerdict, VerifyRound
+from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import TokenLogprobs
 
 EOS = 1
@@ -56,7 +56,7 @@ class World:
         return TokenLogprobs(-self.gap(prefix, token), (token,), (-self.gap(prefix, token),))
 
 
-def judge(world: World, prefix, round_: VerifyRound, window_size: int) -> RoundVerdict:
+def judge(world: World, prefix, round_: VerifyRound, window_size: int) -> Verdict:
     """A rule with a window across rounds, by the semantics that `judge` of the service has."""
     drafts, budget = list(round_.draft_token_ids), round_.budget
     tokens_left, cost_left = budget.loose_tokens, budget.loose_cost_nats
@@ -66,14 +66,13 @@ def judge(world: World, prefix, round_: VerifyRound, window_size: int) -> RoundV
 
     def verdict(keep_length, next_token, open_=None):
         missing = [Decision(Outcome.NOT_REACHED)] * (len(drafts) - len(decisions))
-        return RoundVerdict(
+        return Verdict(
+            keep_length,
+            next_token,
+            (*decisions, *missing),
+            open_,
+            start_length=start,
             round_id=round_.round_id,
-            keep_length=keep_length,
-            next_token_id=next_token,
-            committed_length=open_.position if open_ else keep_length + 1,
-            decisions=[*decisions, *missing],
-            last=True,
-            open_window=open_,
         )
 
     def fail():

@@ -18,12 +18,12 @@ def differences(case: Case, expected: Expected, got: Verdict) -> list[str]:
         ("accepted", got.num_accepted, expected.num_accepted),
         ("next token", got.next_token_id, expected.next_token),
         ("keep_length", got.keep_length, expected.keep_length),
+        ("failed", got.failed, expected.failed is not None),
         ("outcomes", [d.outcome.name for d in got.decisions], expected.outcomes),
     ):
         if value != wanted:
             found.append(f"{what}: {value}, not {wanted}")
     found += compare_windows("open window", got.open_window, expected.open)
-    found += compare_windows("failed window", got.failed_window, expected.failed)
     tolerance = 1e-9 if case.tolerance < 1e-6 else 1e-5
     for j, decision in enumerate(got.decisions, start=1):
         if decision.outcome is Outcome.NOT_REACHED:

@@ -89,7 +89,7 @@ def test_fly_reference_with_a_window_as_long_as_the_round_accepts_nothing() -> N
 def test_no_drafts_is_plain_decoding() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     for rule in ("exact", "fly", "margin", "fuzzy", "rejection"):
-        assert judge(rule, [], logits, start_position=7) == Verdict(0, 1, keep_length=7)
+        assert judge(rule, [], logits, start_position=7) == Verdict(7, 1, start_length=7)
     hot = judge("rejection", [], logits, sampling=SamplingParams(1.0), start_position=7)
     assert (hot.num_accepted, hot.keep_length) == (0, 7)
 
@@ -141,7 +141,7 @@ def test_a_window_opens_is_carried_and_closes() -> None:
     assert outcomes(third) == [EXACT, EXACT, PROVISIONAL, EXACT]
     assert third.open_window is not None
     assert third.open_window[:3] == (18, 3, 3)
-    assert third.failed_window is None
+    assert not third.failed
 
 
 def test_a_window_that_came_open_fails_at_any_mismatch() -> None:
@@ -149,7 +149,7 @@ def test_a_window_that_came_open_fails_at_any_mismatch() -> None:
     opened = OpenWindow(11, 2, 3, 0.1)
     verdict = judge(rule, [1, 0, 3], wanting([1, 2, 3, 4]), start_position=13, open_window=opened)
     assert outcomes(verdict) == [EXACT, REJECTED, NOT_REACHED]
-    assert verdict.failed_window == opened
+    assert verdict.failed
     assert (verdict.num_accepted, verdict.keep_length, verdict.next_token_id) == (0, 11, 2)
     assert verdict.open_window is None
 
@@ -159,7 +159,7 @@ def test_a_window_of_this_round_fails_like_a_rejection() -> None:
     verdict = judge(rule, [1, 0, 0, 4], wanting([1, 2, 3, 4, 5]), start_position=10)
     assert outcomes(verdict) == [EXACT, REJECTED, NOT_REACHED, NOT_REACHED]
     assert (verdict.num_accepted, verdict.keep_length, verdict.next_token_id) == (1, 11, 2)
-    assert verdict.failed_window is None
+    assert not verdict.failed
     assert verdict.decisions[1].measure == pytest.approx(0.1)
 
 
@@ -172,20 +172,20 @@ def test_an_open_window_fails_at_the_end_of_the_sequence(bonus_ends: bool) -> No
         rule, [1, 2], wanting([1, 2, 3]), start_position=13, open_window=opened, eos_token_ids=eos
     )
     assert outcomes(verdict) == [EXACT, EXACT]
-    assert verdict.failed_window == opened
+    assert verdict.failed
     assert (verdict.num_accepted, verdict.keep_length, verdict.next_token_id) == (0, 11, 2)
     # One match fewer to go, and the drafted EOS closes it first.
     closing = opened._replace(remaining_matches=2)
     verdict = judge(
         rule, [1, 2], wanting([1, 2, 3]), start_position=13, open_window=closing, eos_token_ids=eos
     )
-    assert (verdict.num_accepted, verdict.failed_window, verdict.open_window) == (2, None, None)
+    assert (verdict.num_accepted, verdict.failed, verdict.open_window) == (2, False, None)
 
 
 def test_nothing_drafted_fails_an_open_window() -> None:
     opened = OpenWindow(11, 2, 3, 0.1)
     verdict = judge("margin", [], torch.zeros(1, 8), start_position=13, open_window=opened)
-    assert verdict == Verdict(0, 2, (), keep_length=11, failed_window=opened)
+    assert verdict == Verdict(11, 2, start_length=13)
 
 
 def test_a_window_that_judge_opens_takes_its_share_of_the_budget() -> None:

@@ -7,7 +7,8 @@ import pytest
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.security import PortSecurity, TlsFiles, is_loopback
-from orchestrator.fleet.directory import Directory
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.upstreams.connector import GrpcConnector
 from tests.security.authority import files, flags
 
 
@@ -91,11 +92,15 @@ def test_every_service_has_the_settings(ours, monkeypatch):
         assert security.names == ("orchestrator", "other")
 
 
+def _fleet(settings):
+    return Fleet(settings, GrpcConnector(settings))
+
+
 async def test_services_on_other_machines_are_not_spoken_to_in_the_clear(ours):
     remote = {"verify_address": "verify:50052"}
     with pytest.raises(ConfigError, match="--verify-address: verify would be spoken"):
-        Directory(OrchestratorSettings(**remote))
+        _fleet(OrchestratorSettings(**remote))
     with pytest.raises(ConfigError, match="--draft-address: draft would be"):
-        Directory(OrchestratorSettings(draft_address="dns:///draft:50051"))
-    Directory(OrchestratorSettings(allow_insecure=True, **remote))
-    Directory(_settings(OrchestratorSettings, *flags(ours.server(), ours), **remote))
+        _fleet(OrchestratorSettings(draft_address="dns:///draft:50051"))
+    _fleet(OrchestratorSettings(allow_insecure=True, **remote))
+    _fleet(_settings(OrchestratorSettings, *flags(ours.server(), ours), **remote))

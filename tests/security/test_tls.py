@@ -12,7 +12,8 @@ from flyspec.client import Client, Credentials
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, UnavailableError
 from flyspec.security import ChannelSecurity
-from orchestrator.fleet.directory import Directory
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.upstreams.connector import GrpcConnector
 from tests.security.authority import DAY, credentials, files
 from tests.security.ports import STREAM, listening
 
@@ -118,17 +119,18 @@ def test_a_key_that_cannot_be_sent_is_told_before():
 async def test_a_replica_found_by_a_name_must_have_that_name_in_its_certificate(ours):
     async with listening(files(ours.pair("localhost"), None)) as address:
         port = address.rpartition(":")[2]
-        directory = Directory(OrchestratorSettings(ssl_ca_certs=ours.file))
+        settings = OrchestratorSettings(ssl_ca_certs=ours.file)
+        fleet = Fleet(settings, GrpcConnector(settings))
         for spec, problem in {
             f"dns:///localhost:{port}": "Method not found",  # it is no draft service
             f"127.0.0.1:{port}": "Hostname Verification Check failed",
         }.items():
-            pool = directory._connect_drafter(spec, "x")
+            pool = fleet._connect_drafter(spec, "x")
             await pool.start()
             replica = next(r for r in pool.replicas if r.address == address)
             assert problem in replica.problem
             await pool.close()
-        await directory.close()
+        await fleet.close()
 
 
 def test_who_is_refused_does_not_fill_the_log(monkeypatch):

@@ -25,7 +25,7 @@ from flyspec.rules import Rule, WindowScope
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Budget as LossBudget
-from flyspec.values.rounds import OpenWindow, Outcome, RoundVerdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import OpenWindow, Outcome, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
 from tests.waiting import until
@@ -101,7 +101,7 @@ async def running(
         await asyncio.to_thread(engine.stop)
 
 
-async def answers(engine, session, round_, distributions=()) -> list[RoundVerdict]:
+async def answers(engine, session, round_, distributions=()) -> list[Verdict]:
     """All that is said of a round; raises what ended it."""
     inbox, result = engine.submit(session, round_, distributions), []
     while not result or not result[-1].last:
@@ -125,11 +125,11 @@ class Record:
     """A session and all that it asked and was told."""
 
     open: VerifyOpen
-    rounds: list[tuple[VerifyRound, Sequence[TokenDistribution], list[RoundVerdict]]] = field(
+    rounds: list[tuple[VerifyRound, Sequence[TokenDistribution], list[Verdict]]] = field(
         default_factory=list
     )
 
-    async def ask(self, engine, session, round_, distributions=()) -> list[RoundVerdict]:
+    async def ask(self, engine, session, round_, distributions=()) -> list[Verdict]:
         verdicts = await answers(engine, session, round_, distributions)
         self.rounds.append((round_, distributions, verdicts))
         return verdicts
@@ -157,18 +157,18 @@ class Record:
         engine.close(session)
 
 
-def _exact(verdict: RoundVerdict):
+def _exact(verdict: Verdict):
     """What must be the very same."""
     return replace(
         verdict,
         timings=None,
-        decisions=[(d.outcome, d.target_token_id) for d in verdict.decisions],
+        decisions=tuple((d.outcome, d.target_token_id) for d in verdict.decisions),
         open_window=verdict.open_window and verdict.open_window[:3],
-        logprobs=[entry.top_token_ids for entry in verdict.logprobs],
+        logprobs=tuple(entry.top_token_ids for entry in verdict.logprobs),
     )
 
 
-def _numbers(verdict: RoundVerdict) -> list[float]:
+def _numbers(verdict: Verdict) -> list[float]:
     """What forwards of another shape may change in the last places."""
 
     def of(entry: TokenLogprobs | None) -> list[float]:
@@ -256,7 +256,7 @@ class Member:
         for verdict in await self.record.ask(engine, session, round_, distributions):
             self._apply(verdict, drafts)
 
-    def _apply(self, verdict: RoundVerdict, drafts: list[int]) -> None:
+    def _apply(self, verdict: Verdict, drafts: list[int]) -> None:
         base = len(self.sequence)
         if verdict.keep_length < base:
             self.rollbacks += 1

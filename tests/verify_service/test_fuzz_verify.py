@@ -20,7 +20,7 @@ from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.rpc import malformed
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
-from flyspec.values.rounds import DraftDistributions, VerifyRound
+from flyspec.values.rounds import DraftDistributions, Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from tests.hostile import fuzz, logged
 from tests.waiting import until
@@ -104,7 +104,7 @@ async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
         call = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
         await call.write(open_message())
         await call.write(round_message([7, 8]))
-        assert wire.round_verdict_from_proto(await call.read()).last
+        assert wire.decode(Verdict, await call.read()).last
         assert engine.sessions.active == 1
         codes = Counter([(await status_of(c))[0].name for c in calls])
         # Those too many wait at the client, or are refused if it had not heard of the limit yet.
@@ -113,7 +113,7 @@ async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
 
 
 def numbered(round_id, **fields):
-    return wire.verify_round_to_proto(VerifyRound(round_id, len(PROMPT), [], [7], **fields))
+    return wire.encode(VerifyRound(round_id, len(PROMPT), [], [7], **fields))
 
 
 @pytest.mark.parametrize("ids", [(5, 5), (5, 4), (5, 0), (2**64 - 1, 1)])
@@ -136,7 +136,7 @@ def halves(*values):
 
 def sent(log_probs, token_ids=()):
     piece = DraftDistributions(1, len(PROMPT), [TokenDistribution(log_probs, token_ids)])
-    return wire.distributions_to_proto(piece)
+    return wire.encode(piece)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ async def test_a_client_that_does_not_read_loses_its_session(engine, loaded):
             await call.write(opening)
             for round_id in range(1, 200):
                 round_ = VerifyRound(round_id, len(PROMPT), [], [], max_plain_tokens=64)
-                await call.write(wire.verify_round_to_proto(round_))
+                await call.write(wire.encode(round_))
             assert await drained(engine)
             code, details = await status_of(call)
             assert code is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -11,7 +11,8 @@ from flyspec import wire
 from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import verify_pb2
-from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.admin import VerifyServiceInfo
+from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.waiting import until
 
@@ -20,13 +21,13 @@ HELD = len(PROMPT)
 
 
 def open_message(token_ids=PROMPT, rule="exact", **changes):
-    return wire.verify_open_to_proto(
+    return wire.encode(
         VerifyOpen(token_ids, len(token_ids), Rule(rule, **changes), SamplingParams(), 1)
     )
 
 
 def round_message(drafts=(), keep=HELD, plain=1):
-    return wire.verify_round_to_proto(VerifyRound(1, keep, [], drafts, max_plain_tokens=plain))
+    return wire.encode(VerifyRound(1, keep, [], drafts, max_plain_tokens=plain))
 
 
 async def status_of(call):
@@ -73,7 +74,7 @@ async def test_bad_messages_close_their_session_only(service, engine, messages, 
         got, details = await status_of(bad)
         assert (got.name, text in details) == (code, True), (got, details)
         await good.write(round_message([7, 8]))
-        assert wire.round_verdict_from_proto(await good.read()).last
+        assert wire.decode(Verdict, await good.read()).last
         await good.done_writing()
         assert (await status_of(good))[0] is grpc.StatusCode.OK
         assert await drained(engine)
@@ -119,14 +120,14 @@ async def test_a_cancelled_client_in_mid_decoding_frees_its_slot(service, engine
 
 async def test_describe_and_tokenizer(service, loaded):
     async with service() as stub:
-        info = wire.verify_info_from_proto(
-            await stub.Describe(verify_pb2.VerifyServiceDescribeRequest())
+        info = wire.decode(
+            VerifyServiceInfo, await stub.Describe(verify_pb2.VerifyServiceDescribeRequest())
         )
         assert info.model == loaded.info
         assert info.sessions.limit == 4
         assert "fly-reference" in info.rules
         messages = [m async for m in stub.GetTokenizer(verify_pb2.GetTokenizerRequest())]
-        bundle = wire.tokenizer_from_protos(messages)
+        bundle = wire.tokenizer_of(messages)
         assert bundle == loaded.tokenizer
         assert bundle.eos_token_ids == (1,)
         assert set(bundle.control_token_ids) == {0, 1, 2}

@@ -13,7 +13,14 @@ from flyspec import wire
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule, WindowScope
-from flyspec.values.rounds import DraftDistributions, OpenWindow, Outcome, VerifyOpen, VerifyRound
+from flyspec.values.rounds import (
+    DraftDistributions,
+    OpenWindow,
+    Outcome,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.values.tokens import SamplingParams, TokenDistribution
 from tests.verify_service.test_engine import GREEDY, PROMPT, answers, opening
 from tests.verify_service.test_service import open_message, status_of
@@ -203,18 +210,16 @@ async def test_penalties_do_not_depend_on_drafts(engine, sampling):
 
 
 def point_masses(count, round_id, first):
-    return wire.distributions_to_proto(
-        DraftDistributions(round_id, first, [TokenDistribution()] * count)
-    )
+    return wire.encode(DraftDistributions(round_id, first, [TokenDistribution()] * count))
 
 
 def too_large(distribution):
     """Refused as it comes, before any round."""
-    return wire.distributions_to_proto(DraftDistributions(1, 4, [distribution]))
+    return wire.encode(DraftDistributions(1, 4, [distribution]))
 
 
 def round_message(drafts, round_id=1, keep=4):
-    return wire.verify_round_to_proto(VerifyRound(round_id, keep, [], drafts))
+    return wire.encode(VerifyRound(round_id, keep, [], drafts))
 
 
 @pytest.mark.parametrize(
@@ -229,17 +234,13 @@ def round_message(drafts, round_id=1, keep=4):
         ([round_message([5])], "distributions"),
         (
             [
-                wire.distributions_to_proto(
-                    DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 6)])
-                ),
+                wire.encode(DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 6)])),
             ],
             "distributions",
         ),
         (
             [
-                wire.distributions_to_proto(
-                    DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 2, (400,))])
-                ),
+                wire.encode(DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 2, (400,))])),
             ],
             "distributions",
         ),
@@ -268,9 +269,9 @@ async def test_distributions_in_pieces_decide(service, log_softmax):
             await call.write(open_message(prompt, rule="fuzzy", **changes))
             for position in (4, 5):
                 piece = DraftDistributions(1, position, [distribution])
-                await call.write(wire.distributions_to_proto(piece))
+                await call.write(wire.encode(piece))
             await call.write(round_message([second, 5]))
-            verdict = wire.round_verdict_from_proto(await call.read())
+            verdict = wire.decode(Verdict, await call.read())
             assert verdict.keep_length >= keep
             assert (verdict.decisions[0].outcome is Outcome.LOOSE) == (keep == 5)
             call.cancel()

@@ -61,7 +61,7 @@ def judge(
 
     Across rounds: `open_window` is the one that the last verdict left open, its token's share
     already taken off `budget`. If a mismatch fails it, or the sequence ends, or nothing was
-    drafted, it is the verdict's `failed_window`, no draft stands and the sequence goes back to its
+    drafted, the verdict has `failed`: no draft stands and the sequence goes back to the window's
     position. A window that opens and fails in this round is a rejection like any other.
 
     A window that `rule` leaves to its preset comes of the K that is requested by default, whatever

@@ -94,7 +94,6 @@ class AcrossRounds:
     def __init__(self, size: int, start_position: int, open_window: OpenWindow | None) -> None:
         self._size = size
         self._start = start_position
-        self._came_open = open_window
         self._open = open_window
         self._opened_at: int | None = None  # index in this round; None if it came open
 
@@ -134,38 +133,24 @@ class AcrossRounds:
         if self._opened_at is not None:
             provisional = decisions[self._opened_at]._replace(outcome=Outcome.PROVISIONAL)
             decisions[self._opened_at] = provisional
-        count = len(decisions)
-        return Verdict(
-            count,
-            end.next_token_id,
-            tuple(decisions),
-            keep_length=self._start + count,
-            open_window=self._open,
-        )
+        end_length = self._start + len(decisions)
+        return Verdict(end_length, end.next_token_id, tuple(decisions), self._open, self._start)
 
     def _failed(self, end: RoundEnd) -> Verdict:
         assert self._open is not None
-        at = self._opened_at
-        if at is None:
-            return Verdict(
-                0,
-                self._open.target_token_id,
-                tuple(end.decisions),
-                keep_length=self._open.position,
-                failed_window=self._came_open,
-            )
-        rejected = end.decisions[at]._replace(outcome=Outcome.REJECTED)
-        return Verdict(
-            at,
-            self._open.target_token_id,
-            (*end.decisions[:at], rejected),
-            keep_length=self._open.position,
-        )
+        window, at = self._open, self._opened_at
+        decisions = tuple(end.decisions)
+        if at is not None:
+            decisions = (*decisions[:at], decisions[at]._replace(outcome=Outcome.REJECTED))
+        return Verdict(window.position, window.target_token_id, decisions, start_length=self._start)
 
 
 def _up_to_rejection(end: RoundEnd, start_position: int) -> Verdict:
     """All before the rejection stands, and no window is open."""
     count = len(end.decisions) - end.rejected
     return Verdict(
-        count, end.next_token_id, tuple(end.decisions), keep_length=start_position + count
+        start_position + count,
+        end.next_token_id,
+        tuple(end.decisions),
+        start_length=start_position,
     )

@@ -1,16 +1,47 @@
-"""Proposals in the target's vocabulary: equal tokenizers may be padded to different sizes."""
+"""Proposals made to fit: into the target's vocabulary, or made here where no service drafts."""
 
 from __future__ import annotations
 
-from flyspec.values.tokens import TokenDistribution
-from orchestrator.upstreams.draft import Proposal
+from flyspec.lookup import PromptLookup
+from flyspec.prefix import TokenSequence
+from flyspec.values.tokens import Origin, TokenDistribution
+from orchestrator.upstreams.protocol import Proposal
 
 NEVER = b"\xff\xfb"
 """The least half float, -65504: a probability of 0 whose divergence is yet finite."""
 
 
+class LocalLookup:
+    """Prompt lookup inside the orchestrator, the drafter that needs no service.
+
+    With `distributions`, says of every token that all of the probability is on it.
+    """
+
+    def __init__(self, distributions: bool = False) -> None:
+        self._lookup = PromptLookup()
+        self._distributions = distributions
+
+    def propose(self, sequence: TokenSequence, max_tokens: int) -> Proposal:
+        """Up to `max_tokens` tokens to follow `sequence`."""
+        self._lookup.extend(sequence.tokens[len(self._lookup) :])
+        token_ids = self._lookup.propose(max_tokens)
+        count = len(token_ids)
+        return Proposal(
+            token_ids,
+            [Origin.EXACT_LOOKUP] * count,
+            distributions=[TokenDistribution()] * (count if self._distributions else 0),
+        )
+
+    def accept(self, length: int) -> None:
+        """The first `length` tokens of the sequence stand."""
+        self._lookup.truncate(min(length, len(self._lookup)))
+
+
 def fit_proposal(proposal: Proposal, vocab_size: int) -> Proposal:
-    """The proposal, which ends before a token that the target does not have; changed in place."""
+    """The proposal, which ends before a token that the target does not have; changed in place.
+
+    Equal tokenizers may be padded to different sizes.
+    """
     if max(proposal.token_ids, default=0) >= vocab_size:
         end = next(i for i, t in enumerate(proposal.token_ids) if t >= vocab_size)
         del proposal.token_ids[end:], proposal.origins[end:], proposal.distributions[end:]

@@ -6,27 +6,18 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
 
-from flyspec import rpc
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
 from flyspec.security import is_loopback
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
-from flyspec.values.rounds import DraftOpen, VerifyOpen
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.handshake import drafter_misfit, target_misfit, try_drafter
 from orchestrator.fleet.replicas import Pool, Replica
-from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.plan import GenerationPlan
-from orchestrator.generation.recoveries import Recoveries
-from orchestrator.telemetry.correlation import UNKNOWN, Correlation
-from orchestrator.upstreams.draft import DraftUpstream
-from orchestrator.upstreams.traffic import Traffic
-from orchestrator.upstreams.verify import VerifySession, VerifyUpstream
+from orchestrator.upstreams.protocol import Connector, DraftUpstream, VerifyUpstream
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +37,17 @@ class Target:
     bundle: TokenizerBundle
 
 
-class Directory:
+class Fleet:
     """The target's replicas and the drafters, connected and watched."""
 
-    def __init__(self, settings: OrchestratorSettings) -> None:
+    def __init__(self, settings: OrchestratorSettings, connector: Connector) -> None:
         self._settings = settings
-        self._security = settings.upstream_security()
+        self._connector = connector
         self._target: Target | None = None
         self.targets: Pool[VerifyUpstream] = Pool(
             "verify service",
             self._addresses(settings.verify_address, "--verify-address"),
-            lambda address: VerifyUpstream(
-                address, settings.round_timeout_s, self._link(self.targets, address)
-            ),
+            lambda address: connector.to_verify(address, self.targets.server_name(address)),
             self._accept_target,
             lambda: Breaker(longest_s=TARGET_LONGEST_REST_S, trials=False),
             settings.probe_interval_s,
@@ -167,7 +156,7 @@ class Directory:
         pool: Pool[DraftUpstream] = Pool(
             name,
             self._addresses(address, "address" if name != "draft service" else "--draft-address"),
-            lambda a: DraftUpstream(a, settings.draft_timeout_s, self._link(pool, a)),
+            lambda a: self._connector.to_draft(a, pool.server_name(a)),
             self._accept_drafter,
             Breaker,
             settings.probe_interval_s,
@@ -175,14 +164,10 @@ class Directory:
         )
         return pool
 
-    def _link(self, pool: Pool[Any], address: str) -> rpc.Link:
-        """A connection to a replica, whose certificate has the name that it was found by."""
-        return rpc.Link(address, self._security, pool.server_name(address))
-
     def _addresses(self, spec: str, what: str) -> Addresses:
         """What a setting stands for; not of other machines in the clear. Raises `ConfigError`."""
         addresses = Addresses(spec, what)
-        if self._security is None and not self._settings.allow_insecure:
+        if not self._connector.secure and not self._settings.allow_insecure:
             for host in addresses.hosts:
                 if not is_loopback(host):
                     raise ConfigError(
@@ -219,64 +204,6 @@ class Directory:
             limit = min(limit, sum(r.info.sessions.limit for r in drafting))
         return max(1, limit)
 
-    # --- a generation's part of it --------------------------------------------------------------
-
-    def open_drafting(
-        self,
-        plan: GenerationPlan,
-        traffic: Traffic,
-        recoveries: Recoveries,
-        correlation: Correlation = UNKNOWN,
-    ) -> Drafting:
-        """A generation's drafting, by the drafter that it asks for. Raises `FlyspecError`."""
-        target = self.target.info.model
-        assigned = self.drafters.assign(plan.drafter)
-        open_ = DraftOpen(
-            token_ids=(),
-            sampling=plan.sampling,
-            seed=plan.seed,
-            prompt_length=len(plan.prompt_token_ids),
-            distribution=plan.distribution,
-            tokenizer_fingerprint=target.tokenizer_fingerprint,
-        )
-        return Drafting(
-            self.drafters,
-            assigned,
-            bool(plan.drafter),
-            open_,
-            target.vocab_size,
-            traffic,
-            recoveries,
-            _weight(plan),
-            correlation,
-        )
-
-    def open_verifying(
-        self,
-        plan: GenerationPlan,
-        traffic: Traffic,
-        recoveries: Recoveries,
-        correlation: Correlation = UNKNOWN,
-    ) -> VerifySession:
-        """A generation's session with the target."""
-        open_ = VerifyOpen(
-            token_ids=(),
-            prompt_length=len(plan.prompt_token_ids),
-            rule=plan.rule,
-            sampling=plan.sampling,
-            seed=plan.seed,
-            logprobs=plan.logprobs,
-        )
-        return VerifySession(
-            self.targets,
-            open_,
-            traffic,
-            recoveries,
-            self._settings.reopen_timeout_s,
-            _weight(plan),
-            correlation,
-        )
-
     async def close(self) -> None:
         """Stop watching and close the connections."""
         for task in self._tasks:
@@ -286,11 +213,6 @@ class Directory:
         await self.drafters.close()
         if self._draft_pool is not None:
             await self._draft_pool.close()
-
-
-def _weight(plan: GenerationPlan) -> int:
-    """Tokens that a generation may still have to read and write."""
-    return len(plan.prompt_token_ids) + plan.max_tokens
 
 
 def _named_addresses(setting: str) -> list[tuple[str, str]]:

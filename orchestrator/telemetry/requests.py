@@ -1,6 +1,6 @@
 """What is told of one request: metrics, its trace, a line of log when it ends.
 
-`service` says what happens, in four places; everything else comes from values that it has anyway.
+`generation` says what happens, in four places; all else comes from values that it has anyway.
 """
 
 from __future__ import annotations
@@ -12,21 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import grpc
-
-from flyspec import rpc
 from flyspec.errors import FlyspecError
-from flyspec.metadata import TRACEPARENT_KEY
-from flyspec.telemetry import Telemetry, fields, new_request_id, request_id
+from flyspec.telemetry import Telemetry, fields, new_request_id
 from flyspec.telemetry.traces import Attributes
-from flyspec.v1 import generation_pb2
-from orchestrator.generation.ledger import Ledger, Round
+from flyspec.values.generation import GenerationTimings, Recovery
+from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.output import Output, Update
 from orchestrator.generation.plan import GenerationPlan
-from orchestrator.generation.recoveries import Recovery
-from orchestrator.telemetry.correlation import Correlation
 from orchestrator.telemetry.metrics import GenerationMetrics, RoundCounter
 from orchestrator.telemetry.tracing import GenerationTrace, Identified
+from orchestrator.upstreams.protocol import Correlation
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +29,7 @@ SHED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 """Statuses of which there are many under overload: their lines are for debugging."""
 
 
-class Observer:
+class RequestObserver:
     """Of all requests of an orchestrator."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -43,12 +38,9 @@ class Observer:
         telemetry.collect(self.metrics.collect)
 
     @contextmanager
-    def request(self, metadata: Any) -> Iterator[Observation]:
-        """A request, from its arrival to its end; `metadata` is its call's."""
-        traceparent = ""
-        if self._traces.enabled:
-            traceparent = next((str(v) for k, v in metadata or () if k == TRACEPARENT_KEY), "")
-        observation = Observation(self, traceparent)
+    def request(self, request_id: str = "", traceparent: str = "") -> Iterator[Observation]:
+        """A request, from its arrival to its end; a new id for it if it has none."""
+        observation = Observation(self, request_id or new_request_id(), traceparent)
         status = "OK"
         try:
             yield observation
@@ -69,8 +61,8 @@ class Observer:
 class Observation:
     """Of one request. `correlation` is what the services are told of it."""
 
-    def __init__(self, observer: Observer, traceparent: str) -> None:
-        self.request_id = request_id() or new_request_id()
+    def __init__(self, observer: RequestObserver, request_id: str, traceparent: str) -> None:
+        self.request_id = request_id
         self._metrics = observer.metrics
         self._arrived_ns = time.perf_counter_ns()
         self._trace = observer.begin_trace(self.request_id, traceparent, self._arrived_ns)
@@ -103,7 +95,7 @@ class Observation:
             self._trace.admitted(self._arrived_ns, now)
             self._trace.describe(_of_plan(plan, operation, model, drafter))
 
-    def round(self, round_: Round, update: Update) -> None:
+    def round(self, round_: RoundOutcome, update: Update) -> None:
         """A round has been recorded in the ledger."""
         assert self._counter is not None
         self._counter.count(round_, update.final)
@@ -126,9 +118,7 @@ class Observation:
                 },
             )
 
-    def completed(
-        self, output: Output, ledger: Ledger, timings: generation_pb2.GenerationTimings
-    ) -> None:
+    def completed(self, output: Output, ledger: Ledger, timings: GenerationTimings) -> None:
         """Its output is complete."""
         assert self._counter is not None
         assert output.finish_reason is not None
@@ -170,12 +160,11 @@ class Observation:
 
 
 def _status_of(error: BaseException) -> str:
-    """The name of the gRPC status that a request which meets this ends with (`rpc.handler`)."""
+    """The name of the gRPC status that stands for how a request ended."""
     if isinstance(error, FlyspecError):
         return error.status
-    if isinstance(error, asyncio.CancelledError | grpc.aio.InternalError):
-        return "CANCELLED"  # its client has gone, or its server ends
-    return "CANCELLED" if type(error).__name__ == rpc.SERVER_STOPPED else "INTERNAL"
+    # Its client has gone, or its server ends.
+    return "CANCELLED" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "INTERNAL"
 
 
 def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> Attributes:

@@ -1,0 +1,150 @@
+"""A generation from its request to its completion, in plain values: what every face calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, closing
+from typing import NoReturn
+
+from flyspec.config import OrchestratorSettings
+from flyspec.errors import FlyspecError
+from flyspec.values.generation import (
+    Chat,
+    Chunk,
+    Completion,
+    Event,
+    GenerationRequest,
+    GenerationTimings,
+    Models,
+)
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.front.admission import Admission, Visit
+from orchestrator.front.clients import NOBODY, Caller, check_tokens
+from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.ledger import Ledger
+from orchestrator.generation.output import Output
+from orchestrator.generation.plan import GenerationPlan, make_plan
+from orchestrator.generation.prompt import is_long
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.rounds import Rounds
+from orchestrator.generation.rule_files import RuleBook
+from orchestrator.generation.verifying import Verifying
+from orchestrator.telemetry.requests import Observation, RequestObserver
+
+
+class Generations:
+    """Runs generations, one for each `run`, whichever faces they come in by."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        settings: OrchestratorSettings,
+        rules: RuleBook,
+        observer: RequestObserver,
+    ) -> None:
+        self._fleet, self._admission = fleet, admission
+        self._settings, self._rules, self._observer = settings, rules, observer
+
+    async def run(
+        self, request: GenerationRequest, caller: Caller = NOBODY
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one generation as they come, the last of them its `Completion`.
+
+        To be read in one task; close it (`contextlib.aclosing`) to end the generation before that,
+        or throw into it what ended it. What of the options goes beside a request, its ids and its
+        timeout, is the caller's. Raises `FlyspecError`.
+        """
+        with self._observer.request(caller.request_id, caller.traceparent) as observation:
+            visit = self._admission.visit(caller.client, caller.deadline, caller.key)
+            async with visit, aclosing(self._admitted(request, caller, visit, observation)) as told:
+                async for event in told:
+                    visit.pause()
+                    yield event
+                    visit.resume()
+
+    async def _admitted(
+        self, request: GenerationRequest, caller: Caller, visit: Visit, observation: Observation
+    ) -> AsyncGenerator[Event, None]:
+        """Planned, waited for a slot, run round by round, completed."""
+        arrived = time.perf_counter_ns()
+        fleet, target = self._fleet, self._fleet.target
+        model = target.info.model
+        plan = await self._plan(request)
+        check_tokens(caller.key, plan.max_total_tokens)
+        fleet.drafters.check(plan.drafter)
+        output = Output(target.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
+        ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
+        recoveries = Recoveries(observation.recovered)
+        accounts = ledger.traffic, recoveries, observation.correlation
+        reopen_s = self._settings.reopen_timeout_s
+        async with visit.slot(plan.max_total_tokens):
+            admitted = time.perf_counter_ns()
+            with (
+                closing(Drafting(fleet.drafters, plan, model, *accounts)) as drafting,
+                closing(Verifying(fleet.targets, plan, reopen_s, *accounts)) as verifying,
+            ):
+                drafter = drafting.assigned_name
+                is_chat = isinstance(request.prompt, Chat)
+                observation.admitted(plan, ledger, model.name, drafter, is_chat)
+                yield plan.started(observation.request_id, model.name, drafter)
+                rounds = Rounds(plan, drafting, verifying, ledger, recoveries)
+                first_token_ns = 0
+                async with aclosing(rounds.run()) as running:
+                    async for round_ in running:
+                        update = output.apply(round_.commands)
+                        ledger.record(round_, update.final)
+                        observation.round(round_, update)
+                        visit.used(len(plan.prompt_token_ids) + output.num_final_tokens)
+                        if plan.return_rounds:
+                            yield round_.record
+                        for event in update.events:
+                            if isinstance(event, Chunk) and not first_token_ns:
+                                first_token_ns = time.perf_counter_ns() - arrived
+                            yield event
+                        if output.finish_reason is not None:
+                            break
+        ledger.finish()
+        timings = GenerationTimings(
+            time_to_first_token_ns=first_token_ns,
+            total_ns=time.perf_counter_ns() - arrived,
+            draft_model_ns=ledger.draft_model_ns,
+            target_model_ns=ledger.target_model_ns,
+            round_overhead_p50_ns=ledger.round_overhead_p50_ns,
+            queue_ns=admitted - arrived,
+        )
+        observation.completed(output, ledger, timings)
+        assert output.finish_reason is not None
+        yield Completion(
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+            prompt_tokens=len(plan.prompt_token_ids),
+            completion_tokens=output.num_final_tokens,
+            speculation=ledger.speculation,
+            timings=timings,
+            loop_guard_token_index=rounds.loop_guard_index(output.num_final_tokens),
+            recoveries=recoveries.kept,
+            num_recoveries=recoveries.count,
+            drafters=drafting.shares,
+        )
+
+    async def _plan(self, request: GenerationRequest) -> GenerationPlan:
+        """The request checked; a long one in a thread."""
+        fleet, target = self._fleet, self._fleet.target
+        rest = target.tokenizer, target.info, self._settings, fleet.max_draft_tokens, self._rules
+        if is_long(request.prompt):
+            return await asyncio.to_thread(make_plan, request, *rest)
+        return make_plan(request, *rest)
+
+    def refuse(self, error: FlyspecError, caller: Caller = NOBODY) -> NoReturn:
+        """Count a request that its face could not read, and raise why."""
+        with self._observer.request(caller.request_id, caller.traceparent):
+            raise error
+
+    def models(self) -> Models:
+        """The target, the drafters and the rules, the defaults first."""
+        info = self._fleet.target.info
+        drafters = [drafter.name for drafter in self._fleet.drafters.all]
+        return Models(info.model, drafters, self._rules.names(self._settings.rule, info.rules))

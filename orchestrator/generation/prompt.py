@@ -1,0 +1,95 @@
+"""A prompt as token ids, checked: at least one, leaving room for at least one more.
+
+Prompts of absurd size are refused before they are read: to tokenize 24 MB takes minutes and GB.
+What is not absurd is tokenized as a whole and counted exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flyspec.errors import InvalidArgumentError
+from flyspec.tokenizer import Tokenizer
+from flyspec.values.admin import ModelInfo
+from flyspec.values.generation import Chat, Prompt
+
+ABSURD = 4
+"""Contexts' worth of tokens. Pieces count a little differently than the whole, and a chat template
+may leave something out; neither by so much."""
+PIECE_CHARACTERS = 1 << 14
+LONG = 1 << 16
+"""Characters, or tokens, from which on reading a prompt takes long: a second for a megabyte."""
+
+
+def is_long(prompt: Prompt) -> bool:
+    """Whether to read the prompt where nothing waits for it."""
+    if isinstance(prompt, Chat):
+        return sum(len(role) + len(content) for role, content in prompt.messages) > LONG
+    return len(prompt) > LONG
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> list[int]:
+    """The prompt's token ids. Raises `InvalidArgumentError`."""
+    context_length = model.context_length
+    match prompt:
+        case str():
+            if not prompt:
+                raise InvalidArgumentError("prompt: text is empty; send at least one character")
+            _check_size([prompt], tokenizer, context_length)
+            token_ids = tokenizer.encode(prompt)
+        case Chat(messages):
+            if not messages:
+                raise InvalidArgumentError("prompt: chat has no messages; send at least one")
+            _check_count("messages", len(messages), context_length)
+            _check_size([content for _, content in messages], tokenizer, context_length)
+            token_ids = tokenizer.encode_chat(messages)
+        case _:
+            _check_count("tokens", len(prompt), context_length)
+            token_ids = list(prompt)
+    if not token_ids:
+        raise InvalidArgumentError("prompt: no token ids; send at least one")
+    check_ids("prompt", token_ids, model)
+    if len(token_ids) >= context_length:
+        raise InvalidArgumentError(
+            f"prompt: {len(token_ids)} tokens leave no room in the model's context of "
+            f"{context_length}; shorten the prompt"
+        )
+    return token_ids
+
+
+def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
+    """Refuse token ids that the model does not have. Raises `InvalidArgumentError`."""
+    for token_id in (max(token_ids, default=0), min(token_ids, default=0)):
+        if not 0 <= token_id < model.vocab_size:
+            raise InvalidArgumentError(
+                f"{field}: token id {token_id} is out of range; {model.name} has ids "
+                f"0 to {model.vocab_size - 1}"
+            )
+
+
+def _check_size(texts: Sequence[str], tokenizer: Tokenizer, context_length: int) -> None:
+    """Refuse texts that are far too long together, having tokenized no more than shows it."""
+    limit = ABSURD * context_length
+    characters = sum(map(len, texts))
+    if characters <= limit:
+        return
+    found = seen = 0
+    for text in texts:
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[start : start + PIECE_CHARACTERS]
+            found += len(tokenizer.encode(piece, add_special_tokens=False))
+            seen += len(piece)
+            if found > limit:
+                raise InvalidArgumentError(
+                    f"prompt: {characters} characters, the first {seen} of them over {limit} "
+                    f"tokens; the model's context is {context_length}; shorten the prompt"
+                )
+
+
+def _check_count(what: str, count: int, context_length: int) -> None:
+    """Refuse more token ids, or chat messages, than the context has tokens."""
+    if count > context_length:
+        raise InvalidArgumentError(
+            f"prompt: {count} {what} leave no room in the model's context of {context_length}; "
+            "shorten the prompt"
+        )

@@ -1,0 +1,27 @@
+"""Connections to the services over gRPC, with the settings' certificates and timeouts."""
+
+from __future__ import annotations
+
+from flyspec import rpc
+from flyspec.config import OrchestratorSettings
+from orchestrator.upstreams.draft import GrpcDraftUpstream
+from orchestrator.upstreams.verify import GrpcVerifyUpstream
+
+
+class GrpcConnector:
+    """Makes connections to services as the settings say. Raises `ConfigError`."""
+
+    def __init__(self, settings: OrchestratorSettings) -> None:
+        self._settings = settings
+        self._security = settings.upstream_security()
+        self.secure = self._security is not None
+
+    def to_draft(self, address: str, server_name: str) -> GrpcDraftUpstream:
+        """A connection to a draft service, opened on first use."""
+        link = rpc.Link(address, self._security, server_name)
+        return GrpcDraftUpstream(address, self._settings.draft_timeout_s, link)
+
+    def to_verify(self, address: str, server_name: str) -> GrpcVerifyUpstream:
+        """A connection to a verify service, opened on first use."""
+        link = rpc.Link(address, self._security, server_name)
+        return GrpcVerifyUpstream(address, self._settings.round_timeout_s, link)

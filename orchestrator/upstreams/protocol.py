@@ -1,0 +1,187 @@
+"""What the orchestrator needs of the services behind it, in plain values.
+
+`draft` and `verify` give it over gRPC; whatever else satisfies these protocols can stand there. All
+methods raise `FlyspecError`, and `UnavailableError` for what another try may mend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from flyspec.errors import UnavailableError
+from flyspec.prefix import TokenSequence
+from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.rounds import DraftOpen, DraftTimings, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.tokens import Origin, TokenDistribution
+
+
+class SilentError(UnavailableError):
+    """A service took the message and said nothing in time: it hangs, or is overwhelmed."""
+
+
+Part = Literal["draft", "verify"]
+
+
+class Correlation:
+    """What a request's streams and messages carry, so that logs and spans of all services agree.
+
+    `metadata` is that of its streams. This one has no id and is not traced.
+    """
+
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    def waits_for(self, part: Part, round_id: int) -> str:
+        """A message is about to ask for that part of a round; the traceparent that it carries.
+
+        Asked again, for another try, the same one. Empty if the request is not traced.
+        """
+        return ""
+
+
+UNKNOWN = Correlation()
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of the rounds' messages to and from both services, before HTTP/2's framing.
+
+    Messages of a round that had to be sent again count again; those that open sessions do not.
+    """
+
+    round_bytes: int = 0
+    distribution_bytes: int = 0
+    """Of those, what carries drafts' distributions."""
+
+    def count(self, num_bytes: int, distribution_bytes: int = 0) -> None:
+        """Add a round's message, so much of it distributions."""
+        self.round_bytes += num_bytes
+        self.distribution_bytes += distribution_bytes
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Tokens that a drafter guesses will follow; possibly none.
+
+    `distributions` has one a token where the rule needs them; `drafter` is the name of who made it.
+    It was there at `arrived_ns`, as `perf_counter_ns` counts; 0 if nobody was asked.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    origins: list[Origin] = field(default_factory=list)
+    timings: DraftTimings = field(default_factory=DraftTimings)
+    distributions: list[TokenDistribution] = field(default_factory=list)
+    drafter: str = ""
+    arrived_ns: int = 0
+
+
+class UpstreamSession(Protocol):
+    """A generation's session with one replica. Its first error ends it."""
+
+    def close(self) -> None:
+        """End it; whoever waits on it gets `UnavailableError`, and the service frees the slot."""
+
+
+class DraftSession(UpstreamSession, Protocol):
+    """Proposals for one sequence."""
+
+    @property
+    def held(self) -> int:
+        """Tokens of the sequence that the service has read; the others it must read first."""
+
+    def accept(self, length: int) -> None:
+        """Tell that the first `length` tokens of sequence and last proposal stand."""
+
+    async def propose(
+        self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
+    ) -> Proposal:
+        """Up to `max_tokens` tokens to follow `sequence`, within `timeout_s`."""
+
+
+class VerifySession(UpstreamSession, Protocol):
+    """Verdicts on one sequence."""
+
+    def keep(self, length: int) -> None:
+        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+
+    async def send(
+        self,
+        sequence: TokenSequence,
+        round_: VerifyRound,
+        distributions: Sequence[TokenDistribution],
+    ) -> None:
+        """Ask for a round that follows `sequence`.
+
+        `round_` comes without prefix: keep_length, append_token_ids and prefix_hash are filled in.
+        `distributions` are those of its drafts, one each or none.
+        """
+
+    async def read(self, round_id: int) -> Verdict:
+        """The next verdict on that round; several in plain decoding, up to the `last`."""
+
+
+class Upstream(Protocol):
+    """A connection to one replica of a service; `timeout_s` is for one answer."""
+
+    address: str
+    timeout_s: float
+
+    async def describe(self, timeout_s: float = ...) -> Any:
+        """What the service says of itself."""
+
+    async def reconnect(self) -> None:
+        """Give the connection up, which may be lost without a sign; the next call makes another.
+
+        Ends all sessions.
+        """
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+class DraftUpstream(Upstream, Protocol):
+    """To a draft service."""
+
+    async def describe(self, timeout_s: float = ...) -> DraftServiceInfo:
+        """What it drafts with."""
+
+    async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
+        """Make the target's tokenizer known to it."""
+
+    def open(
+        self, open_: DraftOpen, traffic: Traffic, correlation: Correlation = UNKNOWN
+    ) -> DraftSession:
+        """A session, which begins with its first proposal; `open_.token_ids` is filled in."""
+
+
+class VerifyUpstream(Upstream, Protocol):
+    """To a verify service."""
+
+    async def describe(self, timeout_s: float = ...) -> VerifyServiceInfo:
+        """What it verifies with."""
+
+    async def tokenizer(self) -> TokenizerBundle:
+        """The target's tokenizer."""
+
+    def open(
+        self, open_: VerifyOpen, traffic: Traffic, correlation: Correlation = UNKNOWN
+    ) -> VerifySession:
+        """A session, which begins with its first round; `open_.token_ids` is filled in."""
+
+
+class Connector(Protocol):
+    """Makes connections to addresses.
+
+    `server_name` is the name that the address was found by, which the certificate there has; empty
+    for an address that was given.
+    """
+
+    secure: bool
+    """Whether what it sends is encrypted."""
+
+    def to_draft(self, address: str, server_name: str) -> DraftUpstream:
+        """A connection, opened on first use."""
+
+    def to_verify(self, address: str, server_name: str) -> VerifyUpstream:
+        """A connection, opened on first use."""

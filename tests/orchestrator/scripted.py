@@ -1,0 +1,215 @@
+"""Services that answer by a script, behind the protocols that those over gRPC satisfy: no port.
+
+The target's next token is a function of the tokens before it; a draft stands if it is that token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from flyspec.config import OrchestratorSettings
+from flyspec.errors import UnavailableError
+from flyspec.telemetry import Telemetry
+from flyspec.values.admin import (
+    DrafterInfo,
+    DraftServiceInfo,
+    ModelInfo,
+    SessionStatus,
+    TokenizerBundle,
+    VerifyServiceInfo,
+)
+from flyspec.values.rounds import Decision, Outcome, Verdict
+from flyspec.values.tokens import Origin
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.front.admission import Admission
+from orchestrator.generation.generation import Generations
+from orchestrator.generation.rule_files import load_rules
+from orchestrator.telemetry.requests import RequestObserver
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, Proposal, Traffic
+from tests.orchestrator.test_output import BUNDLE
+
+EOS, VOCAB_SIZE, CONTEXT = 1, 400, 256
+MODEL = ModelInfo("scripted", BUNDLE.fingerprint, VOCAB_SIZE, CONTEXT)
+Script = Callable[[Sequence[int]], int]
+
+
+def script(tokens: Sequence[int]) -> int:
+    """Letters and spaces, which depend on all that came before; never the end."""
+    return 3 + (7 * sum(tokens) + len(tokens) ** 2) % 200
+
+
+def guess(tokens: Sequence[int]) -> int:
+    """Mostly right."""
+    return 5 if sum(tokens) % 4 == 0 else script(tokens)
+
+
+class Service:
+    """A replica. `sessions` are open now; while `lost`, none is served."""
+
+    timeout_s = 5.0
+
+    def __init__(self, address: str, next_token: Script, pause_s: float = 0.0) -> None:
+        self.address, self.next_token, self.pause_s = address, next_token, pause_s
+        self.sessions: set[Any] = set()
+        self.opened = 0
+        self.lost = False
+
+    async def answer(self) -> None:
+        """Take the time that an answer takes. Raises `UnavailableError`."""
+        await asyncio.sleep(self.pause_s)
+        if self.lost:
+            raise UnavailableError(f"{self.address} is lost")
+
+    async def reconnect(self) -> None:
+        """There is nothing to connect."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Session:
+    """A session, open from its first message on."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def begin(self) -> None:
+        """The first message, or another."""
+        if self not in self.service.sessions:
+            self.service.sessions.add(self)
+            self.service.opened += 1
+
+    def close(self) -> None:
+        """It is over."""
+        self.service.sessions.discard(self)
+
+
+class Target(Service):
+    """A verify service; `limit` sessions."""
+
+    limit = 4
+
+    async def describe(self, timeout_s: float = 1.0) -> VerifyServiceInfo:
+        await self.answer()
+        return VerifyServiceInfo(MODEL, SessionStatus(0, self.limit), 64, 8, ("exact", "fly"))
+
+    async def tokenizer(self) -> TokenizerBundle:
+        return BUNDLE
+
+    def open(self, open_, traffic: Traffic, correlation: Correlation = UNKNOWN) -> TargetSession:
+        return TargetSession(self)
+
+
+class TargetSession(Session):
+    def keep(self, length: int) -> None:
+        """Its sequence comes whole with every round."""
+
+    async def send(self, sequence, round_, distributions) -> None:
+        self.begin()
+        self.tokens, self.round = list(sequence.tokens), round_
+
+    async def read(self, round_id: int) -> Verdict:
+        await self.service.answer()
+        assert round_id == self.round.round_id
+        start, decisions = len(self.tokens), []
+        for draft in self.round.draft_token_ids:
+            own = self.service.next_token(self.tokens)
+            rejected = draft != own
+            decisions.append(Decision(Outcome.REJECTED if rejected else Outcome.EXACT, own))
+            if rejected:
+                break
+            self.tokens.append(own)
+        missing = len(self.round.draft_token_ids) - len(decisions)
+        decisions += [Decision(Outcome.NOT_REACHED)] * missing
+        keep_length = len(self.tokens)
+        self.tokens.append(self.service.next_token(self.tokens))
+        return Verdict(
+            keep_length, self.tokens[-1], tuple(decisions), start_length=start, round_id=round_id
+        )
+
+
+class Drafter(Service):
+    """A draft service."""
+
+    async def describe(self, timeout_s: float = 1.0) -> DraftServiceInfo:
+        await self.answer()
+        return DraftServiceInfo((DrafterInfo("guess", "model", MODEL),), SessionStatus(0, 16), 64)
+
+    async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
+        raise AssertionError("it has the target's own")
+
+    def open(self, open_, traffic: Traffic, correlation: Correlation = UNKNOWN) -> DrafterSession:
+        return DrafterSession(self)
+
+
+class DrafterSession(Session):
+    held = 0
+
+    def accept(self, length: int) -> None:
+        self.held = length
+
+    async def propose(self, sequence, max_tokens, round_id, timeout_s) -> Proposal:
+        self.begin()
+        await self.service.answer()
+        tokens = list(sequence.tokens)
+        for _ in range(max_tokens):
+            tokens.append(self.service.next_token(tokens))
+        drafts = tokens[len(sequence) :]
+        return Proposal(drafts, [Origin.EXACT_MODEL] * len(drafts))
+
+
+@dataclass
+class Scripted:
+    """An orchestrator's inside, faces left out. Addresses are names of these services."""
+
+    targets: dict[str, Target]
+    drafters: dict[str, Drafter]
+    secure = True
+
+    def to_verify(self, address: str, server_name: str) -> Target:
+        return self.targets[address]
+
+    def to_draft(self, address: str, server_name: str) -> Drafter:
+        return self.drafters[address]
+
+    @property
+    def sessions(self) -> int:
+        """Sessions open anywhere."""
+        return sum(len(s.sessions) for s in (*self.targets.values(), *self.drafters.values()))
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """What a generation that is over must not leave: all zero."""
+        users = sum(len(d.users) for d in self.fleet.drafters.all)
+        replicas = sum(len(r.sessions) for r in self.fleet.targets.replicas)
+        admission = self.admission
+        held = admission.active, admission.waiting, admission.outstanding_tokens
+        return (self.sessions, users, replicas, *held)
+
+
+@asynccontextmanager
+async def scripted(targets=1, pause_s=0.0, next_token=script, **changes):
+    """What runs generations over services in this process."""
+    names = [f"target:{n}" for n in range(1, targets + 1)]
+    inside = Scripted(
+        {name: Target(name, next_token, pause_s) for name in names},
+        {"drafter:1": Drafter("drafter:1", guess)},
+    )
+    values = {"rule": "exact", "num_speculative_tokens": 4, "max_waiting": 100, **changes}
+    settings = OrchestratorSettings(
+        verify_address=",".join(names), draft_address="drafter:1", **values
+    )
+    inside.fleet = fleet = Fleet(settings, inside)
+    await fleet.connect()
+    inside.admission = Admission.of(settings, lambda: fleet.max_sessions)
+    rules = load_rules("", settings.rule, settings.num_speculative_tokens)
+    inside.observer = RequestObserver(Telemetry("orchestrator"))
+    inside.generations = Generations(fleet, inside.admission, settings, rules, inside.observer)
+    try:
+        yield inside
+    finally:
+        await fleet.close()
