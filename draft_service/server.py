@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from draft_service.drafters.base import Drafter
@@ -13,7 +14,7 @@ from draft_service.sessions import Limits, Sessions
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc
 from flyspec.config import DraftSettings, model_source
-from flyspec.engine.scheduler import Budget
+from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
 from flyspec.startup import large_imports
 from flyspec.telemetry import Telemetry, configure_logging
@@ -49,7 +50,7 @@ async def build(
         raise ConfigError(f"--drafter {default}: needs a draft model; give one with --model")
     drafters.insert(0, drafters.pop(names.index(default)))
     if engine is not None:
-        await engine.start()
+        await asyncio.wrap_future(engine.start())
     return Sessions(drafters, engine, limits, tokenizers), engine
 
 
@@ -90,7 +91,7 @@ def _load(settings: DraftSettings, observer: Observer) -> tuple[Engine, list[Dra
     runner = ModelRunner(loaded, plan.num_slots)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
-    budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
+    budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     tokenizers = Tokenizers(loaded.tokenizer, loaded.info.vocab_size)
     engine = Engine(runner, prepare, budget, observer.engine_metrics.step)
     return engine, drafters, tokenizers
@@ -129,5 +130,5 @@ async def serve(settings: DraftSettings) -> None:
         await server.stop(settings.drain_grace_s)
     finally:
         if engine is not None:
-            await engine.stop()
+            await asyncio.to_thread(engine.stop)
         telemetry.close()

@@ -28,7 +28,7 @@ import torch.distributed as dist
 import flyspec
 from flyspec import rpc
 from flyspec.config import VerifySettings
-from flyspec.engine.loading import LoadedModel, check_tensor_parallel, load_model, read_config
+from flyspec.engine.loading import LoadedModel, load_model, read_config
 from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.parallel import (
     LeadRunner,
@@ -38,6 +38,7 @@ from flyspec.engine.parallel import (
     rank_device,
     weight_bytes,
 )
+from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
 from verify_service.rank_process import EXIT_LOST_RANK
 from verify_service.watch import Watch

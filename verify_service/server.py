@@ -7,7 +7,7 @@ import logging
 from flyspec import rpc
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
-from flyspec.engine.scheduler import Budget
+from flyspec.engine.scheduler import StepBudget
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
@@ -54,7 +54,7 @@ def build(
         if ranks is not None:
             ranks.failed(error)
         raise
-    budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
+    budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     on_step = observer.engine_metrics.step
     engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare, budget, on_step)
     return engine, VerifyServicer(engine, loaded.tokenizer, settings, observer)
@@ -87,7 +87,7 @@ async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
     metrics_port = telemetry.listen()
     engine, servicer = build(settings, ranks, observer)
     observer.watch(engine)
-    engine.start()
+    engine.start().result()
     server = rpc.GrpcServer(
         settings.host,
         settings.port,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyspec.engine.scheduler import Step
+from flyspec.engine.model import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
@@ -70,7 +70,6 @@ class Session:
     logprobs: int | None = None
     slot: int | None = None
     cached: int = 0
-    closed: bool = False
 
     def begin(self, round_: VerifyRound) -> None:
         """Set the sequence to what the round builds on.

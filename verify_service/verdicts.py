@@ -15,7 +15,7 @@ from verify_service.rules import judge
 from verify_service.sessions import Session
 
 
-class Referee:
+class RoundJudge:
     """Judges rounds of one model; knows its special tokens."""
 
     def __init__(self, eos_token_ids: Collection[int], control_token_ids: Collection[int]) -> None:

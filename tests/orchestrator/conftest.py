@@ -128,7 +128,7 @@ async def start_stack(
         await verify_server.stop(0)
         engine.stop()
         if draft_engine is not None:
-            await draft_engine.stop()
+            await asyncio.to_thread(draft_engine.stop)
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ async def two_targets(model_dirs):
         orchestrator_over(one, two) as (client, admin),
     ):
         for stack in (one, two):
-            runner = stack.verify_engine._runner
+            runner = stack.verify_engine.model
             runner.forward = slowly(runner.forward)
         yield one, two, client, admin
 
