@@ -124,7 +124,7 @@ class StepLoop(ABC, Generic[W, R]):
 
     @property
     def waiting(self) -> int:
-        """Work that is queued or under way."""
+        """Work that waits for the model, or for the rest of its steps."""
         return self._inbox.qsize() + len(self._ready)
 
     def start(self) -> Future[None]:
@@ -197,19 +197,21 @@ class StepLoop(ABC, Generic[W, R]):
         """Run what fits of what is ready, and hand over what is complete."""
         ready = sorted(self._ready, key=lambda task: task.since_ns)
         counts = allot([task.pieces for task in ready], self._budget)
-        chosen = [(t, t.pieces.take(n)) for t, n in zip(ready, counts, strict=True) if n]
+        chosen = [task for task, count in zip(ready, counts, strict=True) if count]
+        self._ready = [task for task, count in zip(ready, counts, strict=True) if not count]
+        taken = zip(chosen, filter(None, counts), strict=True)
+        pieces = [task.pieces.take(count) for task, count in taken]
         # All run as many steps: whoever wants fewer, or waits, is not held up by the others.
         waits = any(task.pieces.remaining for task in ready)
         steps = 1 if waits else min(task.want.max_tokens for task in ready)
+        wants = [task.want.part(piece, steps) for task, piece in zip(chosen, pieces, strict=True)]
         began = perf_counter_ns()
-        results = self._attempt([task.want.part(piece, steps) for task, piece in chosen])
+        results = self._attempt(wants)
         elapsed = perf_counter_ns() - began
-        finished = list(zip([task for task, _ in chosen], results, strict=True))
-        ran = max(self._steps(task, result) for task, result in finished)
-        for tokens in (sum(counts), *[len(chosen)] * (ran - 1)):
-            self._on_step(elapsed // ran, len(chosen), tokens)
-        ended = set()
-        for task, result in finished:
+        steps = max(map(self._steps, chosen, results))
+        for tokens in (sum(counts), *[len(chosen)] * (steps - 1)):
+            self._on_step(elapsed // steps, len(chosen), tokens)
+        for task, result in zip(chosen, results, strict=True):
             task.began_ns = task.began_ns or began
             task.model_ns += elapsed
             if isinstance(result, Exception):
@@ -218,9 +220,8 @@ class StepLoop(ABC, Generic[W, R]):
                 going_on = True
             else:
                 going_on = task.go_on(Ran(result, task.began_ns, task.model_ns))
-            if not going_on:
-                ended.add(task)
-        self._ready = [task for task in ready if task not in ended]
+            if going_on:
+                self._ready.append(task)
 
     def _steps(self, task: _Task[W, R], result: R | Exception) -> int:
         if isinstance(result, Exception) or task.pieces.remaining:

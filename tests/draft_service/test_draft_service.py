@@ -338,7 +338,7 @@ async def test_stopping_the_engine_ends_proposals(
         await client.send(2)
         await until(gate.waiting.is_set)
         assert service.engine is not None
-        stopping = asyncio.create_task(service.engine.stop())
+        stopping = asyncio.create_task(asyncio.to_thread(service.engine.stop))
         await asyncio.sleep(0.01)
         gate.go.release()
         await stopping
