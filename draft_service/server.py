@@ -8,9 +8,9 @@ import logging
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from draft_service.engine import Engine
-from draft_service.observation import Observer
 from draft_service.service import DraftService
-from draft_service.sessions import Limits, Sessions
+from draft_service.sessions import SessionLimits, Sessions
+from draft_service.telemetry import DraftTelemetry
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc
 from flyspec.config import DraftSettings, model_source
@@ -28,11 +28,11 @@ MAX_LOOKUP_LENGTH = 1 << 17
 
 
 async def build(
-    settings: DraftSettings, observer: Observer | None = None
+    settings: DraftSettings, observer: DraftTelemetry | None = None
 ) -> tuple[Sessions, Engine | None]:
     """Load and warm up what the settings ask for. Raises `ConfigError`."""
-    observer = observer or Observer(Telemetry("draft"))
-    limits = Limits(
+    observer = observer or DraftTelemetry(Telemetry("draft"))
+    limits = SessionLimits(
         max_sessions=settings.max_sessions,
         max_speculative_tokens=settings.max_speculative_tokens,
         idle_timeout_s=settings.idle_timeout_s,
@@ -54,7 +54,9 @@ async def build(
     return Sessions(drafters, engine, limits, tokenizers), engine
 
 
-def _load(settings: DraftSettings, observer: Observer) -> tuple[Engine, list[Drafter], Tokenizers]:
+def _load(
+    settings: DraftSettings, observer: DraftTelemetry
+) -> tuple[Engine, list[Drafter], Tokenizers]:
     """The draft model's engine, not yet started, the drafters that use it, its tokenizer."""
     model_source(settings.model)  # what is wrong with it is said before torch is imported
     try:
@@ -103,7 +105,7 @@ async def serve(settings: DraftSettings) -> None:
     security = settings.port_security
     credentials = security.credentials()
     telemetry = Telemetry("draft", settings)
-    observer = Observer(telemetry)
+    observer = DraftTelemetry(telemetry)
     metrics_port = telemetry.listen()
     sessions, engine = await build(settings, observer)
     observer.watch(sessions)

@@ -31,7 +31,7 @@ LONG_SEQUENCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SessionLimits:
     """What one service allows; `max_length` bounds sequences of drafters without a model."""
 
     max_sessions: int
@@ -53,7 +53,7 @@ class Sessions:
         self,
         drafters: Sequence[Drafter],
         engine: Engine | None,
-        limits: Limits,
+        limits: SessionLimits,
         tokenizers: Tokenizers | None = None,
     ) -> None:
         self._drafters = {d.info.name: d for d in drafters}
@@ -77,7 +77,7 @@ class Sessions:
         )
 
     @contextmanager
-    def open(self, open_: DraftOpen) -> Iterator[Session]:
+    def open(self, open_: DraftOpen) -> Iterator[ClientSession]:
         """A session, closed at the end of the block.
 
         Raises `NotFoundError`, `InvalidArgumentError`, `ResourceExhaustedError`,
@@ -90,7 +90,7 @@ class Sessions:
                 f"this service has {', '.join(self._drafters)}"
             )
         translator = self._translator(drafter, open_.tokenizer_fingerprint)
-        session = Session(drafter, open_, self._engine, self.limits, translator)
+        session = ClientSession(drafter, open_, self._engine, self.limits, translator)
         if self._active >= self.limits.max_sessions:
             raise ResourceExhaustedError(
                 f"all {self.limits.max_sessions} sessions are in use; "
@@ -112,7 +112,7 @@ class Sessions:
         return self.tokenizers.translator(fingerprint)
 
 
-class Session:
+class ClientSession:
     """One client's session: `prepare`, then `advance` and `next_chunk` until one is the last.
 
     Raises `InvalidArgumentError` for a sequence that the drafter cannot hold.
@@ -123,7 +123,7 @@ class Session:
         drafter: Drafter,
         open_: DraftOpen,
         engine: Engine | None,
-        limits: Limits,
+        limits: SessionLimits,
         translator: Translator | None = None,
     ) -> None:
         model = drafter.info.model

@@ -20,7 +20,7 @@ from flyspec.prefix import TokenSequence
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle
 from flyspec.values.rounds import RoundVerdict, VerifyOpen, VerifyRound, VerifyTimings
 from flyspec.values.tokens import TokenDistribution
-from verify_service.sessions import Session, check_open
+from verify_service.sessions import VerifySession, check_open
 from verify_service.verdicts import RoundJudge, answer
 
 Answer = RoundVerdict | Exception
@@ -75,7 +75,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
 
     # --- called on the event loop -----------------------------------------------------------
 
-    def open(self, open_: VerifyOpen) -> Session:
+    def open(self, open_: VerifyOpen) -> VerifySession:
         """A session. Raises for bad values, or `ResourceExhaustedError` when none is free."""
         check_open(open_, self.info)
         limit = self.model.cache.num_slots
@@ -85,7 +85,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
             )
         self._active += 1
         self._opened_total += 1
-        return Session(
+        return VerifySession(
             sequence=TokenSequence(open_.token_ids),
             prompt_length=open_.prompt_length,
             rule=open_.rule,
@@ -97,7 +97,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
 
     def submit(
         self,
-        session: Session,
+        session: VerifySession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution] = (),
     ) -> asyncio.Queue[Answer]:
@@ -122,7 +122,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
         self.add(session, work, deliver)
         return answers
 
-    def close(self, session: Session) -> None:
+    def close(self, session: VerifySession) -> None:
         """Give the session up; its slot is free before the next session's first round."""
         self._active -= 1
 
@@ -149,7 +149,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
 
     def _round(
         self,
-        session: Session,
+        session: VerifySession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
         deliver: Callable[[Answer], None],

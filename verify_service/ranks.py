@@ -40,12 +40,13 @@ from flyspec.engine.parallel import (
 )
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
-from verify_service.rank_process import EXIT_LOST_RANK
-from verify_service.watch import Watch
+from verify_service.rank_watch import Watch
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+EXIT_LOST_RANK = os.EX_TEMPFAIL
+"""Start again, as sysexits.h has it."""
 EXIT_GRACE_S = 5.0
 _LAST_WORDS_S = 1.0
 _POLL_S = 0.1

@@ -11,7 +11,6 @@ from flyspec.engine.scheduler import StepBudget
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
-from verify_service.observation import Observer
 from verify_service.ranks import (
     Ranks,
     find_place,
@@ -21,6 +20,7 @@ from verify_service.ranks import (
     set_threads,
 )
 from verify_service.service import VerifyServicer
+from verify_service.telemetry import VerifyTelemetry
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +28,13 @@ SERVICE_NAME = "flyspec.v1.VerifyService"
 
 
 def build(
-    settings: VerifySettings, ranks: Ranks | None = None, observer: Observer | None = None
+    settings: VerifySettings, ranks: Ranks | None = None, observer: VerifyTelemetry | None = None
 ) -> tuple[VerifyEngine, VerifyServicer]:
     """Load and warm up the target, with the other `ranks` if there are any.
 
     Raises `ConfigError`. The engine is not started yet.
     """
-    observer = observer or Observer(Telemetry("verify"))
+    observer = observer or VerifyTelemetry(Telemetry("verify"))
 
     def prepare() -> None:
         # OpenMP keeps the number of threads per calling thread.
@@ -83,7 +83,7 @@ async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
     security = settings.port_security
     credentials = security.credentials()
     telemetry = Telemetry("verify", settings)
-    observer = Observer(telemetry)
+    observer = VerifyTelemetry(telemetry)
     metrics_port = telemetry.listen()
     engine, servicer = build(settings, ranks, observer)
     observer.watch(engine)

@@ -12,7 +12,7 @@ from flyspec.engine.sampling import History, token_logprobs
 from flyspec.values.rounds import RoundVerdict, Verdict, VerifyRound, VerifyTimings
 from flyspec.values.tokens import TokenDistribution, TokenLogprobs
 from verify_service.rules import judge
-from verify_service.sessions import Session
+from verify_service.sessions import VerifySession
 
 
 class RoundJudge:
@@ -24,7 +24,7 @@ class RoundJudge:
 
     def decide(
         self,
-        session: Session,
+        session: VerifySession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
         rows: Tensor,
@@ -37,7 +37,7 @@ class RoundJudge:
 
     def _judge(
         self,
-        session: Session,
+        session: VerifySession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
         rows: Tensor,
@@ -91,14 +91,14 @@ def answer(
 
 
 def _with_logprobs(
-    verdict: Verdict, round_: VerifyRound, rows: Tensor, session: Session
+    verdict: Verdict, round_: VerifyRound, rows: Tensor, session: VerifySession
 ) -> tuple[Verdict, list[TokenLogprobs]]:
     """Log-probabilities of what stands, and the open window with those of its target's token."""
     top = session.logprobs or 0
     start = len(session.sequence)
     if verdict.failed_window is not None:
         given = verdict.failed_window.target_logprobs
-        assert given is not None, "checked in Session.begin"
+        assert given is not None, "checked in VerifySession.begin"
         return verdict, [given]
     count = verdict.num_accepted
     tokens = [*round_.draft_token_ids[:count], verdict.next_token_id]

@@ -31,7 +31,7 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.engine import Engine
-from draft_service.sessions import Limits, Session, Sessions
+from draft_service.sessions import ClientSession, SessionLimits, Sessions
 from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
@@ -88,7 +88,7 @@ async def running(
     drafters: list[Drafter] = [ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])]
     await asyncio.wrap_future(engine.start())
     try:
-        yield Sessions(drafters, engine, Limits(slots, 64, 60.0, 4, 0)), runner
+        yield Sessions(drafters, engine, SessionLimits(slots, 64, 60.0, 4, 0)), runner
         await until(lambda: runner.cache.num_free == slots)
         assert not runner.clashes
     finally:
@@ -96,7 +96,7 @@ async def running(
         await asyncio.to_thread(engine.stop)
 
 
-async def propose(session: Session, advance: DraftAdvance) -> list[DraftChunk]:
+async def propose(session: ClientSession, advance: DraftAdvance) -> list[DraftChunk]:
     """All chunks of a proposal."""
     session.advance(advance, 0)
     chunks: list[DraftChunk] = []
