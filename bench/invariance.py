@@ -32,7 +32,8 @@ from torch import Tensor
 from demo.corpus import chat_prompt, problems
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.engine.loading import load_model
-from flyspec.engine.runner import ModelRunner, Step
+from flyspec.engine.model import Step
+from flyspec.engine.runner import ModelRunner
 from flyspec.errors import FlyspecError
 from flyspec.prompts import read_prompts
 
@@ -126,9 +127,9 @@ def generate(
             drafts.append(guess)
             last = len(text.token_ids) - 1
             steps.append(Step(text.slot, last, [text.token_ids[-1], *guess], len(guess) + 1))
-        logits = runner.forward(steps)
-        for (index, text), guess, rows in zip(list(texts.items()), drafts, logits, strict=True):
-            text.token_ids += _accepted(guess, rows)
+        found = runner.forward(steps)
+        for (index, text), guess, rows in zip(list(texts.items()), drafts, found, strict=True):
+            text.token_ids += _accepted(guess, rows.logits)
             if len(text.token_ids) >= text.end:
                 done[index] = text.token_ids[len(prompts[index]) : text.end]
                 runner.cache.release(text.slot)

@@ -1,4 +1,4 @@
-"""One proposal on its way: drives a drafter's work and cuts what comes out into chunks.
+"""One proposal: drives a drafter's work and cuts what comes out into chunks.
 
 Runs in the engine's thread for drafters with a model, on the event loop for those without. Knows no
 threads, no gRPC and no torch.
@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
-from draft_service.drafters.base import Drafted, Drafter, DrafterSession, Work, check_move
+from draft_service.drafters.base import Drafter, DrafterSession, check_move
+from flyspec.engine.loop import Work
+from flyspec.engine.model import Draw
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen, DraftTimings
-from flyspec.values.tokens import Origin, TokenDistribution
-
-if TYPE_CHECKING:
-    from flyspec.engine.runner import Draw, Drawn
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 MAX_CHUNK_BYTES = 1 << 20
 """Most bytes of distributions in a chunk that has more than one token. A single one is smaller in
@@ -46,94 +44,58 @@ class SessionState:
             session.close()
 
 
-class Proposal:
-    """The answer to one `advance`: `start`, then `resume` with what was drawn, to the end.
+def propose(
+    state: SessionState, advance: DraftAdvance, chunk_tokens: int, arrival_ns: int, deliver: Deliver
+) -> Work[Draw, Drafted]:
+    """The answer to an `advance`: move the session, draft, and deliver what comes in chunks.
 
     `deliver` gets every chunk, the last one flagged. A chunk goes out once `chunk_tokens` tokens
     wait in it and a further step is due; what exists already is not split, unless its distributions
-    exceed `MAX_CHUNK_BYTES`. `arrival_ns` is the `perf_counter_ns` of the request; `model_ns` is
-    added to by whoever runs the steps.
+    exceed `MAX_CHUNK_BYTES`. `arrival_ns` is the `perf_counter_ns` of the request. Raises
+    `PrefixMismatchError` or `InvalidArgumentError` for a move that cannot be made.
     """
+    session = state.session()
+    check_move(len(session.token_ids), advance.keep_length, len(advance.append_token_ids))
+    session.move(advance.keep_length, advance.append_token_ids)
+    chunks = _Chunks(advance, session, deliver)
+    queue_ns, model_ns = perf_counter_ns() - arrival_ns, 0
+    work = session.propose(advance.max_tokens)
+    try:
+        item = next(work, None)
+        while item is not None:
+            if isinstance(item, Drafted):
+                chunks.add(item)
+                item = next(work, None)
+                continue
+            if chunks.waiting >= chunk_tokens:
+                chunks.flush()
+            most = min(item.max_tokens, chunk_tokens - chunks.waiting)
+            ran = yield item._replace(max_tokens=most)
+            model_ns += ran.model_ns
+            try:
+                item = work.send(ran.result)
+            except StopIteration:
+                break
+    finally:
+        work.close()
+    chunks.flush(DraftTimings(queue_ns, model_ns, perf_counter_ns() - arrival_ns))
 
-    __slots__ = (
-        "_advance",
-        "_arrival_ns",
-        "_base",
-        "_bytes",
-        "_chunk_tokens",
-        "_deliver",
-        "_distributions",
-        "_first_step_ns",
-        "_ids",
-        "_next_token_id",
-        "_origins",
-        "_sent",
-        "_work",
-        "model_ns",
-        "state",
-    )
 
-    _work: Work
+class _Chunks:
+    """The chunks of a proposal that begins where `session` stands."""
 
-    def __init__(
-        self,
-        state: SessionState,
-        advance: DraftAdvance,
-        chunk_tokens: int,
-        arrival_ns: int,
-        deliver: Deliver,
-    ) -> None:
-        self.state = state
-        self.model_ns = 0
-        self._advance, self._chunk_tokens = advance, chunk_tokens
-        self._arrival_ns, self._deliver = arrival_ns, deliver
-        self._ids: list[int] = []
-        self._origins: list[Origin] = []
-        self._distributions: list[TokenDistribution] = []
-        self._bytes = 0
-        self._base = self._sent = self._next_token_id = self._first_step_ns = 0
-
-    def start(self) -> Draw | None:
-        """Move the session and ask for the first draw; None if the proposal is already complete.
-
-        Raises `PrefixMismatchError` or `InvalidArgumentError` for a move that cannot be made.
-        """
-        advance, session = self._advance, self.state.session()
-        check_move(len(session.token_ids), advance.keep_length, len(advance.append_token_ids))
-        session.move(advance.keep_length, advance.append_token_ids)
+    def __init__(self, advance: DraftAdvance, session: DrafterSession, deliver: Deliver) -> None:
+        self._round_id, self._deliver = advance.round_id, deliver
         self._base = self._sent = len(session.token_ids)
         self._next_token_id = session.token_ids[-1]
-        self._work = session.propose(advance.max_tokens)
-        self._first_step_ns = perf_counter_ns()
-        return self.resume(None)
+        self._clear()
 
-    def resume(self, drawn: Drawn | None) -> Draw | None:
-        """Hand over what the last draw gave; the next draw, or None when all is delivered.
+    @property
+    def waiting(self) -> int:
+        """Tokens that are not sent yet."""
+        return len(self._ids)
 
-        None begins.
-        """
-        work = self._work
-        try:
-            item = next(work) if drawn is None else work.send(drawn)
-            while isinstance(item, Drafted):
-                self._add(item)
-                item = next(work)
-        except StopIteration:
-            self._flush(last=True)
-            return None
-        if len(self._ids) >= self._chunk_tokens:
-            self._flush(last=False)
-        return item
-
-    def fail(self, error: Exception) -> None:
-        """End with an error instead of a last chunk."""
-        self._deliver(error)
-
-    def cancel(self) -> None:
-        """End without a word; nobody listens any more."""
-        self._work.close()
-
-    def _add(self, drafted: Drafted) -> None:
+    def add(self, drafted: Drafted) -> None:
         """Put tokens into the chunk; where their distributions do not fit it goes out before."""
         token_ids, origins, distributions = drafted
         if not distributions:
@@ -144,31 +106,32 @@ class Proposal:
             # An id takes at most 3 bytes on the wire up to 2,097,152 tokens.
             size = len(distribution.log_probs) + 3 * len(distribution.token_ids)
             if self._ids and self._bytes + size > MAX_CHUNK_BYTES:
-                self._flush(last=False)
+                self.flush()
             self._ids.append(token)
             self._origins.append(origin)
             self._distributions.append(distribution)
             self._bytes += size
 
-    def _flush(self, last: bool) -> None:
-        timings = DraftTimings()
-        if last:
-            now = perf_counter_ns()
-            timings = DraftTimings(
-                self._first_step_ns - self._arrival_ns, self.model_ns, now - self._arrival_ns
-            )
+    def flush(self, timings: DraftTimings | None = None) -> None:
+        """Send what waits; with the proposal's timings it is the last chunk."""
         start = self._sent
         self._sent += len(self._ids)
         chunk = DraftChunk(
-            round_id=self._advance.round_id,
+            round_id=self._round_id,
             keep_length=self._base - 1,
             next_token_id=self._next_token_id,
             start_position=start,
             token_ids=self._ids,
             origins=self._origins,
-            last=last,
-            timings=timings,
+            last=timings is not None,
+            timings=timings or DraftTimings(),
             distributions=self._distributions,
         )
-        self._ids, self._origins, self._distributions, self._bytes = [], [], [], 0
+        self._clear()
         self._deliver(chunk)
+
+    def _clear(self) -> None:
+        self._ids: list[int] = []
+        self._origins: list[Origin] = []
+        self._distributions: list[TokenDistribution] = []
+        self._bytes = 0

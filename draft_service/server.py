@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from draft_service.engine import Engine
-from draft_service.observation import Observer
 from draft_service.service import DraftService
 from draft_service.sessions import SessionLimits, Sessions
+from draft_service.telemetry import DraftTelemetry
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc, serving
 from flyspec.config import DraftSettings, model_source
-from flyspec.engine.scheduler import Budget
+from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
 from flyspec.serving import OnePort
 from flyspec.startup import large_imports
@@ -28,10 +29,10 @@ MAX_LOOKUP_LENGTH = 1 << 17
 
 
 async def build(
-    settings: DraftSettings, observer: Observer | None = None
+    settings: DraftSettings, observer: DraftTelemetry | None = None
 ) -> tuple[Sessions, Engine | None]:
     """Load and warm up what the settings ask for. Raises `ConfigError`."""
-    observer = observer or Observer(Telemetry("draft"))
+    observer = observer or DraftTelemetry(Telemetry("draft"))
     limits = SessionLimits(
         max_sessions=settings.max_sessions,
         max_speculative_tokens=settings.max_speculative_tokens,
@@ -50,11 +51,13 @@ async def build(
         raise ConfigError(f"--drafter {default}: needs a draft model; give one with --model")
     drafters.insert(0, drafters.pop(names.index(default)))
     if engine is not None:
-        await engine.start()
+        await asyncio.wrap_future(engine.start())
     return Sessions(drafters, engine, limits, tokenizers), engine
 
 
-def _load(settings: DraftSettings, observer: Observer) -> tuple[Engine, list[Drafter], Tokenizers]:
+def _load(
+    settings: DraftSettings, observer: DraftTelemetry
+) -> tuple[Engine, list[Drafter], Tokenizers]:
     """The draft model's engine, not yet started, the drafters that use it, its tokenizer."""
     model_source(settings.model)  # what is wrong with it is said before torch is imported
     try:
@@ -91,7 +94,7 @@ def _load(settings: DraftSettings, observer: Observer) -> tuple[Engine, list[Dra
     runner = ModelRunner(loaded, plan.num_slots)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
-    budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
+    budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     tokenizers = Tokenizers(loaded.tokenizer, loaded.info.vocab_size)
     engine = Engine(runner, prepare, budget, observer.engine_metrics.step)
     return engine, drafters, tokenizers
@@ -102,7 +105,7 @@ async def serve(settings: DraftSettings) -> None:
 
     async def load(telemetry: Telemetry) -> OnePort:
         credentials = settings.port_security.credentials()
-        observer = Observer(telemetry)
+        observer = DraftTelemetry(telemetry)
         sessions, engine = await build(settings, observer)
         observer.watch(sessions)
         log.info("drafters: %s", ", ".join(d.name for d in sessions.describe().drafters))

@@ -6,8 +6,8 @@ import math
 from time import perf_counter_ns
 from typing import Any
 
-from draft_service.observation import Observer
-from draft_service.sessions import Session, Sessions
+from draft_service.sessions import ClientSession, Sessions
+from draft_service.telemetry import DraftTelemetry
 from flyspec import rpc, wire
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
@@ -20,9 +20,9 @@ from flyspec.values.rounds import DraftAdvance, DraftOpen
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
     """Answers `Describe`, `Draft` and `AddTokenizer` for a set of sessions."""
 
-    def __init__(self, sessions: Sessions, observer: Observer | None = None) -> None:
+    def __init__(self, sessions: Sessions, observer: DraftTelemetry | None = None) -> None:
         self._sessions = sessions
-        self._observer = observer or Observer(Telemetry("draft"))
+        self._observer = observer or DraftTelemetry(Telemetry("draft"))
 
     @rpc.handler
     async def Describe(
@@ -58,7 +58,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
     async def _propose(
         self,
-        session: Session,
+        session: ClientSession,
         request: DraftOpen | DraftAdvance,
         last_round_id: int,
         context: Any,

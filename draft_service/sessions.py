@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.translated import TranslatedDrafter
 from draft_service.engine import Engine
-from draft_service.proposal import Proposal, SessionState
+from draft_service.proposal import SessionState, propose
 from draft_service.tokenizers import Tokenizers
 from draft_service.translation import Translator
 from flyspec import process
@@ -78,7 +78,7 @@ class Sessions:
         )
 
     @contextmanager
-    def open(self, open_: DraftOpen) -> Iterator[Session]:
+    def open(self, open_: DraftOpen) -> Iterator[ClientSession]:
         """A session, closed at the end of the block.
 
         Raises `NotFoundError`, `InvalidArgumentError`, `ResourceExhaustedError`,
@@ -91,7 +91,7 @@ class Sessions:
                 f"this service has {', '.join(self._drafters)}"
             )
         translator = self._translator(drafter, open_.tokenizer_fingerprint)
-        session = Session(drafter, open_, self._engine, self.limits, translator)
+        session = ClientSession(drafter, open_, self._engine, self.limits, translator)
         if self._active >= self.limits.max_sessions:
             raise ResourceExhaustedError(
                 f"all {self.limits.max_sessions} sessions are in use; "
@@ -113,7 +113,7 @@ class Sessions:
         return self.tokenizers.translator(fingerprint)
 
 
-class Session:
+class ClientSession:
     """One client's session: `prepare`, then `advance` and `next_chunk` until one is the last.
 
     Raises `InvalidArgumentError` for a sequence that the drafter cannot hold.
@@ -195,11 +195,12 @@ class Session:
                 f"{self._max_length}; use another drafter for the rest"
             )
         chunk_tokens = self._limits.chunk_tokens
-        proposal = Proposal(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
+        work = propose(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
         if self._engine is None:
-            proposal.start()
+            for _ in work:
+                raise AssertionError("a drafter without a model wants no steps")
         else:
-            self._engine.submit(proposal)
+            self._engine.add(self._state, work, self._deliver)
 
     async def next_chunk(self) -> DraftChunk:
         """The next chunk of the proposal; raises what ended it instead."""
@@ -213,11 +214,13 @@ class Session:
         if self._engine is None:
             self._state.close()
         else:
-            self._engine.close(self._state)
+            self._engine.drop(self._state, self._state.close)
 
     def _deliver(self, item: DraftChunk | Exception) -> None:
         """Called in the engine's thread, or in any other."""
-        self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
+        # The event loop may be gone while the process ends.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
 
     def _check_rest(self, open_: DraftOpen) -> None:
         """Refuse bad parameters of a sequence that is good."""

@@ -39,7 +39,7 @@ class OnePort:
     """A service that is one server; `close` ends what works behind it."""
 
     server: rpc.GrpcServer
-    close: Callable[[], Awaitable[None] | None]
+    close: Callable[[], None]
 
     async def start(self) -> dict[str, int]:
         """Listen and be ready."""
@@ -50,8 +50,7 @@ class OnePort:
     async def stop(self, grace_s: float) -> None:
         """Drain and close."""
         await self.server.stop(grace_s)
-        if (ended := self.close()) is not None:
-            await ended
+        await asyncio.to_thread(self.close)
 
 
 async def serve(

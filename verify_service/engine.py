@@ -1,120 +1,92 @@
-"""The engine loop: one thread owns the target, everything else queues rounds for it.
+"""The verify engine: sessions of the target, and a round as one thing after the other.
 
-Continuous batching: every `step` takes what is ready, rounds of any length and chunks of prompts up
-to a token budget, runs it as one forward, and answers each round that is complete. Handlers live on
-the event loop and meet the engine only in `open`, `submit` and `close`.
+Handlers live on the event loop and meet it only in `open`, `submit` and `close`; what touches the
+model runs in the loop's thread, batched with all other rounds and chunks of prompts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import NamedTuple
 
-from torch import Tensor
-
-from flyspec.engine.runner import ModelRunner
-from flyspec.engine.scheduler import Budget, Pieces, Step, allot
-from flyspec.errors import ResourceExhaustedError, UnavailableError
+from flyspec.engine.loop import OnStep, StepLoop, Work
+from flyspec.engine.model import Model, Rows, Step
+from flyspec.engine.scheduler import StepBudget
+from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTimings
 from flyspec.values.tokens import TokenDistribution
-from verify_service.sessions import Session, check_open
-from verify_service.verdicts import Referee
-
-log = logging.getLogger(__name__)
+from verify_service.sessions import VerifySession, check_open
+from verify_service.verdicts import RoundJudge
 
 Answer = Verdict | Exception
 
 
-@dataclass(slots=True, eq=False)
-class PendingRound:
-    """A round on its way through the engine; `remaining` counts undrafted tokens to decode.
+class Check(NamedTuple):
+    """What a round wants of the model: a step's rows, with hidden rows of the layers named."""
 
-    `pieces` is what the model still has to run for the next verdict, `started_ns` when it began to.
-    """
+    step: Step
+    hidden_layers: tuple[int, ...] = ()
 
-    session: Session
-    round: VerifyRound
-    distributions: Sequence[TokenDistribution]
-    deliver: Callable[[Answer], None]
-    arrived_ns: int
-    remaining: int
-    pieces: Pieces | None = None
-    started_ns: int = 0
+    @property
+    def max_tokens(self) -> int:
+        """One: what comes next is for the rule to say."""
+        return 1
+
+    def part(self, step: Step, max_tokens: int) -> Check:
+        """A piece of it."""
+        return self._replace(step=step)
 
 
-class VerifyEngine:
-    """Owns the target model and its slots; `prepare` runs first, in the engine's thread.
-
-    `on_step` is told of every step there: its time in ns, its sessions, its tokens.
-    """
+class VerifyEngine(StepLoop[Check, Rows]):
+    """Owns the target model and its slots."""
 
     def __init__(
         self,
-        runner: ModelRunner,
+        model: Model,
         tokenizer: TokenizerBundle,
         max_queue: int,
         prepare: Callable[[], None] = lambda: None,
-        budget: Budget | None = None,
-        on_step: Callable[[int, int, int], None] = lambda *_: None,
+        budget: StepBudget | None = None,
+        on_step: OnStep = lambda *_: None,
     ) -> None:
-        self._prepare, self._on_step = prepare, on_step
-        self._runner = runner
-        self._referee = Referee(tokenizer.eos_token_ids, tokenizer.control_token_ids)
-        self._budget = budget or Budget()
+        super().__init__("verify", prepare, budget, on_step)
+        self.model = model
+        self._judge = RoundJudge(tokenizer.eos_token_ids, tokenizer.control_token_ids)
         self._max_queue = max_queue
-        self._inbox: queue.SimpleQueue[PendingRound | Session | None] = queue.SimpleQueue()
-        self._ready: list[PendingRound] = []
         self._active = self._opened_total = 0
-        self._thread = threading.Thread(target=self._run, name="verify-engine", daemon=True)
-
-    def start(self) -> None:
-        """Start the engine thread."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop it after the step at hand; rounds not answered yet fail with `UnavailableError`."""
-        self._inbox.put(None)
-        self._thread.join()
 
     @property
     def info(self) -> ModelInfo:
         """The target model."""
-        return self._runner.info
+        return self.model.info
 
     @property
     def sessions(self) -> SessionStatus:
         """Sessions open now and their limit; tokens looked for in the cache and found."""
-        cache = self._runner.cache
+        cache = self.model.cache
         return SessionStatus(
             self._active, cache.num_slots, self._opened_total, cache.queries, cache.hits
         )
 
-    @property
-    def waiting(self) -> int:
-        """Rounds that wait for the model, or for the rest of their steps."""
-        return self._inbox.qsize() + len(self._ready)
-
     # --- called on the event loop -----------------------------------------------------------
 
-    def open(self, open_: VerifyOpen) -> Session:
+    def open(self, open_: VerifyOpen) -> VerifySession:
         """A session. Raises for bad values, or `ResourceExhaustedError` when none is free."""
         check_open(open_, self.info)
-        limit = self._runner.cache.num_slots
+        limit = self.model.cache.num_slots
         if self._active >= limit:
             raise ResourceExhaustedError(
                 f"all {limit} sessions are in use; retry later or raise --max-sessions"
             )
         self._active += 1
         self._opened_total += 1
-        return Session(
+        return VerifySession(
             sequence=TokenSequence(open_.token_ids),
             prompt_length=open_.prompt_length,
             rule=open_.rule,
@@ -126,7 +98,7 @@ class VerifyEngine:
 
     def submit(
         self,
-        session: Session,
+        session: VerifySession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution] = (),
     ) -> asyncio.Queue[Answer]:
@@ -147,120 +119,67 @@ class VerifyEngine:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        plain = 0 if round_.draft_token_ids else round_.max_plain_tokens
-        self._inbox.put(
-            PendingRound(
-                session, round_, distributions, deliver, time.perf_counter_ns(), remaining=plain
-            )
-        )
+        work = self._round(session, round_, distributions, deliver, perf_counter_ns())
+        self.add(session, work, deliver)
         return answers
 
-    def close(self, session: Session) -> None:
+    def close(self, session: VerifySession) -> None:
         """Give the session up; its slot is free before the next session's first round."""
-        session.closed = True
         self._active -= 1
-        self._inbox.put(session)
+
+        def release() -> None:
+            if session.slot is not None:
+                self.model.cache.release(session.slot)
+
+        self.drop(session, release)
 
     # --- the engine thread ------------------------------------------------------------------
 
-    def _run(self) -> None:
-        self._prepare()
-        while self._gather():
-            self.step()
-        for pending in self._ready:
-            pending.deliver(UnavailableError("the verify service is shutting down"))
+    def run_batch(self, wants: Sequence[Check]) -> Sequence[Rows]:
+        """The rows of each step, of one forward."""
+        steps = [want.step for want in wants]
+        layers = sorted({layer for want in wants for layer in want.hidden_layers})
+        found = self.model.forward(steps, layers) if layers else self.model.forward(steps)
+        self.model.synchronize()
+        if not layers:
+            return found
+        return [
+            Rows(rows.logits, tuple(rows.hidden[layers.index(i)] for i in want.hidden_layers))
+            for want, rows in zip(wants, found, strict=True)
+        ]
 
-    def _gather(self) -> bool:
-        """Take in what has arrived, waiting when there is nothing to do; False to stop."""
-        while True:
-            try:
-                item = self._inbox.get(block=not self._ready)
-            except queue.Empty:
-                return True
-            if item is None:
-                return False
-            if isinstance(item, Session):
-                self._ready = [p for p in self._ready if p.session is not item]
-                if item.slot is not None:
-                    self._runner.cache.release(item.slot)
-            elif not item.session.closed and self._begin(item):
-                self._ready.append(item)
-
-    def step(self) -> None:
-        """Run what fits of what is ready, and answer what is complete."""
-        work = [pending.pieces for pending in self._ready]
-        counts = allot([pieces for pieces in work if pieces], self._budget)
-        chosen = [(p, n) for p, n in zip(self._ready, counts, strict=True) if n]
-        self._ready = [p for p, n in zip(self._ready, counts, strict=True) if not n]
-        started = time.perf_counter_ns()
-        steps = []
-        for pending, count in chosen:
-            assert pending.pieces is not None
-            pending.started_ns = pending.started_ns or started
-            steps.append(pending.pieces.take(count))
-        logits = self._forward(steps)
-        elapsed_ns = time.perf_counter_ns() - started
-        self._on_step(elapsed_ns, len(chosen), sum(count for _, count in chosen))
-        for (pending, _), rows in zip(chosen, logits, strict=True):
-            if isinstance(rows, Exception):
-                pending.deliver(rows)
-            elif pending.pieces is None or pending.pieces.remaining:
-                self._ready.append(pending)
-            else:
-                self._answer(pending, rows)
-        self._ready.sort(key=lambda pending: pending.arrived_ns)
-
-    def _forward(self, steps: list[Step]) -> Sequence[Tensor | Exception]:
-        """Rows of each step; where the batch fails, each step gets a try of its own."""
-        try:
-            logits = self._runner.forward(steps)
-            self._runner.synchronize()
-            return logits
-        except Exception as error:
-            log.exception("a step of %d sequences failed", len(steps))
-            if len(steps) == 1:
-                return [error]
-        return [rows for step in steps for rows in self._forward([step])]
-
-    def _answer(self, pending: PendingRound, rows: Tensor) -> None:
-        """Judge a round on its logits, apply the verdict and deliver it; or the error it meets."""
-        session, round_ = pending.session, pending.round
-        judging = time.perf_counter_ns()
-        try:
-            verdict = self._referee.decide(session, round_, pending.distributions, rows)
-            session.apply(verdict, round_.draft_token_ids)
-        except Exception as error:
-            pending.deliver(error)
-            return
-        pending.remaining -= 1
-        # A window fails once: what it failed in does not go on as plain decoding.
-        ended = verdict.failed or verdict.next_token_id in self._referee.eos
-        last = ended or pending.remaining <= 0
-        now = time.perf_counter_ns()
-        timings = VerifyTimings(
-            queue_ns=pending.started_ns - pending.arrived_ns,
-            forward_ns=judging - pending.started_ns,
-            judge_ns=now - judging,
-            service_ns=now - pending.arrived_ns,
-        )
-        pending.deliver(replace(verdict, round_id=round_.round_id, last=last, timings=timings))
-        if not last:
-            pending.arrived_ns, pending.started_ns = now, 0
-            pending.pieces = Pieces(session.step(()))
-            self._ready.append(pending)
-
-    def _begin(self, pending: PendingRound) -> bool:
-        """Set the session to what the round builds on; a round that cannot is answered so."""
-        session, round_ = pending.session, pending.round
-        try:
-            session.begin(round_)
-            if session.slot is None:
-                lease = self._runner.cache.acquire(session.sequence.tokens)
-                session.slot, session.cached = lease
-            pending.pieces = Pieces(session.step(round_.draft_token_ids))
-        except Exception as error:
-            pending.deliver(error)
-            return False
+    def _round(
+        self,
+        session: VerifySession,
+        round_: VerifyRound,
+        distributions: Sequence[TokenDistribution],
+        deliver: Callable[[Answer], None],
+        arrived_ns: int,
+    ) -> Work[Check, Rows]:
+        """Judge the drafts; without any, decode token by token up to `max_plain_tokens`."""
+        session.begin(round_)
+        if session.slot is None:
+            session.slot, session.cached = self.model.cache.acquire(session.sequence.tokens)
+        drafts = round_.draft_token_ids
         room = self.info.context_length - len(session.sequence) + 1
-        pending.remaining = min(pending.remaining, room)
-        return True
+        remaining = 1 if drafts else min(round_.max_plain_tokens, room)
+        while True:
+            ran = yield Check(session.step(drafts))
+            judging_ns = perf_counter_ns()
+            verdict = self._judge.decide(session, round_, distributions, ran.result.logits)
+            session.apply(verdict, drafts)
+            remaining -= 1
+            # A window fails once: what it failed in does not go on as plain decoding.
+            ended = verdict.failed or verdict.next_token_id in self._judge.eos
+            last = ended or remaining <= 0
+            now_ns = perf_counter_ns()
+            timings = VerifyTimings(
+                queue_ns=ran.began_ns - arrived_ns,
+                forward_ns=judging_ns - ran.began_ns,
+                judge_ns=now_ns - judging_ns,
+                service_ns=now_ns - arrived_ns,
+            )
+            deliver(replace(verdict, round_id=round_.round_id, last=last, timings=timings))
+            if last:
+                return
+            arrived_ns = now_ns

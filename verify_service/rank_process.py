@@ -12,9 +12,6 @@ import threading
 
 from flyspec.startup import large_imports
 
-EXIT_LOST_RANK = 75
-"""EX_TEMPFAIL of sysexits.h: start again."""
-
 
 def main() -> None:
     """Follow rank 0 until it stops."""
@@ -43,7 +40,7 @@ def main() -> None:
 def _end_with_parent() -> None:
     while os.read(0, 4096):
         pass
-    os._exit(EXIT_LOST_RANK)
+    os._exit(os.EX_TEMPFAIL)  # start again
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import flyspec
 from flyspec.config import VerifySettings
-from flyspec.engine.loading import LoadedModel, check_tensor_parallel, load_model, read_config
+from flyspec.engine.loading import LoadedModel, load_model, read_config
 from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.parallel import (
     LeadRunner,
@@ -37,14 +37,16 @@ from flyspec.engine.parallel import (
     rank_device,
     weight_bytes,
 )
+from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
 from flyspec.serving import settle_memory
-from verify_service.rank_process import EXIT_LOST_RANK
-from verify_service.watch import Watch
+from verify_service.rank_watch import Watch
 
 log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+EXIT_LOST_RANK = os.EX_TEMPFAIL
+"""Start again, as sysexits.h has it."""
 EXIT_GRACE_S = 5.0
 _LAST_WORDS_S = 1.0
 _POLL_S = 0.1

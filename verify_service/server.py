@@ -5,12 +5,11 @@ from __future__ import annotations
 from flyspec import rpc, serving
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
-from flyspec.engine.scheduler import Budget
+from flyspec.engine.scheduler import StepBudget
 from flyspec.serving import OnePort
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
-from verify_service.observation import Observer
 from verify_service.ranks import (
     Ranks,
     find_place,
@@ -20,18 +19,19 @@ from verify_service.ranks import (
     set_threads,
 )
 from verify_service.service import VerifyServicer
+from verify_service.telemetry import VerifyTelemetry
 
 SERVICE_NAME = "flyspec.v1.VerifyService"
 
 
 def build(
-    settings: VerifySettings, ranks: Ranks | None = None, observer: Observer | None = None
+    settings: VerifySettings, ranks: Ranks | None = None, observer: VerifyTelemetry | None = None
 ) -> tuple[VerifyEngine, VerifyServicer]:
     """Load and warm up the target, with the other `ranks` if there are any.
 
     Raises `ConfigError`. The engine is not started yet.
     """
-    observer = observer or Observer(Telemetry("verify"))
+    observer = observer or VerifyTelemetry(Telemetry("verify"))
 
     def prepare() -> None:
         # OpenMP keeps the number of threads per calling thread.
@@ -51,7 +51,7 @@ def build(
         if ranks is not None:
             ranks.failed(error)
         raise
-    budget = Budget(settings.max_num_batched_tokens, settings.prefill_chunk)
+    budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     on_step = observer.engine_metrics.step
     engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare, budget, on_step)
     return engine, VerifyServicer(engine, loaded.tokenizer, settings, observer)
@@ -79,10 +79,10 @@ async def serve(settings: VerifySettings) -> None:
 async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
     async def load(telemetry: Telemetry) -> OnePort:
         credentials = settings.port_security.credentials()
-        observer = Observer(telemetry)
+        observer = VerifyTelemetry(telemetry)
         engine, servicer = build(settings, ranks, observer)
         observer.watch(engine)
-        engine.start()
+        engine.start().result()
         server = rpc.GrpcServer(
             settings.host,
             settings.port,

@@ -16,8 +16,8 @@ from flyspec.values.rounds import DraftDistributions, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from verify_service.checks import RoundInbox, check_lengths
 from verify_service.engine import VerifyEngine
-from verify_service.observation import Observer
-from verify_service.sessions import Session
+from verify_service.sessions import VerifySession
+from verify_service.telemetry import VerifyTelemetry
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
@@ -28,10 +28,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         engine: VerifyEngine,
         tokenizer: TokenizerBundle,
         settings: VerifySettings,
-        observer: Observer | None = None,
+        observer: VerifyTelemetry | None = None,
     ) -> None:
         self._engine = engine
-        self._observer = observer or Observer(Telemetry("verify"))
+        self._observer = observer or VerifyTelemetry(Telemetry("verify"))
         self._tokenizer_messages = wire.tokenizer_messages(tokenizer, tokenizer.tokenizer_json)
         self._settings = settings
 
@@ -72,7 +72,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     async def _answer(
         self,
-        session: Session,
+        session: VerifySession,
         round_: VerifyRound,
         distributions: list[TokenDistribution],
         context: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyspec.engine.scheduler import Step
+from flyspec.engine.model import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import MAX_WINDOW_SIZE, Rule
@@ -51,7 +51,7 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class VerifySession:
     """One client's sequence. `cached` tokens of it have their keys and values in `slot`.
 
     A session has a slot from its first round on.
@@ -66,7 +66,6 @@ class Session:
     logprobs: int | None = None
     slot: int | None = None
     cached: int = 0
-    closed: bool = False
 
     def begin(self, round_: VerifyRound) -> None:
         """Set the sequence to what the round builds on.

@@ -7,31 +7,17 @@ many sessions into one forward. Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
+from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import Origin, TokenDistribution
+from flyspec.values.tokens import Drafted
 
-if TYPE_CHECKING:
-    from flyspec.engine.runner import Draw, Drawn
-
-
-class Drafted(NamedTuple):
-    """Tokens of a proposal, in order, and where each came from.
-
-    `distributions` has one a token if the session was opened with a `distribution`.
-    """
-
-    token_ids: Sequence[int]
-    origins: Sequence[Origin]
-    distributions: Sequence[TokenDistribution] = ()
-
-
-Work: TypeAlias = "Generator[Draw | Drafted, Drawn, None]"
-"""A proposal in the making. Each `Draw` that it yields wants what was drawn sent back; each
-`Drafted` is output and wants nothing back."""
+Drafting: TypeAlias = Generator[Draw | Drafted, Drafted, None]
+"""A proposal in the making. Each `Draw` that it yields wants what was drawn sent back, which may
+be less than its `max_tokens`; each `Drafted` is output and wants nothing back."""
 
 
 class DrafterSession(Protocol):
@@ -47,7 +33,7 @@ class DrafterSession(Protocol):
         The lengths have been checked (`check_move`).
         """
 
-    def propose(self, max_tokens: int) -> Work:
+    def propose(self, max_tokens: int) -> Drafting:
         """Propose up to `max_tokens` tokens that follow; they become part of the sequence.
 
         May propose fewer, or none: at the context's end, behind an end-of-text token, or for want

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.drafters.base import Drafted, Work
+from draft_service.drafters.base import Drafting
 from draft_service.drafters.model import CachedPrefix
-from flyspec.engine.runner import ModelRunner
+from flyspec.engine.model import Model
 from flyspec.lookup import PromptLookup
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import Origin
+from flyspec.values.tokens import Drafted, Origin
 
 MAX_GUESS = 16
 """Most looked-up tokens checked in one step; a longer row costs more than it saves when wrong."""
@@ -27,23 +27,23 @@ class MultiLevelDrafter:
 
     needs_model = True
 
-    def __init__(self, runner: ModelRunner, eos_token_ids: Sequence[int]) -> None:
-        self.info = DrafterInfo("multi_level", "multi_level", runner.info)
-        self._runner = runner
+    def __init__(self, model: Model, eos_token_ids: Sequence[int]) -> None:
+        self.info = DrafterInfo("multi_level", "multi_level", model.info)
+        self._model = model
         self._eos = frozenset(eos_token_ids)
 
     def open(self, open_: DraftOpen) -> MultiLevelSession:
         """Take a slot and index the sequence."""
-        return MultiLevelSession(self._runner, self._eos, open_)
+        return MultiLevelSession(self._model, self._eos, open_)
 
 
 class MultiLevelSession:
     """A sequence, its n-gram index and the slot that caches it."""
 
-    def __init__(self, runner: ModelRunner, eos: frozenset[int], open_: DraftOpen) -> None:
+    def __init__(self, model: Model, eos: frozenset[int], open_: DraftOpen) -> None:
         self._lookup = PromptLookup(open_.token_ids)
-        self._prefix = CachedPrefix(runner, open_, eos)
-        self._context_length = runner.info.context_length
+        self._prefix = CachedPrefix(model, open_, eos)
+        self._context_length = model.info.context_length
         self._eos = eos
 
     @property
@@ -57,7 +57,7 @@ class MultiLevelSession:
         self._lookup.extend(append_token_ids)
         self._prefix.keep(keep_length)
 
-    def propose(self, max_tokens: int) -> Work:
+    def propose(self, max_tokens: int) -> Drafting:
         """One step a guessed run; one step a token where lookup has no guess."""
         lookup, prefix, tokens = self._lookup, self._prefix, self._lookup.token_ids
         left = min(max_tokens, self._context_length - len(tokens))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.drafters.base import Drafted, Work
+from draft_service.drafters.base import Drafting
 from flyspec.lookup import PromptLookup
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import Origin, TokenDistribution
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 
 class PromptLookupDrafter:
@@ -43,7 +43,7 @@ class PromptLookupSession:
         self._lookup.truncate(keep_length)
         self._lookup.extend(append_token_ids)
 
-    def propose(self, max_tokens: int) -> Work:
+    def propose(self, max_tokens: int) -> Drafting:
         """One run of copied tokens, or nothing."""
         if self._max_length:
             max_tokens = min(max_tokens, self._max_length - len(self._lookup))

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from draft_service.drafters.base import Drafted, Drafter, Work
+from draft_service.drafters.base import Drafter, Drafting
 from draft_service.translation import Alignment, Translator
 from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import SamplingParams, TokenDistribution
-
-if TYPE_CHECKING:
-    from flyspec.engine.runner import Drawn
+from flyspec.values.tokens import Drafted, SamplingParams, TokenDistribution
 
 DRAFTS_PER_TOKEN = 8
 """Most draft tokens drawn for a target's token; English has 4 to 5 bytes a token."""
@@ -79,7 +75,7 @@ class TranslatedSession:
         """Truncate, then append; the drafter follows with its next proposal."""
         self._alignment.move(keep_length, append_token_ids)
 
-    def propose(self, max_tokens: int) -> Work:
+    def propose(self, max_tokens: int) -> Drafting:
         """Draft until the text is enough for `max_tokens` of the target's tokens, within bounds."""
         if max_tokens <= 0:
             return
@@ -90,7 +86,7 @@ class TranslatedSession:
             return
         work = self._session.propose(count)
         left = max_tokens
-        drawn: Drawn | None = None
+        drawn: Drafted | None = None
         try:
             while left and not alignment.stopped:
                 try:
@@ -100,7 +96,8 @@ class TranslatedSession:
                 else:
                     drawn = None
                     if not isinstance(item, Drafted):
-                        drawn = yield item
+                        # One by one: how many of its tokens are enough shows as they come.
+                        drawn = yield item._replace(max_tokens=1)
                         continue
                     alignment.feed(item.token_ids, item.origins)
                 token_ids, origins = alignment.take(left)

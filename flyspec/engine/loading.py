@@ -1,6 +1,8 @@
 """Loads a Hugging Face causal LM and its tokenizer from a directory or hub id.
 
-Safetensors only, no remote code. What cannot be served correctly is refused with a message.
+Safetensors alone, since reading a pickle can run code (transformers prefers them, but follows an
+index to whatever it names), and no code that comes with a model. What cannot be served correctly is
+refused with a message.
 """
 
 from __future__ import annotations
@@ -8,20 +10,25 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
 
 from flyspec import process
 from flyspec.config import model_source
-from flyspec.engine.checkpoint_files import check_files, needs_code
+from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
 from flyspec.tokenizer import fingerprint
 from flyspec.values.admin import ModelInfo, TokenizerBundle
 
 NARROW_HIDDEN_SIZE = 256
+_SUFFIX = ".safetensors"
+_INDEX_SUFFIX = ".safetensors.index.json"
 
 log = logging.getLogger(__name__)
 
@@ -79,33 +86,6 @@ def read_config(name: str) -> tuple[str, Any]:
         raise _unloadable(name, error) from error
 
 
-def check_tensor_parallel(name: str, config: Any, size: int) -> None:
-    """Refuse a number of ranks that the model's heads cannot be dealt out to.
-
-    Other dimensions need not divide: the last rank's share is then smaller. Raises `ConfigError`.
-    """
-    text_config = config.get_text_config()
-    plan = getattr(text_config, "base_model_tp_plan", None) or {}
-    if not plan:
-        raise ConfigError(
-            f"--tensor-parallel-size {size}: transformers has no plan for sharding a "
-            f"{text_config.model_type} model; use --tensor-parallel-size 1"
-        )
-    if not any(
-        key.endswith((".k_proj", ".query_key_value")) and style == "colwise"
-        for key, style in plan.items()
-    ):
-        return  # every rank holds all heads
-    heads = int(text_config.num_attention_heads)
-    kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
-    if heads % size or kv_heads % size:
-        sizes = [str(n) for n in range(1, kv_heads + 1) if heads % n == kv_heads % n == 0]
-        raise ConfigError(
-            f"--tensor-parallel-size {size}: {name} has {heads} attention heads and {kv_heads} KV "
-            f"heads, which {size} ranks cannot share evenly; sizes that work: {', '.join(sizes)}"
-        )
-
-
 def load_model(
     name: str, device: str, dtype: str, max_model_len: int = 0, tensor_parallel_size: int = 1
 ) -> LoadedModel:
@@ -122,7 +102,7 @@ def load_model(
         plan = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)
         sharded = {"distributed_config": plan}
     try:
-        check_files(name, source, config)
+        _check_files(name, source, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
@@ -165,7 +145,7 @@ def load_model(
 
 
 def _unloadable(name: str, error: Exception) -> ConfigError:
-    if (coded := needs_code(name, error)) is not None:
+    if (coded := _needs_code(name, error)) is not None:
         return coded
     reason = " ".join(str(error).split()) or repr(error)
     return ConfigError(f"--model {name}: cannot be loaded: {reason:.300}")
@@ -192,4 +172,51 @@ def tokenizer_bundle(tokenizer: Any, generation_config: GenerationConfig) -> Tok
         bos_token_id=tokenizer.bos_token_id,
         chat_template=template if isinstance(template, str) else "",
         generation_config_json=json.dumps(generation_config.to_diff_dict()),
+    )
+
+
+def _check_files(name: str, source: str, config: Any) -> None:
+    """Refuse a checkpoint that is not of safetensors throughout. Raises `ConfigError`, `OSError`.
+
+    `source` is a directory or hub id, `name` what the user calls it.
+    """
+    named = getattr(config, "transformers_weights", None)
+    candidates = [named] if named else [SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME]
+    for candidate in candidates:
+        if not str(candidate).endswith((_SUFFIX, _INDEX_SUFFIX)):
+            raise _unsafe(name, f"its configuration names {candidate!r}")
+        found = cached_file(source, candidate, _raise_exceptions_for_missing_entries=False)
+        if found is None:
+            continue
+        if str(candidate).endswith(_INDEX_SUFFIX):
+            _check_index(name, Path(found))
+        return
+    raise _unsafe(name, f"there is no {' and no '.join(map(str, candidates))}")
+
+
+def _check_index(name: str, path: Path) -> None:
+    """Refuse an index that names anything but safetensors beside it."""
+    try:
+        files = set(json.loads(path.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--model {name}: {path.name} cannot be read: {error!r}") from None
+    for file in sorted(map(str, files)):
+        if not file.endswith(_SUFFIX) or Path(file).name != file:
+            raise _unsafe(name, f"{path.name} names {file!r}")
+
+
+def _unsafe(name: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"--model {name}: {reason}; weights are read from safetensors alone, since other formats "
+        "can run code. Convert them with transformers' save_pretrained where you trust them"
+    )
+
+
+def _needs_code(name: str, error: Exception) -> ConfigError | None:
+    """The error for a model that brings code along, if that is what transformers complains of."""
+    if "trust_remote_code" not in str(error):
+        return None
+    return ConfigError(
+        f"--model {name}: needs code that comes with it (auto_map), which is never run here; use a "
+        "model of an architecture that transformers has itself"
     )

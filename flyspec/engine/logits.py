@@ -8,9 +8,9 @@ temperature, top_k, top_p, min_p. What transformers has is transformers' own cod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,26 +22,11 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from flyspec.engine.model import History
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.tokens import SamplingParams, TokenLogprobs
 
 Warper = Callable[[Any, Tensor], Tensor]
-
-
-class History(NamedTuple):
-    """The sequence before the first row of logits; its first `prompt_length` tokens are the prompt.
-
-    `eos_token_ids` are the tokens that `min_tokens` holds back.
-    """
-
-    token_ids: Sequence[int]
-    prompt_length: int
-    eos_token_ids: Collection[int] = ()
-
-
-def needs_history(sampling: SamplingParams) -> bool:
-    """Whether `process_logits` must be told what stands before its rows."""
-    return sampling.penalizes or sampling.min_tokens > 0
 
 
 def process_logits(
@@ -64,7 +49,7 @@ def process_logits(
     Raises `ValueError` if `history`, or a draft between two rows, is needed and missing;
     `InvalidArgumentError` for a biased token that the model does not have.
     """
-    adjusts = bool(sampling.logit_bias) or needs_history(sampling)
+    adjusts = bool(sampling.logit_bias) or sampling.needs_history
     if sampling.greedy and not adjusts:
         return logits
     scores = logits if logits.dtype == torch.float64 else logits.float()
@@ -108,7 +93,7 @@ def _adjust(
             )
         ids, bias = _bias(sampling.logit_bias, scores.device)
         scores[:, ids] += bias.to(scores.dtype)
-    if not needs_history(sampling):
+    if not sampling.needs_history:
         return scores
     if history is None:
         raise ValueError("history is needed: sampling has penalties or min_tokens")

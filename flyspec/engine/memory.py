@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flyspec.engine.slots import SPARE_ROWS
+from flyspec.engine.slot_cache import SPARE_ROWS
 from flyspec.errors import ConfigError
 
 

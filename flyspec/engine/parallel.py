@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 
+from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
-from flyspec.engine.scheduler import Step
 from flyspec.engine.step_plan import FIRST_MESSAGE, HEADER, Kind, Plan, decode, encode
 from flyspec.errors import ConfigError
 
@@ -206,13 +206,13 @@ class LeadRunner(ModelRunner):
         """
         self._group, self._on_failure = group, on_failure
 
-    def forward(self, steps: Sequence[Step]) -> list[Tensor]:
-        """As `ModelRunner.forward`, on all ranks."""
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+        """As `ModelRunner.forward`, on all ranks; hidden rows are whole on each, so only here."""
         if self._group is None:
-            return super().forward(steps)
+            return super().forward(steps, hidden_layers)
         try:
             self._group.send(encode(self.cache.pending_copies, steps))
-            return super().forward(steps)
+            return super().forward(steps, hidden_layers)
         except Exception as error:
             self._on_failure(error)
 

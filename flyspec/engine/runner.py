@@ -1,4 +1,4 @@
-"""Runs a model over slots: the only place that calls a model's forward, and draws from it.
+"""Runs a model over slots: the only place that calls a transformers model's forward.
 
 `forward` packs the tokens of many sequences' steps into one ragged batch of a single row: matrix
 products see all tokens at once, attention sees each sequence alone (`attention`, `slots`).
@@ -6,51 +6,23 @@ products see all tokens at once, attention sees each sequence alone (`attention`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import hashlib
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from flyspec.engine import attention, invariance
-from flyspec.engine.attention import Segment, StepLayout
-from flyspec.engine.distributions import round_off
+from flyspec.engine import batch_invariance, stepwise
+from flyspec.engine.attention import hook
+from flyspec.engine.attention.base import AttentionBackend, Segment, StepAttention
+from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.sampling import History, choose_processed, process_logits
-from flyspec.engine.scheduler import Step
-from flyspec.engine.slots import SlotCache
-from flyspec.engine.support import check_config, check_model
+from flyspec.engine.model import Draw, ModelFacts, Rows, Step
+from flyspec.engine.slot_cache import SlotCache
+from flyspec.engine.supported import check_config
+from flyspec.engine.trial import check_model
 from flyspec.errors import ConfigError
-from flyspec.values.rounds import DistributionSpec
-from flyspec.values.tokens import SamplingParams, TokenDistribution
-
-__all__ = ["Draw", "Drawn", "ModelRunner", "Step"]
-
-
-class Draw(NamedTuple):
-    """A step, and how the model's own tokens are chosen from its rows; None only fills the cache.
-
-    A row's token is the one at the position behind the row's. `history` is the sequence before the
-    first row's token, needed for penalties and `min_tokens`. With `distribution` the distributions
-    come along, and with `draw_from_it` the tokens are drawn from them.
-    """
-
-    step: Step
-    sampling: SamplingParams | None = None
-    seed: int = 0
-    history: History | None = None
-    distribution: DistributionSpec | None = None
-
-
-class Drawn(NamedTuple):
-    """The token of each row of a draw; of a draw that only fills the cache, none.
-
-    `distributions`, if asked for, has one a row up to the first whose token is not the one that the
-    step goes on with: the rows behind it continue another text.
-    """
-
-    token_ids: list[int]
-    distributions: Sequence[TokenDistribution] = ()
+from flyspec.values.tokens import Drafted
 
 
 class ModelRunner:
@@ -59,9 +31,9 @@ class ModelRunner:
     `padded`: short pieces of several sequences attend in one call, which pays where launching costs
     more than arithmetic; the default is that of the device.
 
-    `batch_invariant`: a token's logits have the same bits whatever else is in a step (see
-    `invariance`). None turns that on where it costs little; `batch_invariant` then says so, after
-    `warm_up`. Raises `ConfigError` where it cannot be had.
+    `batch_invariant`: a token's logits have the same bits whatever else is in a step
+    (`flyspec.engine.batch_invariance`). None turns that on where it costs little; `batch_invariant`
+    then says so, after `warm_up`. Raises `ConfigError` where it cannot be had.
     """
 
     def __init__(
@@ -74,13 +46,17 @@ class ModelRunner:
         self.info = loaded.info
         self._model = loaded.model
         self._device = loaded.model.device
-        self._padded = self._device.type == "cuda" if padded is None else padded
         config = loaded.model.config.get_text_config()
         check_config(loaded.info.name, config, loaded.info.context_length)
         self.cache = SlotCache(config.num_hidden_layers, num_slots, self.info.context_length)
-        attention.register()
-        self._model.set_attn_implementation(attention.NAME)
-        self._invariance = invariance.apply(loaded.info.name, self._model, batch_invariant)
+        hook.register()
+        self._model.set_attn_implementation(hook.NAME)
+        padded = self._device.type == "cuda" if padded is None else padded
+        self._attention: AttentionBackend = SlotAttention(self.cache, padded)
+        self._otherwise = self._attention
+        self._invariance = batch_invariance.apply(loaded.info.name, self._model, batch_invariant)
+        if self._invariance is not None:
+            self._attention = self._invariance.attention(self.cache)
         self._must_be_invariant = bool(batch_invariant)
 
     @property
@@ -94,44 +70,63 @@ class ModelRunner:
         Raises `ConfigError`. Every rank of a tensor-parallel group calls it.
         """
         check_model(self, self._model)
-        if self._invariance is not None and not invariance.holds(self):
+        if self._invariance is not None and not batch_invariance.holds(self):
             if self._must_be_invariant:
                 raise ConfigError(
                     f"--batch-invariant: {self.info.name} has layers whose results depend on the "
                     "batch even so; use --no-batch-invariant"
                 )
             self._invariance.remove()
-            self._invariance = None
+            self._invariance, self._attention = None, self._otherwise
         self.cache.forget()
+
+    def describe(self) -> ModelFacts:
+        """As `Model.describe`.
+
+        The fingerprint is of the names, shapes and types of the weights: it tells architectures and
+        precisions apart, but not two trainings of one architecture.
+        """
+        weights = hashlib.sha256()
+        for name, parameter in sorted(self._model.named_parameters()):
+            weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+        return ModelFacts(
+            self.info.dtype,
+            self.info.device,
+            self.cache.num_slots,
+            self.cache.bytes_per_slot // self.cache.max_length,
+            weights.hexdigest()[:32],
+        )
 
     def synchronize(self) -> None:
         """Wait for the device, so that what follows is not charged with the forward's time."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def forward(self, steps: Sequence[Step]) -> list[Tensor]:
-        """Logits [num_logits, vocab] of each step, on the model's device; one forward for all.
-
-        No two steps have the same slot.
-        """
-        with torch.inference_mode():
-            logits, _ = self._packed(steps)
-            return list(logits.split([step.num_logits for step in steps]))
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+        """As `Model.forward`; rows are on the model's device. Raises `ValueError` for no layer."""
+        return self._packed(steps, hidden_layers)[0]
 
     def probe(self, step: Step) -> tuple[Tensor, dict[int, int | None]]:
-        """As `forward` for one step, with the window that each layer's attention asked for."""
-        with torch.inference_mode():
-            logits, layout = self._packed([step])
-            return logits, layout.windows
+        """Logits of one step, with the window that each layer's attention asked for."""
+        (rows,), layout = self._packed([step])
+        return rows.logits, layout.windows
 
-    def draw(self, draws: Sequence[Draw]) -> list[Drawn]:
-        """The model's own tokens for each draw's rows: forward, choice, and reading the ids."""
-        logits = self.forward([draw.step for draw in draws])
-        with torch.inference_mode():
-            return [_choose(draw, rows) for draw, rows in zip(draws, logits, strict=True)]
+    def draw(
+        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[Drafted]:
+        """As `Model.draw`, step by step."""
+        return stepwise.draw(self.forward, draws, may_go_on)
 
-    def _packed(self, steps: Sequence[Step]) -> tuple[Tensor, StepLayout]:
-        """Logits of the wanted rows of all steps, [wanted, vocab], and where the rows belong."""
+    @torch.inference_mode()
+    def _packed(
+        self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()
+    ) -> tuple[list[Rows], StepAttention]:
+        """The wanted rows of each step, and where the packed rows belong."""
+        for layer in hidden_layers:
+            if not 0 <= layer <= len(self.cache.slot_layers):
+                raise ValueError(
+                    f"hidden_layers: {layer} is not between 0 and {len(self.cache.slot_layers)}"
+                )
         cache, segments = self.cache, []
         token_ids: list[int] = []
         wanted: list[int] = []
@@ -150,8 +145,7 @@ class ModelRunner:
         packed = torch.tensor([*token_ids, *positions, *index, *(wanted or [0])])
         packed = packed.to(self._device, non_blocking=True)
         ids, places, index_, rows = packed.split([total, total, total, len(wanted) or 1])
-        fixed = None if self._invariance is None else self._invariance.attention(segments)
-        layout = StepLayout(cache, segments, self._padded, fixed)
+        layout = self._attention.prepare(segments)
         cache.begin(index_)
         output = self._model(
             input_ids=ids[None],
@@ -160,39 +154,14 @@ class ModelRunner:
             use_cache=True,
             logits_to_keep=rows,
             layout=layout,
+            output_hidden_states=bool(hidden_layers),
         )
         for step in steps:
             cache.record(step.slot, step.start, step.token_ids)
-        return output.logits[0, : len(wanted)], layout
-
-
-def _choose(draw: Draw, rows: Tensor) -> Drawn:
-    """Choose from the rows of logits of a draw's step."""
-    step, sampling, seed, history, spec = draw
-    if sampling is None:
-        return Drawn([])
-    total, num_rows = len(step.token_ids), step.num_logits
-    first = step.start + total - num_rows + 1
-    positions = range(first, first + num_rows)
-    guess = step.token_ids[total - num_rows + 1 :] if num_rows > 1 else ()
-    processed = process_logits(rows, sampling, history, guess)
-    if spec is None:
-        return Drawn(choose_processed(processed, sampling, positions, seed).tolist())
-    if spec.draw_from_it and sampling.greedy:
-        # All of the probability is on the token, which an empty distribution says.
-        tokens = choose_processed(processed, sampling, positions, seed).tolist()
-        return Drawn(tokens, [TokenDistribution()] * (_agreed(tokens, guess) + 1))
-    rounded = round_off(rows if spec.raw and not spec.draw_from_it else processed, spec)
-    if spec.draw_from_it:
-        tokens = rounded.draw(positions, seed).tolist()
-    else:
-        tokens = choose_processed(processed, sampling, positions, seed).tolist()
-    return Drawn(tokens, rounded.encode(_agreed(tokens, guess) + 1))
-
-
-def _agreed(tokens: Sequence[int], guess: Sequence[int]) -> int:
-    """How many of the guessed tokens are the chosen ones, up to the first that is not."""
-    agreed = 0
-    while agreed < len(guess) and tokens[agreed] == guess[agreed]:
-        agreed += 1
-    return agreed
+        counts = [step.num_logits for step in steps]
+        logits = output.logits[0, : len(wanted)].split(counts)
+        if not hidden_layers:
+            return [Rows(of_step) for of_step in logits], layout
+        states = [output.hidden_states[i][0, rows[: len(wanted)]] for i in hidden_layers]
+        hidden = zip(*(state.split(counts) for state in states), strict=True)
+        return [Rows(*both) for both in zip(logits, hidden, strict=True)], layout

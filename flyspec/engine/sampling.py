@@ -25,7 +25,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from flyspec.engine.logits import History, process_logits, token_logprobs
+from flyspec.engine.logits import process_logits, token_logprobs
+from flyspec.engine.model import History
 from flyspec.values.tokens import SamplingParams
 
 __all__ = [

@@ -8,24 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from flyspec.engine.model import Step
 
 SHORT_TOKENS = 128
 """Work of at most as many tokens is short, if the chunk is not smaller still."""
 
 
-class Step(NamedTuple):
-    """Continue `slot` behind its first `start` tokens with `token_ids` (at least one)."""
-
-    slot: int
-    start: int
-    token_ids: list[int]
-    num_logits: int = 1
-    """Rows wanted: the logits after each of the last `num_logits` tokens; 0 only fills the slot."""
-
-
 @dataclass(frozen=True, slots=True)
-class Budget:
+class StepBudget:
     """Limits of one step, in tokens: of all its work, and of long work alone."""
 
     max_tokens: int = 2048
@@ -71,7 +62,7 @@ class Pieces:
         return Step(slot, start + first, token_ids[first:end], rows)
 
 
-def allot(work: Iterable[Pieces], budget: Budget) -> list[int]:
+def allot(work: Iterable[Pieces], budget: StepBudget) -> list[int]:
     """How many tokens of each piece of work run in this step; 0 leaves it for the next.
 
     `work` is in order of arrival. Nothing is cut so that its wanted rows are in two pieces. The

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flyspec.engine.scheduler import Step
+from flyspec.engine.model import Step
 from flyspec.engine.slots import Copy
 
 HEADER = 4

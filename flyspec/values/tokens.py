@@ -6,6 +6,7 @@ numbers of their namesakes in `protos/`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -53,6 +54,11 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
         )
 
+    @property
+    def needs_history(self) -> bool:
+        """Whether a token's logit depends on what stands before it: `penalizes` or `min_tokens`."""
+        return self.penalizes or self.min_tokens > 0
+
 
 class TokenDistribution(NamedTuple):
     """A drafter's distribution at one position, as it travels.
@@ -63,6 +69,17 @@ class TokenDistribution(NamedTuple):
 
     log_probs: bytes = b""
     token_ids: tuple[int, ...] = ()
+
+
+class Drafted(NamedTuple):
+    """Drafted tokens, in order, and where each came from.
+
+    `distributions` has one a token if they were asked for.
+    """
+
+    token_ids: Sequence[int]
+    origins: Sequence[Origin] = ()
+    distributions: Sequence[TokenDistribution] = ()
 
 
 class TokenLogprobs(NamedTuple):

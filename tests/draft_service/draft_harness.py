@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -9,19 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import torch
 
-from draft_service.drafters.base import Drafted, DrafterSession
+from draft_service.drafters.base import DrafterSession
 from draft_service.engine import Engine
 from draft_service.server import SERVICE_NAME, build
 from draft_service.service import DraftService
 from draft_service.sessions import Sessions
 from flyspec import rpc, wire
 from flyspec.config import DraftSettings
-from flyspec.engine.runner import Drawn, ModelRunner, Step
+from flyspec.engine.model import Rows, Step
+from flyspec.engine.runner import ModelRunner
 from flyspec.v1 import draft_pb2_grpc
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
-from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution
 
 CONTEXT_LENGTH = 160
 VOCAB_SIZE = 300
@@ -42,9 +43,9 @@ class CountingRunner(ModelRunner):
 
     steps = 0
 
-    def forward(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
         self.steps += len(steps)
-        return super().forward(steps)
+        return super().forward(steps, hidden_layers)
 
 
 def drive(
@@ -63,7 +64,7 @@ def drive_all(
     origins: list[Origin] = []
     distributions: list[TokenDistribution] = []
     work = session.propose(max_tokens)
-    drawn: Drawn | None = None
+    drawn: Drafted | None = None
     while True:
         try:
             item = next(work) if drawn is None else work.send(drawn)
@@ -189,4 +190,4 @@ async def start_service(settings: DraftSettings) -> AsyncIterator[Service]:
     finally:
         await server.stop(0)
         if engine is not None:
-            await engine.stop()
+            await asyncio.to_thread(engine.stop)

@@ -30,15 +30,16 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.engine import Engine
-from draft_service.sessions import Session, SessionLimits, Sessions
+from draft_service.sessions import ClientSession, SessionLimits, Sessions
 from flyspec.engine.loading import LoadedModel, load_model
-from flyspec.engine.runner import ModelRunner, Step
-from flyspec.engine.scheduler import Budget
+from flyspec.engine.model import Rows, Step
+from flyspec.engine.runner import ModelRunner
+from flyspec.engine.scheduler import StepBudget
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import TokenDistribution
 from tests.waiting import until
 
-SMALL = Budget(max_tokens=128, prefill_chunk=16)
+SMALL = StepBudget(max_tokens=128, prefill_chunk=16)
 POISON = [VOCAB_SIZE - 1, VOCAB_SIZE - 1]
 
 
@@ -53,7 +54,7 @@ class WatchedRunner(ModelRunner):
         self.pieces = self.entered = self.clashes = 0
         self.gate: threading.Semaphore | None = None
 
-    def forward(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
         self.clashes += len(steps) - len({step.slot for step in steps})
         self.entered += 1
         if self.gate is not None:
@@ -61,7 +62,7 @@ class WatchedRunner(ModelRunner):
         self.batches.append(len(steps))
         self.pieces += sum(step.num_logits == 0 for step in steps)
         self.poisoned = any(POISON in map(list, pairwise(step.token_ids)) for step in steps)
-        return super().forward(steps)
+        return super().forward(steps, hidden_layers)
 
     def _check(self, *_: Any) -> None:
         if self.poisoned:
@@ -78,24 +79,24 @@ class WatchedRunner(ModelRunner):
 
 @asynccontextmanager
 async def running(
-    model_dir: str, slots: int, budget: Budget = SMALL
+    model_dir: str, slots: int, budget: StepBudget = SMALL
 ) -> AsyncIterator[tuple[Sessions, WatchedRunner]]:
     """Sessions over a model of their own; ends with every slot free."""
     loaded = load_model(model_dir, "cpu", "float64")
     runner = WatchedRunner(loaded, slots)
     engine = Engine(runner, lambda: torch.set_num_threads(1), budget)
     drafters: list[Drafter] = [ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])]
-    await engine.start()
+    await asyncio.wrap_future(engine.start())
     try:
         yield Sessions(drafters, engine, SessionLimits(slots, 64, 60.0, 4, 0)), runner
         await until(lambda: runner.cache.num_free == slots)
         assert not runner.clashes
     finally:
         runner.open_gate()
-        await engine.stop()
+        await asyncio.to_thread(engine.stop)
 
 
-async def propose(session: Session, advance: DraftAdvance) -> list[DraftChunk]:
+async def propose(session: ClientSession, advance: DraftAdvance) -> list[DraftChunk]:
     """All chunks of a proposal."""
     session.advance(advance, 0)
     chunks: list[DraftChunk] = []
@@ -218,7 +219,7 @@ async def test_a_session_that_leaves_in_mid_prompt_leaves_its_slot(model_dir: st
 
 async def test_a_step_that_fails_fails_one_proposal(model_dir: str) -> None:
     rng = random.Random(2)
-    async with running(model_dir, 12, Budget()) as (sessions, _):
+    async with running(model_dir, 12, StepBudget()) as (sessions, _):
         members = [Member(i) for i in range(8)]
         prefix = some_tokens(rng, 40)
         with (

@@ -25,7 +25,8 @@ from draft_harness import (
 from draft_service.drafters.model import ModelDrafter
 from flyspec import wire
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.runner import ModelRunner, Step
+from flyspec.engine.model import Rows, Step
+from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
 from flyspec.v1 import draft_pb2
 from flyspec.values.admin import DraftServiceInfo
@@ -38,7 +39,7 @@ Code = grpc.StatusCode
 
 def runner_of(service: Service) -> Any:
     assert service.engine is not None
-    return service.engine._runner
+    return service.engine.model
 
 
 async def test_describe(service: Service, loaded: LoadedModel) -> None:
@@ -256,7 +257,7 @@ class Gate:
         self.go, self.waiting = threading.Semaphore(0), threading.Event()
         forward = runner.forward
 
-        def gated(steps: Sequence[Step]) -> list[torch.Tensor]:
+        def gated(steps: Sequence[Step]) -> list[Rows]:
             self.waiting.set()
             self.go.acquire()
             self.steps += 1
@@ -316,7 +317,7 @@ async def test_a_bug_ends_its_sessions_and_not_the_engine(
         runner = runner_of(service)
         forward = runner.forward
 
-        def broken(steps: Sequence[Step]) -> list[torch.Tensor]:
+        def broken(steps: Sequence[Step]) -> list[Rows]:
             raise RuntimeError("out of memory")
 
         monkeypatch.setattr(runner, "forward", broken)
@@ -338,10 +339,9 @@ async def test_stopping_the_engine_ends_proposals(
         client = await service.client().open([1, 2])
         await client.send(2)
         await until(gate.waiting.is_set)
-        engine = service.engine
-        assert engine is not None
-        stopping = asyncio.create_task(engine.stop())
-        await until(lambda: not engine._commands.empty())  # it is told, behind the gate
+        assert service.engine is not None
+        stopping = asyncio.create_task(asyncio.to_thread(service.engine.stop))
+        await until(lambda: not service.engine.undisturbed())  # it is told, behind the gate
         gate.go.release()
         await stopping
         assert (await client.status())[0] is Code.UNAVAILABLE

@@ -30,7 +30,7 @@ from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.runner import Draw
+from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
@@ -165,7 +165,7 @@ def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingR
     assert isinstance(draw, Draw)
     # Lookup guesses wrongly here: the cache holds the guess, the sequence the model's token.
     assert (draw.step.num_logits > 1) == (kind is MultiLevelDrafter)
-    (drawn,) = runner.draw([draw])
+    (drawn,) = runner.draw([draw._replace(max_tokens=1)])
     assert len(work.send(drawn).token_ids) == 1
     work.close()
     assert len(session.token_ids) == len(prompt) + 1
@@ -244,7 +244,8 @@ class Rounds(RuleBasedStateMachine):
                 break
             try:
                 if isinstance(item, Draw):
-                    item = work.send(self.runner.draw([item])[0])
+                    most = min(item.max_tokens, 1 + steps % 3)
+                    item = work.send(self.runner.draw([item._replace(max_tokens=most)])[0])
                 else:
                     item = next(work)
             except StopIteration:

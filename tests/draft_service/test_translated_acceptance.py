@@ -12,7 +12,8 @@ from demo.corpus import chat_prompt, problems
 from flyspec import wire
 from flyspec.config import DraftSettings
 from flyspec.engine.loading import load_model
-from flyspec.engine.runner import Draw, ModelRunner, Step
+from flyspec.engine.model import Draw, Step
+from flyspec.engine.runner import ModelRunner
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.tokens import SamplingParams
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tokenizer_zoo import TEXT, translator, units_of_draft, units_of_target, vocabulary
 
-from draft_service.drafters.base import Drafted, Work
+from draft_service.drafters.base import Drafting
 from draft_service.drafters.translated import TranslatedDrafter
 from draft_service.translation import Alignment
 from draft_service.translation.stream import CONTROL
 from flyspec.values.admin import DrafterInfo, ModelInfo
 from flyspec.values.rounds import DistributionSpec, DraftOpen
-from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution
 
 WORDS = [
     "apples ",
@@ -77,7 +77,7 @@ class Script:
         self.tokens += append_token_ids
         assert self.tokens
 
-    def propose(self, max_tokens: int) -> Work:
+    def propose(self, max_tokens: int) -> Drafting:
         assert self.info.model is not None
         assert len(self.tokens) + max_tokens <= self.info.model.context_length
         for run in self.drafts:

@@ -11,10 +11,17 @@ import torch
 from random_models import VOCABULARY, loaded_model, make_model
 from torch import Tensor
 
-from flyspec.engine import invariance, tiles
-from flyspec.engine.runner import ModelRunner, Step
+from flyspec.engine import batch_invariance
+from flyspec.engine.batch_invariance import tiles
+from flyspec.engine.batch_invariance.tiles import (
+    AlignedActivation,
+    Sizes,
+    TiledLinear,
+    linear_sizes,
+)
+from flyspec.engine.model import Step
+from flyspec.engine.runner import ModelRunner
 from flyspec.engine.slots import MIN_REUSE
-from flyspec.engine.tiles import AlignedActivation, Sizes, TiledLinear, linear_sizes
 from flyspec.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +47,7 @@ def invariant_runner(kind: str, dtype: torch.dtype, **changes: Any) -> ModelRunn
 def alone(runner: ModelRunner, token_ids: Sequence[int]) -> Tensor:
     """Logits after each token, one token a step."""
     slot = runner.cache.acquire().slot
-    rows = [runner.forward([Step(slot, i, [t])])[0] for i, t in enumerate(token_ids)]
+    rows = [runner.forward([Step(slot, i, [t])])[0].logits for i, t in enumerate(token_ids)]
     runner.cache.release(slot)
     runner.cache.forget()
     return torch.cat(rows)
@@ -74,7 +81,7 @@ def test_a_sequences_logits_are_the_same_in_any_company(kind: str, dtype: torch.
                     at[i] += count if draw.random() < 0.7 else draw.randrange(count) + 1
             if steps:
                 for got, wanted in zip(runner.forward(steps), rows, strict=True):
-                    assert torch.equal(got, wanted)
+                    assert torch.equal(got.logits, wanted)
         for lease in leases.values():
             runner.cache.release(lease.slot)
     assert hits
@@ -95,7 +102,7 @@ def test_long_sequences_and_windows_over_blocks_of_keys() -> None:
             for start in range(first, last):
                 runner.forward([Step(1, 0, ids[:5]), Step(0, start, ids[start : start + 1])])
             *_, got = runner.forward([Step(1, 0, ids[:9]), Step(0, first, ids[first:last], 4)])
-            assert torch.equal(got, whole[last - 4 : last])
+            assert torch.equal(got.logits, whole.logits[last - 4 : last])
 
 
 def test_without_the_mode_the_bits_depend_on_the_step() -> None:
@@ -104,7 +111,7 @@ def test_without_the_mode_the_bits_depend_on_the_step() -> None:
     runner = ModelRunner(loaded_model(model, CONTEXT), 4)
     ids = [3 + i % 30 for i in range(LENGTH)]
     (together,) = runner.forward([Step(0, 0, ids, LENGTH)])
-    assert not torch.equal(alone(runner, ids), together)
+    assert not torch.equal(alone(runner, ids), together.logits)
 
 
 def test_a_model_that_cannot_have_it_is_refused_or_left_as_it_is() -> None:
@@ -123,10 +130,10 @@ def test_left_open_it_is_on_in_bfloat16_only_where_small_steps_need_no_filling(
     monkeypatch.setattr(tiles, "linear_sizes", lambda *key: full)
     for dtype, expected in ((torch.bfloat16, True), (torch.float32, False)):
         model = make_model("llama", dtype=dtype)
-        assert (invariance.apply("m", model, None) is not None) is expected
+        assert (batch_invariance.apply("m", model, None) is not None) is expected
     monkeypatch.setattr(tiles, "linear_sizes", lambda *key: Sizes([16, 32]))
     model = make_model("llama", dtype=torch.bfloat16)
-    assert invariance.apply("m", model, None) is None
+    assert batch_invariance.apply("m", model, None) is None
     assert not any(
         isinstance(module.forward, TiledLinear | AlignedActivation) for module in model.modules()
     )
@@ -134,7 +141,7 @@ def test_left_open_it_is_on_in_bfloat16_only_where_small_steps_need_no_filling(
 
 def test_only_on_cpus() -> None:
     with pytest.raises(ConfigError, match="on CPUs only"):
-        invariance.apply("m", make_model("llama").to("meta"), True)
+        batch_invariance.apply("m", make_model("llama").to("meta"), True)
 
 
 @pytest.mark.parametrize(

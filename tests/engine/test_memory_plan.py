@@ -7,7 +7,7 @@ import torch
 from random_models import make_model, make_runner
 
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache, plan_slots, slot_bytes
-from flyspec.engine.runner import Step
+from flyspec.engine.model import Step
 from flyspec.errors import ConfigError
 
 

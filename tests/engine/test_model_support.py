@@ -17,7 +17,7 @@ from random_models import (
 )
 
 from flyspec.engine.memory import slot_bytes
-from flyspec.engine.runner import Step
+from flyspec.engine.model import Step
 from flyspec.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -120,7 +120,7 @@ def test_other_decoders_are_served_as_well(kind: str) -> None:
                 steps.append(Step(slot, start, tokens, len(tokens)))
             for step, rows in zip(steps, runner.forward(steps), strict=True):
                 expected = reference_logits(reference, held[step.slot])[step.start :]
-                difference = max(difference, float((expected - rows).abs().max()))
+                difference = max(difference, float((expected - rows.logits).abs().max()))
     assert difference < 1e-9
     cache = runner.cache
     assert slot_bytes(model.config, cache.max_length, torch.float64) == cache.bytes_per_slot

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from flyspec.engine.loading import load_model
-from flyspec.engine.runner import ModelRunner, Step
+from flyspec.engine.model import Step
+from flyspec.engine.runner import ModelRunner
 from tests.tiny import make_model
 
 pytestmark = [
@@ -55,7 +56,7 @@ def test_a_packed_forward_equals_each_sequence_alone(target, oracle, padded):
             new = sequences(rng, [rng.choice([1, 1, 5, 17, 70 if turn == 3 else 9])])[0]
             held[index] = [*held[index][:kept], *new]
             steps.append(Step(slot, kept, new, rng.randint(1, len(new))))
-        rows = runner.forward(steps)
+        rows = [rows.logits for rows in runner.forward(steps)]
         for step, ids, got in zip(steps, held, rows, strict=True):
             assert got.device.type == "cuda"
             expected = oracle(ids)[-step.num_logits :]
@@ -70,10 +71,10 @@ def test_prefixes_are_found_and_copied(target, oracle):
     other = [*shared[:40], *sequences(random.Random(2), [9])[0]]
     second = runner.cache.acquire(other)
     assert (first.length, second.length) == (0, 40)
-    (got,) = runner.forward([Step(second.slot, 40, other[40:], 9)])
+    ((got, _),) = runner.forward([Step(second.slot, 40, other[40:], 9)])
     torch.testing.assert_close(got.cpu(), oracle(other)[40:], rtol=1e-9, atol=1e-9)
     # What was copied from is as it was.
-    (got,) = runner.forward([Step(first.slot, 59, shared[59:], 1)])
+    ((got, _),) = runner.forward([Step(first.slot, 59, shared[59:], 1)])
     torch.testing.assert_close(got.cpu(), oracle(shared)[-1:], rtol=1e-9, atol=1e-9)
 
 
@@ -82,7 +83,7 @@ def test_bfloat16_stays_near(target, oracle, padded):
     runner = ModelRunner(load_model(target, "cuda", "bfloat16"), 4, padded)
     held = sequences(random.Random(3), [12, 80, 31])
     rows = runner.forward([Step(i, 0, ids, 4) for i, ids in enumerate(held)])
-    for ids, got in zip(held, rows, strict=True):
+    for ids, (got, _) in zip(held, rows, strict=True):
         expected = oracle(ids)[-4:]
         assert got.dtype == torch.bfloat16
         difference = (got.cpu().double() - expected).abs().max() / expected.abs().max()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyspec.engine.scheduler import Budget, Pieces, Step, allot
+from flyspec.engine.model import Step
+from flyspec.engine.scheduler import Pieces, StepBudget, allot
 
 
 def pieces(length: int, rows: int = 1) -> Pieces:
@@ -18,7 +19,7 @@ def works(draw):
     return [pieces(length, draw(st.integers(0, min(length, 70)))) for length in lengths]
 
 
-budgets = st.builds(Budget, st.integers(128, 2048), st.integers(16, 600))
+budgets = st.builds(StepBudget, st.integers(128, 2048), st.integers(16, 600))
 
 
 @given(works(), budgets)
@@ -60,22 +61,22 @@ def test_limits_hold(work, budget):
 
 def test_a_prompt_costs_running_sessions_one_chunk_a_step():
     prompt, rounds = pieces(1500), [pieces(17, 17) for _ in range(32)]
-    counts = allot([prompt, *rounds], Budget(2048, 256))
+    counts = allot([prompt, *rounds], StepBudget(2048, 256))
     assert counts == [256] + [17] * 32
 
 
 def test_under_overload_a_prompt_still_moves():
     rounds = [pieces(17, 17) for _ in range(200)]
-    counts = allot([*rounds, pieces(1500)], Budget(1024, 512))
+    counts = allot([*rounds, pieces(1500)], StepBudget(1024, 512))
     assert counts[-1] >= 256
     assert sum(counts) <= 1024
 
 
 def test_rounds_longer_than_a_chunk_do_not_wait_for_prompts():
     rounds = [pieces(40, 40) for _ in range(4)]
-    assert allot([pieces(1500), *rounds], Budget(256, 16)) == [16, 40, 40, 40, 40]
-    assert allot([*rounds, pieces(1500)], Budget(128, 16)) == [40, 40, 0, 0, 16]
+    assert allot([pieces(1500), *rounds], StepBudget(256, 16)) == [16, 40, 40, 40, 40]
+    assert allot([*rounds, pieces(1500)], StepBudget(128, 16)) == [40, 40, 0, 0, 16]
 
 
 def test_rows_that_nothing_precedes_run_whole():
-    assert allot([pieces(900, 900)], Budget(128, 16)) == [900]
+    assert allot([pieces(900, 900)], StepBudget(128, 16)) == [900]

@@ -28,10 +28,12 @@ from random_models import (
     reference_logits,
 )
 
-from flyspec.engine import attention
-from flyspec.engine.attention import MAX_FOLDED_ROWS
-from flyspec.engine.runner import ModelRunner, Step
-from flyspec.engine.slots import MIN_REUSE, Copy, SlotCache, SlotLayer
+from flyspec.engine.attention import slot as slot_attention
+from flyspec.engine.attention.base import MAX_FOLDED_ROWS, Attending
+from flyspec.engine.model import Step
+from flyspec.engine.runner import ModelRunner
+from flyspec.engine.slot_cache import SlotCache, SlotLayer
+from flyspec.engine.slots import MIN_REUSE, Copy
 from flyspec.errors import ResourceExhaustedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -208,7 +210,7 @@ class Slots(RuleBasedStateMachine):
     def forward(self, data: st.DataObject, chosen: Sequence[Session]) -> None:
         steps = [self.draw_step(session, data) for session in chosen]
         with float64_throughout():
-            logits = self.runner.forward(steps)
+            logits = [rows.logits for rows in self.runner.forward(steps)]
         assert [len(rows) for rows in logits] == [step.num_logits for step in steps]
         for session, step, rows in zip(chosen, steps, logits, strict=True):
             session.cached = step.start + len(step.token_ids)
@@ -277,7 +279,7 @@ class Slots(RuleBasedStateMachine):
                 with float64_throughout():
                     (rows,) = self.runner.forward([Step(slot, start, session.tokens[start:], 1)])
                 session.cached = len(session.tokens)
-                self.compare(session, rows)
+                self.compare(session, rows.logits)
 
 
 def drive(kind: str, examples: int, steps: int, **options: Any) -> None:
@@ -308,7 +310,7 @@ def test_any_long_history_gives_the_logits_of_recomputing(kind: str) -> None:
 def mutants() -> dict[str, tuple[Any, str, Any]]:
     """Mistakes that the machine must notice: the object, its attribute, and the mistaken one."""
     begin, common, insert = SlotCache.begin, SlotCache._common, list.insert
-    copy_layer, mask, first_key = SlotLayer.copy, attention._mask, attention.Attending.first_key
+    copy_layer, mask, first_key = SlotLayer.copy, slot_attention._mask, Attending.first_key
 
     def reversed_copies(self: SlotCache, index: torch.Tensor) -> None:
         self.pending_copies.reverse()
@@ -335,7 +337,7 @@ def mutants() -> dict[str, tuple[Any, str, Any]]:
     def late_mask(start: int, count: int, first: int, end: int, window: Any, like: Any) -> Any:
         return mask(start + 1, count, first, end, window, like)
 
-    def early_key(self: attention.Attending, position: int) -> int:
+    def early_key(self: Attending, position: int) -> int:
         return max(0, first_key(self, position) - 1)
 
     return {
@@ -349,9 +351,9 @@ def mutants() -> dict[str, tuple[Any, str, Any]]:
             "release",
             lambda self, slot: insert(self._free, 0, slot),
         ),
-        "a window too wide": (attention, "_mask", wide_window),
-        "a look at the next token": (attention, "_mask", late_mask),
-        "a single row that reads too much": (attention.Attending, "first_key", early_key),
+        "a window too wide": (slot_attention, "_mask", wide_window),
+        "a look at the next token": (slot_attention, "_mask", late_mask),
+        "a single row that reads too much": (Attending, "first_key", early_key),
     }
 
 
@@ -367,7 +369,7 @@ def test_the_machine_notices(mutant: str) -> None:
 
 def run(runner: ModelRunner, *steps: Step) -> list[torch.Tensor]:
     with float64_throughout():
-        return runner.forward(steps)
+        return [rows.logits for rows in runner.forward(steps)]
 
 
 def test_copies_wait_while_their_slots_change_hands() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from contextlib import asynccontextmanager, contextmanager
@@ -74,14 +75,14 @@ def held(*stacks: Stack):
     go = threading.Event()
 
     def waiting(forward):
-        def wait(steps):
+        def wait(*steps):
             go.wait()
-            return forward(steps)
+            return forward(*steps)
 
         return wait
 
     for stack in stacks:
-        runner = stack.verify_engine._runner
+        runner = stack.verify_engine.model
         runner.forward = waiting(runner.forward)
     try:
         yield
@@ -91,12 +92,12 @@ def held(*stacks: Stack):
 
 def slow(stack: Stack) -> None:
     """Let every step of the target take a while."""
-    runner = stack.verify_engine._runner
+    runner = stack.verify_engine.model
     forward = runner.forward
 
-    def slowly(steps):
+    def slowly(*steps):
         time.sleep(0.01)
-        return forward(steps)
+        return forward(*steps)
 
     runner.forward = slowly
 
@@ -162,7 +163,7 @@ async def start_stack(
         await verify_server.stop(0)
         engine.stop()
         if draft_engine is not None:
-            await draft_engine.stop()
+            await asyncio.to_thread(draft_engine.stop)
 
 
 @pytest.fixture(scope="session")

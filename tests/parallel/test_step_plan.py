@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyspec.engine.scheduler import Step
+from flyspec.engine.model import Step
 from flyspec.engine.slots import Copy
 from flyspec.engine.step_plan import HEADER, Kind, decode, encode
 

@@ -34,8 +34,7 @@ from flyspec.values.generation import Chunk
 from orchestrator.server import Orchestrator
 from tests.tiny import make_model
 from tests.waiting import free_port, is_gone, until
-from verify_service.rank_process import EXIT_LOST_RANK
-from verify_service.ranks import find_place
+from verify_service.ranks import EXIT_LOST_RANK, find_place
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = GenerateOptions(max_tokens=200, ignore_eos=True, rule=Rule("exact"))

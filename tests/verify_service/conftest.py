@@ -11,7 +11,7 @@ from flyspec import rpc
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
-from flyspec.engine.scheduler import Budget
+from flyspec.engine.scheduler import StepBudget
 from flyspec.v1 import verify_pb2_grpc
 from tests.tiny import make_model
 from verify_service.engine import VerifyEngine
@@ -34,7 +34,7 @@ def loaded(target_dir):
 def engine(target_dir, loaded):
     # A model of its own: a runner replaces its attention, and `loaded` is what it is compared with.
     runner = ModelRunner(load_model(target_dir, "cpu", "float64"), num_slots=4)
-    budget = Budget(prefill_chunk=16)
+    budget = StepBudget(prefill_chunk=16)
     engine = VerifyEngine(runner, loaded.tokenizer, 64, budget=budget)
     engine.start()
     yield engine

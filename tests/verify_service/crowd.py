@@ -18,14 +18,21 @@ import torch
 
 from flyspec.engine.distributions import encode
 from flyspec.engine.loading import load_model
+from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
-from flyspec.engine.scheduler import Budget, Step
+from flyspec.engine.scheduler import StepBudget
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
-from flyspec.values.rounds import Budget as LossBudget
-from flyspec.values.rounds import OpenWindow, Outcome, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import (
+    Budget,
+    OpenWindow,
+    Outcome,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
 from tests.waiting import until
@@ -71,12 +78,12 @@ class CountingRunner(ModelRunner):
     def open_gate(self) -> None:
         """Let every step run; a subclass may hold some back."""
 
-    def forward(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
         self.clashes += len(steps) - len({step.slot for step in steps})
         self.batches.append(len(steps))
         self.pieces += sum(step.num_logits == 0 for step in steps)
         self.copies += len(self.cache.pending_copies)
-        return super().forward(steps)
+        return super().forward(steps, hidden_layers)
 
 
 @asynccontextmanager
@@ -91,7 +98,7 @@ async def running(
         loaded.tokenizer,
         max_queue,
         prepare=lambda: torch.set_num_threads(1),
-        budget=budget or Budget(),
+        budget=budget or StepBudget(),
     )
     engine.start()
     try:
@@ -249,7 +256,7 @@ class Member:
             drafts,
             sequence.hash,
             plain,
-            LossBudget(loose_left),
+            Budget(loose_left),
             self.exact_until,
             self.window,
         )

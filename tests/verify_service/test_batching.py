@@ -9,9 +9,9 @@ import statistics
 import pytest
 from crowd import Member, no_sessions, running
 
-from flyspec.engine.scheduler import Budget
+from flyspec.engine.scheduler import StepBudget
 
-SMALL = Budget(max_tokens=160, prefill_chunk=24)
+SMALL = StepBudget(max_tokens=160, prefill_chunk=24)
 
 
 async def crowd(engine, members, concurrent, scouts):

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-import torch
 from crowd import EXACT, CountingRunner, Record, answers, no_sessions, running
 
-from flyspec.engine.runner import Step
-from flyspec.engine.scheduler import Budget
+from flyspec.engine.model import Rows, Step
+from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ResourceExhaustedError, UnavailableError
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
@@ -39,11 +38,11 @@ class GatedRunner(CountingRunner):
         self.gate, self.entered = threading.Semaphore(0), 0
         self.ran: list[dict[int, int]] = []
 
-    def forward(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
         self.entered += 1
         self.gate.acquire()
         self.ran.append({step.slot: len(step.token_ids) for step in steps})
-        return super().forward(steps)
+        return super().forward(steps, hidden_layers)
 
     def open_gate(self):
         self.gate.release(100_000)
@@ -61,13 +60,13 @@ class FragileRunner(GatedRunner):
         self.poisoned = False
         loaded.model.model.layers[1].register_forward_pre_hook(self._check)
 
-    def forward(self, steps: Sequence[Step]) -> list[torch.Tensor]:
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
         self.poisoned = any(
             step.token_ids[i : i + 2] == POISON
             for step in steps
             for i in range(len(step.token_ids))
         )
-        return super().forward(steps)
+        return super().forward(steps, hidden_layers)
 
     def _check(self, *_):
         if self.poisoned:
@@ -129,7 +128,7 @@ async def test_a_step_that_fails_fails_one_session(target_dir):
 
 
 async def test_a_session_that_leaves_in_mid_prompt_leaves_its_slot(target_dir):
-    budget = Budget(max_tokens=128, prefill_chunk=16)
+    budget = StepBudget(max_tokens=128, prefill_chunk=16)
     async with running(target_dir, 4, budget, GatedRunner) as (engine, runner):
         leaving = engine.open(opening(some_tokens(200, 1)))
         unheard = engine.submit(leaving, VerifyRound(1, 200, [], [5]))
@@ -152,7 +151,7 @@ async def test_a_session_that_leaves_in_mid_prompt_leaves_its_slot(target_dir):
 
 
 async def test_sessions_that_leave_the_queue_leave_their_slots(target_dir):
-    budget = Budget(max_tokens=32, prefill_chunk=16)
+    budget = StepBudget(max_tokens=32, prefill_chunk=16)
     async with running(target_dir, 12, budget, GatedRunner) as (engine, runner):
         records = [Record(opening(some_tokens(9, i))) for i in range(12)]
         sessions = [engine.open(record.open) for record in records]
@@ -199,7 +198,7 @@ async def test_the_queue_is_bounded_and_says_what_to_do(target_dir):
 
 
 async def test_under_overload_everybody_moves_and_a_long_prompt_too(target_dir):
-    budget = Budget(max_tokens=128, prefill_chunk=16)
+    budget = StepBudget(max_tokens=128, prefill_chunk=16)
     async with running(target_dir, 40, budget, GatedRunner) as (engine, runner):
         counts, enough = collections.Counter(), asyncio.Event()
 

@@ -16,9 +16,9 @@ from unittest.mock import patch
 
 import torch
 
-from flyspec.engine import tiles
-from flyspec.engine.attention import StepLayout
-from flyspec.engine.slots import SlotLayer
+from flyspec.engine.attention.base import StepAttention
+from flyspec.engine.batch_invariance import tiles
+from flyspec.engine.slot_cache import SlotLayer
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ def timed_parts(synchronize: Callable[[], None]) -> Iterator[PartTimes]:
     """Times of what runs in this context; the caller sets `total`."""
     times = PartTimes()
     timed: list[tuple[Any, str, str]] = [
-        (StepLayout, "attend", "attention"),
+        *((kind, "attend", "attention") for kind in StepAttention.__subclasses__()),
         (SlotLayer, "write", "cache_write"),
         (torch.nn.functional, "linear", "matrix_products"),
         (tiles, "linear", "matrix_products"),  # of the batch-invariant mode

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from flyspec.bench.engine.stall_report import (
     GROWTH,
@@ -27,14 +26,15 @@ from flyspec.bench.engine.stall_report import (
 )
 from flyspec.bench.engine.steps import context_limit
 from flyspec.engine.loading import LoadedModel
+from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
-from flyspec.engine.scheduler import Budget, Step
+from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from verify_service.engine import VerifyEngine
-from verify_service.sessions import Session
+from verify_service.sessions import VerifySession
 
 _POLL_S = 0.005
 _WARM_UP_STEPS = 10
@@ -45,17 +45,17 @@ class RecordingRunner(ModelRunner):
 
     sequences = tokens = 0
 
-    def forward(self, steps: Sequence[Step]) -> list[Tensor]:
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
         """As `ModelRunner.forward`."""
         self.sequences = len(steps)
         self.tokens = sum(len(step.token_ids) for step in steps)
-        return super().forward(steps)
+        return super().forward(steps, hidden_layers)
 
 
 class RecordingEngine(VerifyEngine):
     """Notes when each step began and ended."""
 
-    def __init__(self, runner: RecordingRunner, loaded: LoadedModel, budget: Budget) -> None:
+    def __init__(self, runner: RecordingRunner, loaded: LoadedModel, budget: StepBudget) -> None:
         # OpenMP keeps the number of threads per calling thread.
         prepare = partial(torch.set_num_threads, torch.get_num_threads())
         super().__init__(runner, loaded.tokenizer, 4096, prepare, budget)
@@ -115,11 +115,11 @@ async def measure(
     )
 
 
-def _budget(options: StallOptions, chunk: int) -> Budget:
+def _budget(options: StallOptions, chunk: int) -> StepBudget:
     if chunk < options.prompt_tokens:
-        return Budget(options.max_num_batched_tokens, chunk)
-    # `Budget.reserved` is at most a quarter of a step.
-    return Budget(max(options.max_num_batched_tokens, 4 * chunk), chunk)
+        return StepBudget(options.max_num_batched_tokens, chunk)
+    # `StepBudget.reserved` is at most a quarter of a step.
+    return StepBudget(max(options.max_num_batched_tokens, 4 * chunk), chunk)
 
 
 async def _time_alone(
@@ -224,7 +224,7 @@ class _Crowd:
             engine.close(session)
 
 
-def _open(engine: RecordingEngine, token_ids: list[int]) -> Session:
+def _open(engine: RecordingEngine, token_ids: list[int]) -> VerifySession:
     return engine.open(
         VerifyOpen(token_ids, len(token_ids), Rule("exact"), SamplingParams(), seed=0)
     )

@@ -28,8 +28,8 @@ from flyspec.bench.engine.steps_report import (
 )
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model, read_config
+from flyspec.engine.model import Step
 from flyspec.engine.parallel import LeadRunner, weight_bytes
-from flyspec.engine.scheduler import Step
 from flyspec.engine.slots import Copy
 from flyspec.errors import ConfigError
 from verify_service.ranks import Ranks, find_place, load_share, make_runner, set_threads

@@ -14,12 +14,12 @@ from flyspec.telemetry.logs import session_line
 from flyspec.telemetry.metrics import EngineMetrics, gauge, session_metrics, step_histogram
 from flyspec.values.rounds import Verdict, VerifyRound
 from verify_service.engine import VerifyEngine
-from verify_service.sessions import Session
+from verify_service.sessions import VerifySession
 
 log = logging.getLogger(__name__)
 
 
-class Observer:
+class VerifyTelemetry:
     """Of all rounds of a verify service. `engine_metrics` are for its engine."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -54,14 +54,14 @@ class Observer:
 
         self._telemetry.collect(collect)
 
-    def session(self, session: Session) -> AbstractContextManager[None]:
+    def session(self, session: VerifySession) -> AbstractContextManager[None]:
         """A session, from its opening to its end."""
         return session_line(
             log, lambda: {"rule": session.rule.name, "tokens": len(session.sequence)}
         )
 
     @contextmanager
-    def round(self, session: Session, round_: VerifyRound) -> Iterator[list[Verdict]]:
+    def round(self, session: VerifySession, round_: VerifyRound) -> Iterator[list[Verdict]]:
         """A round, from its arrival to its last verdict; the verdicts go into the list."""
         began_ns = time.perf_counter_ns()
         verdicts: list[Verdict] = []

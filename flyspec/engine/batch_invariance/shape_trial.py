@@ -1,26 +1,14 @@
-"""The batch-invariant mode: a token's logits have the same bits whatever a step consists of.
-
-Belongs here: putting the mode on a model (`tiles` for its layers, the shapes of its attention) and
-the trial that shows it works. What else a step may consist of: K, other sessions, the pieces of a
-prompt, a prefix that was computed before.
-"""
+"""Finds the shapes in which attention gives a row the same bits, by trying them on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flyspec.engine import tiles
-from flyspec.engine.attention import KEY_BLOCK, MAX_FOLDED_ROWS, Attending, Segment
-from flyspec.engine.fixed_shapes import FixedAttention, Shapes
-from flyspec.engine.tiles import TILE, Sizes
-from flyspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from flyspec.engine.runner import ModelRunner
+from flyspec.engine.attention.base import KEY_BLOCK, MAX_FOLDED_ROWS, Attending
+from flyspec.engine.batch_invariance.tiles import TILE, Sizes
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 16, 17, 18, 20, 24, TILE, 64, 128)
 """Numbers of query rows that are tried."""
@@ -29,88 +17,22 @@ LAST_KEYS = tuple(range(32, KEY_BLOCK + 1, 32))
 
 _MAX_ROWS = 128
 _BATCH = 5
-_ALONE = 8
-_TRIAL_LENGTH = 90
 
 
-class BatchInvariance:
-    """The mode on one model, on from the start; attention shapes are tried out when first met."""
+class Shapes(NamedTuple):
+    """Numbers of query rows, and of keys in the last block, that give a row the same bits.
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._shapes: dict[tuple[int, int, int, bool], Shapes] = {}
-        self._linear = tiles.tile(model)
-
-    @property
-    def fills(self) -> bool:
-        """Whether some small steps must be filled up to larger ones."""
-        return any(not s.allowed.issuperset(tiles.SMALL) for s in self._linear)
-
-    def remove(self) -> None:
-        """Take the mode off the model."""
-        tiles.untile(self._model)
-
-    def attention(self, segments: Sequence[Segment]) -> FixedAttention:
-        """The attention of a step of these segments."""
-        return FixedAttention(segments, self.shapes)
-
-    def shapes(self, how: Attending, heads: int, kv_heads: int, dim: int) -> Shapes:
-        """The shapes in which a layer's attention may run."""
-        key = (heads, kv_heads, dim, how.softcap is not None)
-        if key not in self._shapes:
-            self._shapes[key] = attention_shapes(how, heads, kv_heads, dim, self._model.dtype)
-        return self._shapes[key]
-
-
-def apply(name: str, model: Any, wanted: bool | None) -> BatchInvariance | None:
-    """Put the mode on a model if it is wanted, or if `wanted` is None and it costs little there.
-
-    Raises `ConfigError` if it is wanted and cannot be had.
+    `batched`: so does running several pieces in one call.
     """
-    obstacle = None
-    if model.device.type != "cpu":
-        obstacle = f"it works on CPUs only, and {name} is on {model.device}; use --device cpu"
-    elif tiles.is_sharded(model):
-        obstacle = "sums across ranks depend on the batch; use --tensor-parallel-size 1"
-    if wanted is False or (wanted is None and (obstacle or model.dtype != torch.bfloat16)):
-        return None
-    if obstacle:
-        raise ConfigError(f"--batch-invariant: {obstacle}, or leave it out")
-    mode = BatchInvariance(model)
-    if wanted is None and mode.fills:
-        mode.remove()
-        return None
-    return mode
 
+    rows: Sizes
+    keys: Sizes
+    batched: bool
 
-def holds(runner: ModelRunner) -> bool:
-    """Whether a sequence's logits are the same alone, a token a step, and in company."""
-    from flyspec.engine.runner import Step
-
-    cache, info = runner.cache, runner.info
-    length = min(_TRIAL_LENGTH, info.context_length)
-    if length < 2 * _ALONE:
-        return True
-    ids = [(5 * i * i + 11 * i + 1) % min(info.vocab_size, 241) for i in range(length)]
-    cut = length - _ALONE
-    slots = [cache.acquire().slot for _ in range(min(2, cache.num_free))]
-    try:
-        alone = runner.forward([Step(slots[0], 0, ids[:cut])])
-        for at in range(cut, length):
-            alone += runner.forward([Step(slots[0], at, ids[at : at + 1])])
-        for at, others in ((0, 1), (cut // 3, 17), (cut, 7), (cut // 2, 33)):
-            if at:
-                runner.forward([Step(slots[-1], 0, ids[:at], 0)])
-            others = min(others, length) if len(slots) > 1 else 0
-            company = [Step(slots[0], 0, ids[::-1][:others])] if others else []
-            rows = min(_ALONE + 1, length - at)
-            *_, together = runner.forward([*company, Step(slots[-1], at, ids[at:], rows)])
-            if not torch.equal(torch.cat(alone)[-rows:], together):
-                return False
-        return True
-    finally:
-        for slot in slots:
-            cache.release(slot)
+    def last_key(self, end: int) -> int:
+        """Where the keys end that are read for a sequence of length `end`."""
+        whole = (end - 1) // KEY_BLOCK * KEY_BLOCK
+        return whole + (self.keys.fit(end - whole) or KEY_BLOCK)
 
 
 @torch.inference_mode()

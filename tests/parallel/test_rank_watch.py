@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verify_service.watch import Report, Vigil
+from verify_service.rank_watch import Report, Vigil
 
 
 def vigil(ranks=(1, 2)):

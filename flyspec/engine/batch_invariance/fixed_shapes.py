@@ -2,45 +2,31 @@
 
 A segment runs in pieces of certain numbers of rows, over whole blocks of keys and a last one of
 certain lengths; what fills them up is masked or thrown away. Pieces of one shape whose slots stand
-side by side run in one call: that changes no sum. Which shapes these are is found in `invariance`.
+side by side run in one call: that changes no sum. Which shapes these are is found in `shape_trial`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flyspec.engine.attention import (
+from flyspec.engine.attention.base import (
     KEY_BLOCK,
     MAX_FOLDED_ROWS,
     Attending,
+    AttentionBackend,
     Segment,
+    StepAttention,
     visible,
 )
-from flyspec.engine.slots import SlotLayer
-from flyspec.engine.tiles import Sizes
+from flyspec.engine.batch_invariance.shape_trial import Shapes, attention_shapes
+from flyspec.engine.slot_cache import SlotCache, SlotLayer
 
 CALL_COST = 128
 """Keys times rows that take about as long as one more call."""
-
-
-class Shapes(NamedTuple):
-    """Numbers of query rows, and of keys in the last block, that give a row the same bits.
-
-    `batched`: so does running several pieces in one call.
-    """
-
-    rows: Sizes
-    keys: Sizes
-    batched: bool
-
-    def last_key(self, end: int) -> int:
-        """Where the keys end that are read for a sequence of length `end`."""
-        whole = (end - 1) // KEY_BLOCK * KEY_BLOCK
-        return whole + (self.keys.fit(end - whole) or KEY_BLOCK)
 
 
 class _Call(NamedTuple):
@@ -66,16 +52,32 @@ class _Plan(NamedTuple):
     scatter: Tensor
 
 
-class FixedAttention:
-    """Attention of one step's segments; `shapes` is asked with a layer's heads, KV heads, size."""
+class FixedShapeAttention(AttentionBackend):
+    """Attention in shapes that are tried out when a layer's heads and sizes are first met."""
 
-    def __init__(
-        self,
-        segments: Sequence[Segment],
-        shapes: Callable[[Attending, int, int, int], Shapes],
-    ) -> None:
-        self._segments = sorted(segments)  # by slot
-        self._shapes = shapes
+    def __init__(self, cache: SlotCache, dtype: torch.dtype) -> None:
+        super().__init__(cache)
+        self._dtype = dtype
+        self._shapes: dict[tuple[int, int, int, bool], Shapes] = {}
+
+    def prepare(self, segments: Sequence[Segment]) -> StepAttention:
+        """The attention of a step of these segments."""
+        return _FixedStep(self, segments)
+
+    def shapes(self, how: Attending, heads: int, kv_heads: int, dim: int) -> Shapes:
+        """The shapes in which a layer's attention may run."""
+        key = (heads, kv_heads, dim, how.softcap is not None)
+        if key not in self._shapes:
+            self._shapes[key] = attention_shapes(how, heads, kv_heads, dim, self._dtype)
+        return self._shapes[key]
+
+
+class _FixedStep(StepAttention):
+    """A step's calls are planned once for all layers that are alike."""
+
+    def __init__(self, backend: FixedShapeAttention, segments: Sequence[Segment]) -> None:
+        super().__init__(backend.cache, sorted(segments))  # by slot
+        self._shapes = backend.shapes
         self._plans: dict[tuple[Attending, int, int, int], _Plan] = {}
 
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
@@ -138,7 +140,7 @@ class FixedAttention:
         batched = shapes.batched and how.softcap is None
         runs: dict[int, list[tuple[int, _Run]]] = {}
         latest: dict[tuple[int, int], _Run] = {}
-        for segment in self._segments:
+        for segment in self.segments:
             for piece, size, first, end in _pieces(segment, shapes, how):
                 run = latest.get((size, first))
                 if not (batched and run and run.take(piece, size, end)):

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 
 from prometheus_client import Counter
 
-from draft_service.sessions import Session, Sessions
+from draft_service.sessions import ClientSession, Sessions
 from flyspec.telemetry import Telemetry
 from flyspec.telemetry.logs import session_line
 from flyspec.telemetry.metrics import EngineMetrics, session_metrics, step_histogram
@@ -17,7 +17,7 @@ from flyspec.values.rounds import DraftAdvance, DraftChunk
 log = logging.getLogger(__name__)
 
 
-class Observer:
+class DraftTelemetry:
     """Of all proposals of a draft service. `engine_metrics` are for its engine."""
 
     def __init__(self, telemetry: Telemetry) -> None:
@@ -44,12 +44,12 @@ class Observer:
         """Tell of the sessions whenever Prometheus asks."""
         self._telemetry.collect(lambda: session_metrics("draft", sessions.describe().sessions))
 
-    def session(self, session: Session) -> AbstractContextManager[None]:
+    def session(self, session: ClientSession) -> AbstractContextManager[None]:
         """A session, from its opening to its end."""
         return session_line(log, lambda: {"drafter": session.drafter_name})
 
     def proposed(
-        self, session: Session, advance: DraftAdvance, began_ns: int, last: DraftChunk
+        self, session: ClientSession, advance: DraftAdvance, began_ns: int, last: DraftChunk
     ) -> None:
         """A proposal has been sent; `last` is its last chunk."""
         name, timings = session.drafter_name, last.timings

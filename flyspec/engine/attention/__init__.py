@@ -1,0 +1,1 @@
+"""Attention over the slots: its interface (`base`), its ways (`slot`), its place (`hook`)."""

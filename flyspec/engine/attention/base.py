@@ -1,0 +1,136 @@
+"""What attention over the slots is: how it is prepared for a step, and asked by each layer.
+
+After `attention/base.py` of mini-sglang: a backend prepares what it needs to know of a batch once,
+and its layers then only attend. One that runs inside a captured graph also captures, into memory
+that stays where it is, and replays for other batches of that shape.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from flyspec.engine.slot_cache import SlotCache, SlotLayer
+
+MAX_FOLDED_ROWS = 64
+"""Longer segments are not folded, since that repeats their mask, and never padded to others."""
+KEY_BLOCK = 512
+"""Keys are summed over in blocks of so many, as torch's CPU kernel does."""
+
+
+class Segment(NamedTuple):
+    """Rows `row` to `row + length` of a packed step continue `slot` at position `start`."""
+
+    slot: int
+    start: int
+    length: int
+    row: int
+
+    @property
+    def end(self) -> int:
+        """Length of the sequence after the step."""
+        return self.start + self.length
+
+
+class Attending(NamedTuple):
+    """What a layer asks of its attention."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+    def first_key(self, position: int) -> int:
+        """The first position that a query at `position` reads."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """[n, heads, dim] of queries [heads, n, dim] of one sequence.
+
+        Up to `MAX_FOLDED_ROWS` rows are folded; the mask is then repeated for each head of a group.
+        """
+        heads, count, dim = query.shape
+        kv_heads = keys.shape[1]
+        if count <= MAX_FOLDED_ROWS:
+            rows = query.reshape(1, kv_heads, heads // kv_heads * count, dim)
+            result = self.apply(rows, keys, values, mask)
+        else:
+            result = self.apply_grouped(query[None], keys, values, mask)
+        return result.reshape(heads, count, -1).transpose(0, 1)
+
+    def apply(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention over [B, kv_heads, n, dim] with an additive mask [.., n, keys]."""
+        if self.softcap is None:
+            return scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=self.scale
+            )
+        # No kernel of torch's caps: the formula itself, in blocks, so that padding changes no sum.
+        blocks = keys.split(KEY_BLOCK, dim=-2)
+        scores = torch.cat([torch.matmul(query, k.transpose(-1, -2)) for k in blocks], dim=-1)
+        scores = (scores * self.scale / self.softcap).tanh() * self.softcap
+        if mask is not None:
+            scores = scores + mask
+        high = torch.float64 if scores.dtype == torch.float64 else torch.float32
+        weights = scores.softmax(dim=-1, dtype=high).to(values.dtype).split(KEY_BLOCK, dim=-1)
+        parts = zip(weights, values.split(KEY_BLOCK, dim=-2), strict=True)
+        return sum((torch.matmul(w, v) for w, v in parts), start=query.new_zeros(()))
+
+    def apply_grouped(
+        self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """The same for query heads [1, heads, n, dim] that are not folded: for long segments."""
+        _, heads, count, dim = query.shape
+        kv_heads = keys.shape[1]
+        if self.softcap is None and query.device.type == "cpu":
+            return scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, scale=self.scale, enable_gqa=True
+            )
+        # On CUDA a mask with enable_gqa falls back to the slow kernel; a view repeats for nothing.
+        group = heads // kv_heads
+        keys, values = (s[0][:, None].expand(-1, group, -1, -1) for s in (keys, values))
+        return self.apply(query.view(kv_heads, group, count, dim), keys, values, mask)
+
+
+class StepAttention(ABC):
+    """Attention of one packed step: where its rows belong."""
+
+    def __init__(self, cache: SlotCache, segments: Sequence[Segment]) -> None:
+        self.cache, self.segments = cache, segments
+        self.windows: dict[int, int | None] = {}
+        """What each layer's attention was asked for, by layer."""
+
+    @abstractmethod
+    def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
+        """[T, heads, dim] for `query` [heads, T, dim]."""
+
+
+class AttentionBackend(ABC):
+    """A way to attend over a model's slots."""
+
+    def __init__(self, cache: SlotCache) -> None:
+        self.cache = cache
+
+    @abstractmethod
+    def prepare(self, segments: Sequence[Segment]) -> StepAttention:
+        """The attention of a step of these segments."""
+
+    def capture(self, segments: Sequence[Segment]) -> StepAttention:
+        """As `prepare`, for a graph that is captured with it and replayed for other segments.
+
+        Raises `NotImplementedError` where steps are only run one by one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} runs in no captured graph")
+
+    def replay(self, captured: StepAttention, segments: Sequence[Segment]) -> None:
+        """Make what `capture` gave that of `segments`: as many, and of the same lengths."""
+        raise NotImplementedError(f"{type(self).__name__} runs in no captured graph")
+
+
+def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """Which of the positions `keys` the positions `queries` may read; the shapes broadcast."""
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)

@@ -1,0 +1,154 @@
+"""Attention in the shapes that a step has: each row reads its own sequence, and only that.
+
+In short segments the query heads that share a KV head are folded into rows: no key or value is
+repeated, and the kernel is the fast one with a mask and without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flyspec.engine.attention.base import (
+    MAX_FOLDED_ROWS,
+    Attending,
+    AttentionBackend,
+    Segment,
+    StepAttention,
+    visible,
+)
+from flyspec.engine.slot_cache import SlotCache, SlotLayer
+
+
+class SlotAttention(AttentionBackend):
+    """Each segment over a view of its slot; with `padded`, short ones together in one call."""
+
+    def __init__(self, cache: SlotCache, padded: bool) -> None:
+        super().__init__(cache)
+        self._padded = padded
+
+    def prepare(self, segments: Sequence[Segment]) -> StepAttention:
+        """The attention of a step of these segments."""
+        return _SlotStep(self.cache, segments, self._padded)
+
+
+class _SlotStep(StepAttention):
+    """Masks are made once a step, for all layers."""
+
+    def __init__(self, cache: SlotCache, segments: Sequence[Segment], padded: bool) -> None:
+        super().__init__(cache, segments)
+        self._padded = padded
+        self._masks: dict[tuple[Segment, int | None], Tensor] = {}
+        self._paddings: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
+        """[T, heads, dim] for `query` [heads, T, dim]."""
+        out = torch.empty(
+            (query.shape[1], query.shape[0], _of(layer.values).shape[-1]),
+            dtype=query.dtype,
+            device=query.device,
+        )
+        together = []
+        for segment in self.segments:
+            if self._padded and segment.length <= MAX_FOLDED_ROWS:
+                together.append(segment)
+            else:
+                self._one(segment, query, layer, how, out)
+        if together:
+            self._batch(together, query, layer, how, out)
+        return out
+
+    def _one(
+        self, segment: Segment, query: Tensor, layer: SlotLayer, how: Attending, out: Tensor
+    ) -> None:
+        """One segment over a view of its slot."""
+        rows = slice(segment.row, segment.row + segment.length)
+        first, end = how.first_key(segment.start), segment.end
+        keys, values = layer.read(segment.slot, first, end)
+        mask = None
+        if segment.length > 1:
+            mask = self._mask_of(segment, first, end, how, query, keys.shape[1])
+        out[rows] = how.attend(query[:, rows], keys, values, mask)
+
+    def _mask_of(
+        self,
+        segment: Segment,
+        first: int,
+        end: int,
+        how: Attending,
+        query: Tensor,
+        kv_heads: int,
+    ) -> Tensor:
+        """A segment's mask, made once a step; repeated for heads that are folded."""
+        key = (segment, how.window)
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = _mask(segment.start, segment.length, first, end, how.window, query)
+            if segment.length <= MAX_FOLDED_ROWS:
+                mask = mask.repeat(query.shape[0] // kv_heads, 1)
+            self._masks[key] = mask
+        return mask
+
+    def _batch(
+        self,
+        segments: Sequence[Segment],
+        query: Tensor,
+        layer: SlotLayer,
+        how: Attending,
+        out: Tensor,
+    ) -> None:
+        """Segments of similar size in one call, padded to the longest."""
+        heads, _, dim = query.shape
+        keys, values = _of(layer.keys), _of(layer.values)
+        kv_heads = keys.shape[2]
+        group = heads // kv_heads
+        count = max(segment.length for segment in segments)
+        end = max(segment.end for segment in segments)
+        first = min(how.first_key(segment.start) for segment in segments)
+        if how.window not in self._paddings:
+            masks = [_mask(s.start, count, first, end, how.window, query) for s in segments]
+            mask = torch.stack(masks)[:, None].repeat(1, 1, group, 1)
+            self._paddings[how.window] = (*_padding(segments, count, query.device), mask)
+        rows, kept, mask = self._paddings[how.window]
+        q = query.transpose(0, 1)[rows].view(len(segments), count, kv_heads, group, dim)
+        q = q.permute(0, 2, 3, 1, 4).reshape(len(segments), kv_heads, group * count, dim)
+        k, v = (_select(s, segments, first, end).transpose(1, 2) for s in (keys, values))
+        result = how.apply(q, k, v, mask)
+        result = result.view(len(segments), kv_heads, group, count, -1).permute(0, 3, 1, 2, 4)
+        result = result.reshape(len(segments) * count, heads, -1)
+        out[rows[kept]] = result[kept]
+
+
+def _of(states: Tensor | None) -> Tensor:
+    assert states is not None, "the layer was written before it is read"
+    return states
+
+
+def _padding(
+    segments: Sequence[Segment], count: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The packed row of each of B * count places, and which places are not filling."""
+    places = torch.arange(count)
+    counts = torch.tensor([segment.length for segment in segments])[:, None]
+    first = torch.tensor([segment.row for segment in segments])[:, None]
+    rows = first + torch.minimum(places, counts - 1)
+    kept = (places < counts).flatten().nonzero()[:, 0]
+    return rows.flatten().to(device), kept.to(device)
+
+
+def _select(states: Tensor, segments: Sequence[Segment], first: int, end: int) -> Tensor:
+    """[B, keys, kv_heads, dim] of the segments' slots: a view where they stand side by side."""
+    slots = [segment.slot for segment in segments]
+    if slots == list(range(slots[0], slots[0] + len(slots))):
+        return states[slots[0] : slots[0] + len(slots), first:end]
+    return states[:, first:end].index_select(0, torch.tensor(slots, device=states.device))
+
+
+def _mask(start: int, count: int, first: int, end: int, window: int | None, like: Tensor) -> Tensor:
+    """What queries at `start` and behind may read of keys `first` to `end`: 0 or -inf."""
+    queries = torch.arange(start, start + count, device=like.device)[:, None]
+    keys = torch.arange(first, end, device=like.device)
+    seen = visible(queries, keys, window)
+    return torch.zeros((), dtype=like.dtype, device=like.device).where(seen, -torch.inf)

@@ -1,0 +1,92 @@
+"""The batch-invariant mode: a token's logits have the same bits whatever a step consists of.
+
+Belongs here: putting the mode on a model (`tiles` for its layers, `fixed_shapes` for its attention)
+and the trial that shows it works. What else a step may consist of: K, other sessions, the pieces of
+a prompt, a prefix that was computed before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flyspec.engine.attention.base import AttentionBackend
+from flyspec.engine.batch_invariance import tiles
+from flyspec.engine.batch_invariance.fixed_shapes import FixedShapeAttention
+from flyspec.engine.model import Model, Step
+from flyspec.engine.slot_cache import SlotCache
+from flyspec.errors import ConfigError
+
+_ALONE = 8
+_TRIAL_LENGTH = 90
+
+
+class BatchInvariance:
+    """The mode on one model, on from the start."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._linear = tiles.tile(model)
+
+    @property
+    def fills(self) -> bool:
+        """Whether some small steps must be filled up to larger ones."""
+        return any(not s.allowed.issuperset(tiles.SMALL) for s in self._linear)
+
+    def remove(self) -> None:
+        """Take the mode off the model."""
+        tiles.untile(self._model)
+
+    def attention(self, cache: SlotCache) -> AttentionBackend:
+        """The attention that belongs to it."""
+        return FixedShapeAttention(cache, self._model.dtype)
+
+
+def apply(name: str, model: Any, wanted: bool | None) -> BatchInvariance | None:
+    """Put the mode on a model if it is wanted, or if `wanted` is None and it costs little there.
+
+    Raises `ConfigError` if it is wanted and cannot be had.
+    """
+    obstacle = None
+    if model.device.type != "cpu":
+        obstacle = f"it works on CPUs only, and {name} is on {model.device}; use --device cpu"
+    elif tiles.is_sharded(model):
+        obstacle = "sums across ranks depend on the batch; use --tensor-parallel-size 1"
+    if wanted is False or (wanted is None and (obstacle or model.dtype != torch.bfloat16)):
+        return None
+    if obstacle:
+        raise ConfigError(f"--batch-invariant: {obstacle}, or leave it out")
+    mode = BatchInvariance(model)
+    if wanted is None and mode.fills:
+        mode.remove()
+        return None
+    return mode
+
+
+def holds(model: Model) -> bool:
+    """Whether a sequence's logits are the same alone, a token a step, and in company."""
+    cache, info = model.cache, model.info
+    length = min(_TRIAL_LENGTH, info.context_length)
+    if length < 2 * _ALONE:
+        return True
+    ids = [(5 * i * i + 11 * i + 1) % min(info.vocab_size, 241) for i in range(length)]
+    cut = length - _ALONE
+    slots = [cache.acquire().slot for _ in range(min(2, cache.num_free))]
+    try:
+        alone = model.forward([Step(slots[0], 0, ids[:cut])])
+        for at in range(cut, length):
+            alone += model.forward([Step(slots[0], at, ids[at : at + 1])])
+        for at, others in ((0, 1), (cut // 3, 17), (cut, 7), (cut // 2, 33)):
+            if at:
+                model.forward([Step(slots[-1], 0, ids[:at], 0)])
+            others = min(others, length) if len(slots) > 1 else 0
+            company = [Step(slots[0], 0, ids[::-1][:others])] if others else []
+            rows = min(_ALONE + 1, length - at)
+            *_, together = model.forward([*company, Step(slots[-1], at, ids[at:], rows)])
+            if not torch.equal(torch.cat([row.logits for row in alone])[-rows:], together.logits):
+                return False
+        return True
+    finally:
+        for slot in slots:
+            cache.release(slot)

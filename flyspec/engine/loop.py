@@ -1,0 +1,240 @@
+"""The thread that owns a model: the next step of all work under way, run as one batch.
+
+Work is a generator: it yields what it wants run and is sent what came of it. So a proposal and a
+round are written as one thing after the other, and know nothing of threads, batches or the pieces
+that a long step is cut into. Everyone else only queues. No torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Hashable, Sequence
+from concurrent.futures import Future
+from time import perf_counter_ns
+from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+
+from flyspec.engine.model import Step
+from flyspec.engine.scheduler import Pieces, StepBudget, allot
+from flyspec.errors import FlyspecError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+
+class Want(Protocol):
+    """What work wants run: a step, and further steps of one token that go on from it."""
+
+    @property
+    def step(self) -> Step:
+        """The first step."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Steps that may run in one call."""
+
+    def part(self, step: Step, max_tokens: int) -> Self:
+        """As much of it as `step`, a piece of its step, and `max_tokens` steps; rows last."""
+
+
+W = TypeVar("W", bound=Want)
+R = TypeVar("R")
+
+
+class Ran(NamedTuple, Generic[R]):
+    """What came of a want, when its first piece began, and the time of the calls it was in, ns."""
+
+    result: R
+    began_ns: int
+    model_ns: int
+
+
+Work: TypeAlias = Generator[W, Ran[R], None]
+"""A want may get fewer steps than its `max_tokens`: the result tells."""
+OnStep: TypeAlias = Callable[[int, int, int], None]
+"""Told of every step, in the loop's thread: its time in ns, its sessions, its tokens. Those of one
+call are of equal times."""
+
+
+class _Task(Generic[W, R]):
+    """Work under way for `owner`; `fail` is told of the error that ends it."""
+
+    def __init__(
+        self, owner: Hashable, work: Work[W, R], fail: Callable[[Exception], None]
+    ) -> None:
+        self.owner, self.work, self.fail = owner, work, fail
+        self.since_ns = perf_counter_ns()
+        self.began_ns = self.model_ns = 0
+        self.want: W
+        self.pieces: Pieces
+
+    def go_on(self, ran: Ran[R] | Exception | None = None) -> bool:
+        """Hand over what ran, or the error; whether there is more to run. None begins."""
+        try:
+            if isinstance(ran, Exception):
+                self.want = self.work.throw(ran)
+            else:
+                self.want = next(self.work) if ran is None else self.work.send(ran)
+        except StopIteration:
+            return False
+        except Exception as error:
+            self.fail(error)
+            return False
+        self.pieces = Pieces(self.want.step)
+        self.began_ns = self.model_ns = 0
+        if ran is not None:
+            self.since_ns = perf_counter_ns()
+        return True
+
+
+class StepLoop(ABC, Generic[W, R]):
+    """Runs the work of many owners, in the order in which it came; who has run goes to the end.
+
+    `prepare` runs first, in the loop's thread. `service` is the name by which errors call it.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        prepare: Callable[[], None] = lambda: None,
+        budget: StepBudget | None = None,
+        on_step: OnStep = lambda *_: None,
+    ) -> None:
+        self._service, self._prepare, self._on_step = service, prepare, on_step
+        self._budget = budget or StepBudget()
+        self._inbox: queue.SimpleQueue[_Task[W, R] | tuple[Hashable, Callable[[], None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._ready: list[_Task[W, R]] = []
+        self._prepared: Future[None] = Future()
+        self._thread = threading.Thread(target=self._main, name=f"{service}-engine", daemon=True)
+
+    @abstractmethod
+    def run_batch(self, wants: Sequence[W]) -> Sequence[R]:
+        """What comes of each want, of one call of the model for all."""
+
+    def steps_of(self, want: W, result: R) -> int:
+        """How many steps of the model a result took."""
+        return 1
+
+    def undisturbed(self) -> bool:
+        """Whether nothing has come in; else a call of several steps had better end."""
+        return self._inbox.empty()
+
+    @property
+    def waiting(self) -> int:
+        """Work that waits for the model, or for the rest of its steps."""
+        return self._inbox.qsize() + len(self._ready)
+
+    def start(self) -> Future[None]:
+        """Start the thread; the future is done when it is prepared, or has what that raised."""
+        self._thread.start()
+        return self._prepared
+
+    def stop(self) -> None:
+        """End the thread after the call at hand; work not done fails with `UnavailableError`."""
+        if self._thread.is_alive():
+            self._inbox.put(None)
+            self._thread.join()
+
+    def add(self, owner: Hashable, work: Work[W, R], fail: Callable[[Exception], None]) -> None:
+        """Queue work; its owner has no other under way."""
+        self._inbox.put(_Task(owner, work, fail))
+
+    def drop(self, owner: Hashable, release: Callable[[], None]) -> None:
+        """End the owner's work before its next step, then `release` what the owner holds."""
+        self._inbox.put((owner, release))
+
+    # --- the loop's thread ------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self._prepare()
+        except Exception as error:
+            self._prepared.set_exception(error)
+            return
+        self._prepared.set_result(None)
+        while self._gather():
+            self.step()
+        for task in self._ready:
+            task.fail(UnavailableError(f"the {self._service} service is shutting down"))
+
+    def _gather(self) -> bool:
+        """Take in what has arrived, waiting when there is nothing to do; False to stop."""
+        arrived: list[_Task[W, R]] = []
+        while True:
+            try:
+                item = self._inbox.get(block=not (self._ready or arrived))
+            except queue.Empty:
+                # Only now, so that work whose owner has left by now never begins.
+                self._ready += [task for task in arrived if task.go_on()]
+                arrived = []
+                if self._ready:
+                    return True
+                continue
+            if item is None:
+                self._ready += arrived
+                return False
+            if isinstance(item, _Task):
+                arrived.append(item)
+            else:
+                self._close(*item, arrived)
+
+    def _close(
+        self, owner: Hashable, release: Callable[[], None], arrived: list[_Task[W, R]]
+    ) -> None:
+        try:
+            for tasks in (self._ready, arrived):
+                for task in [task for task in tasks if task.owner is owner]:
+                    tasks.remove(task)
+                    task.work.close()
+            release()
+        except Exception:
+            log.exception("a session could not be closed")
+
+    def step(self) -> None:
+        """Run what fits of what is ready, and hand over what is complete."""
+        ready = sorted(self._ready, key=lambda task: task.since_ns)
+        counts = allot([task.pieces for task in ready], self._budget)
+        chosen = [task for task, count in zip(ready, counts, strict=True) if count]
+        self._ready = [task for task, count in zip(ready, counts, strict=True) if not count]
+        taken = zip(chosen, filter(None, counts), strict=True)
+        pieces = [task.pieces.take(count) for task, count in taken]
+        # All run as many steps: whoever wants fewer, or waits, is not held up by the others.
+        waits = any(task.pieces.remaining for task in ready)
+        steps = 1 if waits else min(task.want.max_tokens for task in ready)
+        wants = [task.want.part(piece, steps) for task, piece in zip(chosen, pieces, strict=True)]
+        began = perf_counter_ns()
+        results = self._attempt(wants)
+        elapsed = perf_counter_ns() - began
+        steps = max(map(self._steps, chosen, results))
+        for tokens in (sum(counts), *[len(chosen)] * (steps - 1)):
+            self._on_step(elapsed // steps, len(chosen), tokens)
+        for task, result in zip(chosen, results, strict=True):
+            task.began_ns = task.began_ns or began
+            task.model_ns += elapsed
+            if isinstance(result, Exception):
+                going_on = task.go_on(result)
+            elif task.pieces.remaining:
+                going_on = True
+            else:
+                going_on = task.go_on(Ran(result, task.began_ns, task.model_ns))
+            if going_on:
+                self._ready.append(task)
+
+    def _steps(self, task: _Task[W, R], result: R | Exception) -> int:
+        if isinstance(result, Exception) or task.pieces.remaining:
+            return 1
+        return self.steps_of(task.want, result)
+
+    def _attempt(self, wants: Sequence[W]) -> Sequence[R | Exception]:
+        """What each gives; where the batch fails, each gets a try of its own."""
+        try:
+            return self.run_batch(wants)
+        except Exception as error:
+            if not isinstance(error, FlyspecError):
+                log.exception("a step of %d sequences failed", len(wants))
+            if len(wants) == 1:
+                return [error]
+        return [result for want in wants for result in self._attempt([want])]

@@ -1,0 +1,177 @@
+"""What a model is to the services: steps over slots go in, logits or drawn tokens come out.
+
+Engines, drafters and the step loop know this and nothing of what is behind it: transformers'
+modules (`runner`), a script in the tests, other engines later. Plain values; no torch at run time.
+
+Rollback is a length: a step names how many of its slot's tokens it builds on, and what the slot
+held beyond them is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from flyspec.values.admin import ModelInfo
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import Drafted, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Step(NamedTuple):
+    """Continue `slot` behind its first `start` tokens with `token_ids` (at least one)."""
+
+    slot: int
+    start: int
+    token_ids: list[int]
+    num_logits: int = 1
+    """Rows wanted: the logits after each of the last `num_logits` tokens; 0 only fills the slot."""
+
+
+class Rows(NamedTuple):
+    """What a forward gives of one step.
+
+    `logits` [num_logits, vocab]; `hidden` [num_logits, hidden size] of each layer asked for, in
+    that order.
+    """
+
+    logits: Tensor
+    hidden: tuple[Tensor, ...] = ()
+
+
+class History(NamedTuple):
+    """The sequence before the first row of logits; its first `prompt_length` tokens are the prompt.
+
+    `eos_token_ids` are the tokens that `min_tokens` holds back.
+    """
+
+    token_ids: Sequence[int]
+    prompt_length: int
+    eos_token_ids: Collection[int] = ()
+
+
+class Draw(NamedTuple):
+    """A step, and how the model's own tokens are chosen from its rows; None only fills the cache.
+
+    A row's token is the one at the position behind the row's. `history` is the sequence before the
+    first row's token, needed for penalties and `min_tokens`. With `distribution` the distributions
+    come along, and with `draw_from_it` the tokens are drawn from them.
+
+    With `max_tokens` above 1, for steps of a single row, the model goes on with the token that it
+    drew, up to so many tokens. It ends behind one of `stop_token_ids`, and behind the token with
+    which the probability of all that were drawn, as they are processed, falls under
+    `min_confidence`. The last token drawn is not in the cache.
+    """
+
+    step: Step
+    sampling: SamplingParams | None = None
+    seed: int = 0
+    history: History | None = None
+    distribution: DistributionSpec | None = None
+    max_tokens: int = 1
+    stop_token_ids: Collection[int] = ()
+    min_confidence: float = 0.0
+
+    def part(self, step: Step, max_tokens: int) -> Draw:
+        """As much of it as `step`, a piece of its step, and up to `max_tokens` tokens."""
+        sampling = self.sampling if step.num_logits else None
+        return self._replace(step=step, sampling=sampling, max_tokens=max_tokens)
+
+
+class Lease(NamedTuple):
+    """A slot, and how many tokens of the sequence it was asked for it holds already."""
+
+    slot: int
+    length: int
+
+
+class Slots(Protocol):
+    """A model's memory of sequences, one a slot.
+
+    `queries` and `hits` count tokens asked for by `acquire` and found.
+    """
+
+    @property
+    def num_slots(self) -> int:
+        """Slots in all."""
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no session holds."""
+
+    @property
+    def queries(self) -> int:
+        """Tokens asked for."""
+
+    @property
+    def hits(self) -> int:
+        """Tokens found."""
+
+    def acquire(self, token_ids: Sequence[int] = ()) -> Lease:
+        """Take a slot for a sequence that begins so. Raises `ResourceExhaustedError`."""
+
+    def release(self, slot: int) -> None:
+        """Give a slot back; a sequence that begins like it may still make use of it."""
+
+    def forget(self) -> None:
+        """Reuse nothing of what the slots hold."""
+
+
+class ModelFacts(NamedTuple):
+    """What two replicas must have in common to be exchanged for each other, and what they hold.
+
+    `bytes_per_token` is the cache's, on this device, and 0 before the first forward.
+    `fingerprint` tells models apart; what it covers, each implementation says.
+    """
+
+    dtype: str
+    device: str
+    num_slots: int
+    bytes_per_token: int
+    fingerprint: str
+
+
+class Model(Protocol):
+    """A causal language model with slots. Not thread-safe: one thread owns it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """What `Describe` says of it."""
+
+    @property
+    def cache(self) -> Slots:
+        """Its slots."""
+
+    def describe(self) -> ModelFacts:
+        """What it runs on and in."""
+
+    def warm_up(self) -> None:
+        """Try it against its reference, and run what the first request would pay for.
+
+        Raises `ConfigError` with the reason if it must not serve.
+        """
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that what follows is not charged with the forward's time."""
+
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+        """The rows that each step asks for; one forward for all. No two have the same slot.
+
+        `hidden_layers` are numbered as by transformers' `output_hidden_states`: 0 the embeddings,
+        i what layer i puts out, the last one behind the final norm.
+        """
+
+    def draw(
+        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[Drafted]:
+        """The model's own tokens for each draw's rows; with `max_tokens`, of so many steps.
+
+        Where the steps are run one by one, `may_go_on` is asked between them; once it says no, what
+        there is is returned.
+
+        Of a draw that only fills the cache, none. If distributions are asked for, there is one a
+        row up to the first whose token is not the one that the step goes on with: the rows behind
+        it continue another text.
+        """

@@ -1,0 +1,100 @@
+"""Drawing tokens by a loop over a model's forward: `Model.draw` of models that have no better way.
+
+Sequences that are done drop out of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from flyspec.engine.distributions import round_off
+from flyspec.engine.model import Draw, Rows, Step
+from flyspec.engine.sampling import choose_processed, process_logits
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution
+
+Forward = Callable[[Sequence[Step]], Sequence[Rows]]
+
+
+@torch.inference_mode()
+def draw(
+    forward: Forward, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
+) -> list[Drafted]:
+    """As `flyspec.engine.model.Model.draw`."""
+    found = [Drafted([])] * len(draws)
+    running = list(enumerate(draws))
+    while running:
+        rows = forward([draw.step for _, draw in running])
+        going_on = []
+        for (index, draw), (logits, _) in zip(running, rows, strict=True):
+            drawn, following = _choose(draw, logits)
+            found[index] = _join(found[index], drawn)
+            if following is not None:
+                going_on.append((index, following))
+        running = going_on if may_go_on() else []
+    return found
+
+
+def _choose(draw: Draw, rows: Tensor) -> tuple[Drafted, Draw | None]:
+    """What is drawn from a step's rows of logits, and the draw that goes on from there, if any."""
+    step, sampling, seed, spec = draw.step, draw.sampling, draw.seed, draw.distribution
+    if sampling is None:
+        return Drafted([]), None
+    total, num_rows = len(step.token_ids), step.num_logits
+    first = step.start + total - num_rows + 1
+    positions = range(first, first + num_rows)
+    guess = step.token_ids[total - num_rows + 1 :] if num_rows > 1 else ()
+    processed = process_logits(rows, sampling, draw.history, guess)
+    distributions: Sequence[TokenDistribution] = ()
+    if spec is None or not spec.draw_from_it or sampling.greedy:
+        tokens = choose_processed(processed, sampling, positions, seed).tolist()
+    if spec is not None and spec.draw_from_it and sampling.greedy:
+        # All of the probability is on the token, which an empty distribution says.
+        distributions = [TokenDistribution()] * (_agreed(tokens, guess) + 1)
+    elif spec is not None:
+        rounded = round_off(rows if spec.raw and not spec.draw_from_it else processed, spec)
+        if spec.draw_from_it:
+            tokens = rounded.draw(positions, seed).tolist()
+        distributions = rounded.encode(_agreed(tokens, guess) + 1)
+    drawn = Drafted(tokens, [Origin.EXACT_MODEL] * num_rows, distributions)
+    return drawn, _going_on(draw, tokens, processed)
+
+
+def _going_on(draw: Draw, tokens: list[int], processed: Tensor) -> Draw | None:
+    """The rest of a draw of several steps behind the first one's token; None at its end."""
+    if draw.max_tokens <= 1 or tokens[0] in draw.stop_token_ids:
+        return None
+    left = draw.min_confidence
+    if left > 0:
+        left /= float(processed[0].double().softmax(dim=-1)[tokens[0]])
+        if left > 1:
+            return None
+    step, history = draw.step, draw.history
+    if history is not None:
+        history = history._replace(token_ids=[*history.token_ids, *tokens])
+    return draw._replace(
+        step=Step(step.slot, step.start + len(step.token_ids), tokens),
+        history=history,
+        max_tokens=draw.max_tokens - 1,
+        min_confidence=left,
+    )
+
+
+def _join(one: Drafted, other: Drafted) -> Drafted:
+    if not one.token_ids:
+        return other
+    return Drafted(
+        [*one.token_ids, *other.token_ids],
+        [*one.origins, *other.origins],
+        [*one.distributions, *other.distributions],
+    )
+
+
+def _agreed(tokens: Sequence[int], guess: Sequence[int]) -> int:
+    """How many of the guessed tokens are the chosen ones, up to the first that is not."""
+    agreed = 0
+    while agreed < len(guess) and tokens[agreed] == guess[agreed]:
+        agreed += 1
+    return agreed

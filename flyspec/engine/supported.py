@@ -1,0 +1,88 @@
+"""Which models can be served, as far as their configuration shows. `trial` shows the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flyspec.errors import ConfigError
+
+SERVED_LAYERS = {"full_attention", "sliding_attention"}
+_INSTEAD = (
+    "use a decoder with plain, grouped or sliding-window attention, such as Llama, Qwen 2 or 3, "
+    "Mistral, Gemma 2 or 3"
+)
+
+
+def check_config(name: str, config: Any, context_length: int) -> None:
+    """Refuse what a text model's configuration shows already. Raises `ConfigError`.
+
+    State that cannot be rolled back, caches that layers share, attention to later tokens, positions
+    whose meaning depends on the length of the whole sequence.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ()) - SERVED_LAYERS
+    if kinds:
+        raise unserved(name, f"it has layers of kind {', '.join(sorted(map(str, kinds)))}")
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise unserved(name, "some of its layers share their keys and values")
+    if getattr(config, "is_encoder_decoder", False):
+        raise unserved(name, "it has an encoder")
+    if getattr(config, "use_bidirectional_attention", None) or not getattr(
+        config, "is_causal", True
+    ):
+        raise unserved(name, "its attention is bidirectional")
+    if not getattr(config, "num_hidden_layers", None):
+        raise unserved(name, "its configuration names no number of layers")
+    for limit, kind in _rope_limits(config):
+        if context_length > limit:
+            raise ConfigError(
+                f"--model {name}: beyond {limit} tokens its rotary embedding (type {kind}) turns "
+                "keys by another angle than those cached before; "
+                f"use --max-model-len {limit} or less"
+            )
+
+
+def check_tensor_parallel(name: str, config: Any, size: int) -> None:
+    """Refuse a number of ranks that the model's heads cannot be dealt out to.
+
+    Other dimensions need not divide: the last rank's share is then smaller. Raises `ConfigError`.
+    """
+    text_config = config.get_text_config()
+    plan = getattr(text_config, "base_model_tp_plan", None) or {}
+    if not plan:
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: transformers has no plan for sharding a "
+            f"{text_config.model_type} model; use --tensor-parallel-size 1"
+        )
+    if not any(
+        key.endswith((".k_proj", ".query_key_value")) and style == "colwise"
+        for key, style in plan.items()
+    ):
+        return  # every rank holds all heads
+    heads = int(text_config.num_attention_heads)
+    kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
+    if heads % size or kv_heads % size:
+        sizes = [str(n) for n in range(1, kv_heads + 1) if heads % n == kv_heads % n == 0]
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: {name} has {heads} attention heads and {kv_heads} KV "
+            f"heads, which {size} ranks cannot share evenly; sizes that work: {', '.join(sizes)}"
+        )
+
+
+def unserved(name: str, reason: str) -> ConfigError:
+    """The error for a model that is not served from slots, for a reason."""
+    return ConfigError(
+        f"--model {name}: cannot be served from the slot cache: {reason}; {_INSTEAD}"
+    )
+
+
+def _rope_limits(config: Any) -> Iterator[tuple[int, str]]:
+    """Lengths beyond which rotary embeddings change for all positions, with their type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for rope in (parameters, *parameters.values()):
+        if isinstance(rope, Mapping):
+            kind, own = rope.get("rope_type"), rope.get("original_max_position_embeddings")
+            if kind == "longrope" and own:
+                yield int(own), kind
+            elif kind is not None and "dynamic" in kind:
+                yield int(config.max_position_embeddings), kind

@@ -1,0 +1,70 @@
+"""The draft engine and its drafters over a scripted model: no torch module, no files, no port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from draft_harness import GREEDY, tokens_of
+
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.multi_level import MultiLevelDrafter
+from draft_service.engine import Engine
+from draft_service.sessions import ClientSession, SessionLimits, Sessions
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.tokens import Origin
+from tests.scripted import ScriptedModel
+
+EOS = 31
+
+
+@asynccontextmanager
+async def sessions_over(model: ScriptedModel, chunk_tokens: int) -> AsyncIterator[Sessions]:
+    engine = Engine(model)
+    await asyncio.wrap_future(engine.start())
+    drafters = [ModelDrafter(model, [EOS]), MultiLevelDrafter(model, [EOS])]
+    try:
+        yield Sessions(drafters, engine, SessionLimits(4, 64, 60.0, chunk_tokens, 0))
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+async def proposal(
+    session: ClientSession, keep: int, append: Sequence[int] = (), most: int = 10
+) -> list[DraftChunk]:
+    session.advance(DraftAdvance(1, keep, append, most), 0)
+    chunks = [await asyncio.wait_for(session.next_chunk(), 10)]
+    while not chunks[-1].last:
+        chunks.append(await asyncio.wait_for(session.next_chunk(), 10))
+    return chunks
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 16])
+async def test_a_proposal_comes_in_chunks_of_whole_calls(chunk_tokens: int) -> None:
+    model = ScriptedModel()
+    async with sessions_over(model, chunk_tokens) as sessions:
+        with sessions.open(DraftOpen([5, 6], GREEDY, 0, "model")) as session:
+            chunks = await proposal(session, 2)
+            assert tokens_of(chunks) == list(range(7, 17))
+            sizes = [len(chunk.token_ids) for chunk in chunks]
+            assert sizes == {1: [1] * 10, 4: [4, 4, 2], 16: [10]}[chunk_tokens]
+            assert {origin for chunk in chunks for origin in chunk.origins} == {Origin.EXACT_MODEL}
+            # Two of them stand, then another token: only that one is run before the next.
+            before = len(model.calls)
+            assert tokens_of(await proposal(session, 4, [20], 3)) == [21, 22, 23]
+            assert [step.token_ids for (step,) in model.calls[before:]] == [[20], [21], [22]]
+            assert tokens_of(await proposal(session, 5, [28])) == [29, 30, EOS]
+    assert model.cache.num_free == 4
+
+
+async def test_guesses_are_checked_in_one_step() -> None:
+    model = ScriptedModel()
+    text = [9, 10, 11, 12, 13, 14, 3, 9, 10]
+    async with sessions_over(model, 16) as sessions:
+        with sessions.open(DraftOpen(text, GREEDY, 0, "multi_level")) as session:
+            (chunk,) = await proposal(session, len(text), most=5)
+    assert chunk.token_ids == [11, 12, 13, 14, 15]
+    assert chunk.origins == [Origin.EXACT_LOOKUP] * 4 + [Origin.EXACT_MODEL]
+    assert len(model.calls) < 5

@@ -1,0 +1,54 @@
+"""Hidden rows out of a packed step are those of transformers' own `output_hidden_states`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flyspec.cli.stack import DEMO_MODELS
+from flyspec.engine.loading import load_model
+from flyspec.engine.model import Step
+from flyspec.engine.runner import ModelRunner
+
+LAYERS = (3, 0)
+"""Not in order: they come as they were asked for."""
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-4), ("float64", 1e-10)])
+def test_hidden_rows_equal_transformers(dtype: str, tolerance: float) -> None:
+    target = str(DEMO_MODELS / "target")
+    model = load_model(target, "cpu", dtype).model
+    last = model.config.num_hidden_layers
+    runner = ModelRunner(load_model(target, "cpu", dtype), 3)
+    texts = [[(11 * i * i + j) % 250 + 3 for i in range(40)] for j in range(3)]
+    # Cached prefixes of two lengths, one of them with tokens that are rolled back; a whole prompt.
+    runner.forward([Step(0, 0, texts[0][:25], 0), Step(2, 0, [*texts[2][:30], 7, 7, 7], 0)])
+    steps = [
+        Step(2, 30, texts[2][30:], 5),
+        Step(1, 0, texts[1], 1),
+        Step(0, 25, texts[0][25:], 15),
+    ]
+    layers = (*LAYERS, last)
+    found = runner.forward(steps, layers)
+    plain = runner.forward(steps)
+    for step, rows, without in zip(steps, found, plain, strict=True):
+        with torch.inference_mode():
+            text = torch.tensor([texts[step.slot]])
+            own = model(text, use_cache=False, output_hidden_states=True).hidden_states
+        assert without.hidden == ()
+        assert torch.equal(rows.logits, without.logits)
+        assert len(rows.hidden) == len(layers)
+        for layer, hidden in zip(layers, rows.hidden, strict=True):
+            expected = own[layer][0, -step.num_logits :]
+            assert hidden.shape == expected.shape
+            if layer == 0:
+                assert torch.equal(hidden, expected)
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(hidden, expected, rtol=0, atol=tolerance * scale)
+
+
+def test_a_layer_that_there_is_not_is_refused() -> None:
+    runner = ModelRunner(load_model(str(DEMO_MODELS / "target"), "cpu", "float32"), 1)
+    layers = runner.cache.slot_layers
+    with pytest.raises(ValueError, match=f"between 0 and {len(layers)}"):
+        runner.forward([Step(0, 0, [1])], [len(layers) + 1])

@@ -1,0 +1,217 @@
+"""The step loop over a scripted model: order, pieces, several steps a call, ends of all kinds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from flyspec.engine.loop import StepLoop, Work
+from flyspec.engine.model import Draw, Step
+from flyspec.engine.scheduler import StepBudget
+from flyspec.errors import UnavailableError
+from flyspec.values.tokens import Drafted, SamplingParams
+from tests.scripted import ScriptedModel
+
+GREEDY = SamplingParams()
+WAIT_S = 10.0
+
+
+class Loop(StepLoop[Draw, Drafted]):
+    """Stands at a gate before each forward, and fails where a step holds `poison`."""
+
+    def __init__(self, model: ScriptedModel, **options: Any) -> None:
+        self.told: list[tuple[int, int]] = []
+        super().__init__("test", on_step=lambda _, *told: self.told.append(told), **options)
+        self.model, self.forward = model, model.forward
+        self.gate, self.at_gate = threading.Semaphore(10**6), threading.Event()
+        self.poison: int | None = None
+        model.forward = self.gated  # type: ignore[method-assign]
+
+    def gated(self, steps: Sequence[Step]):
+        self.at_gate.set()
+        assert self.gate.acquire(timeout=WAIT_S)
+        if any(self.poison in step.token_ids for step in steps):
+            raise RuntimeError("poison")
+        return self.forward(steps)
+
+    def run_batch(self, wants: Sequence[Draw]) -> list[Drafted]:
+        return self.model.draw(wants, self.undisturbed)
+
+    def steps_of(self, want: Draw, result: Drafted) -> int:
+        return 1 + len(result.token_ids) - want.step.num_logits
+
+    def shut(self) -> None:
+        self.gate, self.at_gate = threading.Semaphore(0), threading.Event()
+
+
+class Job:
+    """Draws `count` tokens behind a prompt, up to `most` a call; notes what happens to it."""
+
+    def __init__(self, slot: int, prompt: list[int], count: int, most: int = 1) -> None:
+        self.slot, self.tokens, self.left, self.most = slot, list(prompt), count, most
+        self.calls: list[int] = []
+        self.error: Exception | None = None
+        self.done, self.closed = threading.Event(), False
+
+    def work(self) -> Work[Draw, Drafted]:
+        start = 0
+        try:
+            while self.left:
+                step = Step(self.slot, start, self.tokens[start:])
+                ran = yield Draw(step, GREEDY, max_tokens=min(self.most, self.left))
+                self.calls.append(len(ran.result.token_ids))
+                self.tokens += ran.result.token_ids
+                self.left -= len(ran.result.token_ids)
+                start = len(self.tokens) - 1
+            self.done.set()
+        finally:
+            self.closed = True
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self.done.set()
+
+
+def submit(loop: Loop, *jobs: Job) -> None:
+    for job in jobs:
+        loop.add(job, job.work(), job.fail)
+
+
+@contextmanager
+def running(budget: StepBudget | None = None) -> Iterator[Loop]:
+    loop = Loop(ScriptedModel(), budget=budget)
+    loop.start().result(WAIT_S)
+    try:
+        yield loop
+    finally:
+        loop.gate.release(10**6)
+        loop.stop()
+
+
+def test_a_job_alone_takes_all_its_steps_in_a_call() -> None:
+    with running() as loop:
+        job = Job(0, [3], 7, most=4)
+        submit(loop, job)
+        assert job.done.wait(WAIT_S)
+    assert job.tokens == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert job.calls == [4, 3]
+    assert loop.told == [(1, 1)] * 7
+
+
+def test_in_company_all_take_as_many_steps_as_the_least() -> None:
+    with running() as loop:
+        loop.shut()
+        first = Job(3, [1], 1)
+        submit(loop, first)
+        assert loop.at_gate.wait(WAIT_S)
+        jobs = [Job(0, [3], 6, most=4), Job(1, [3], 6, most=2), Job(2, [9, 8], 2, most=4)]
+        submit(loop, *jobs)
+        loop.gate.release(10**6)
+        assert all(job.done.wait(WAIT_S) for job in jobs)
+    assert [job.calls for job in jobs] == [[2, 2, 2], [2, 2, 2], [2]]
+    assert loop.told == [(1, 1), (3, 4), (3, 3), (2, 2), (2, 2), (2, 2), (2, 2)]
+
+
+def test_who_comes_meanwhile_ends_a_call_of_several_steps() -> None:
+    with running() as loop:
+        loop.shut()
+        long = Job(0, [3], 8, most=8)
+        submit(loop, long)
+        assert loop.at_gate.wait(WAIT_S)
+        late = Job(1, [20], 1)
+        submit(loop, late)
+        loop.gate.release(10**6)
+        assert long.done.wait(WAIT_S)
+        assert late.done.wait(WAIT_S)
+    assert long.calls == [1, 1, 6]
+    assert late.tokens == [20, 21]
+
+
+def test_a_prompt_goes_in_pieces_while_others_take_their_turns() -> None:
+    with running(StepBudget(max_tokens=32, prefill_chunk=8)) as loop:
+        loop.shut()
+        long = Job(0, list(range(30)), 1)
+        short = Job(1, [3], 6, most=4)
+        submit(loop, Job(2, [1], 1))
+        assert loop.at_gate.wait(WAIT_S)
+        submit(loop, long, short)
+        loop.gate.release(10**6)
+        assert long.done.wait(WAIT_S)
+        assert short.done.wait(WAIT_S)
+    assert short.calls == [1, 1, 1, 1, 2]
+    pieces = [len(s.token_ids) for steps in loop.model.calls for s in steps if s.slot == 0]
+    assert pieces == [8, 8, 8, 6]
+    assert long.calls == [1]
+
+
+def test_a_step_that_fails_fails_one() -> None:
+    with running() as loop:
+        loop.shut()
+        loop.poison = 13
+        blocker = Job(3, [1], 1)
+        submit(loop, blocker)
+        assert loop.at_gate.wait(WAIT_S)
+        good, bad = Job(0, [3], 5, most=5), Job(1, [11], 5, most=5)
+        submit(loop, good, bad)
+        loop.gate.release(10**6)
+        assert good.done.wait(WAIT_S)
+        assert bad.done.wait(WAIT_S)
+        again = Job(1, [20], 2)
+        submit(loop, again)
+        assert again.done.wait(WAIT_S)
+    assert good.tokens == [3, 4, 5, 6, 7, 8]
+    assert good.error is None
+    assert str(bad.error) == "poison"
+    assert bad.closed
+    assert again.tokens == [20, 21, 22]
+
+
+def test_an_owner_that_leaves_ends_its_work_before_the_next_step() -> None:
+    with running() as loop:
+        loop.shut()
+        leaving, staying = Job(0, [3], 50, most=50), Job(1, [7], 3)
+        submit(loop, leaving)
+        assert loop.at_gate.wait(WAIT_S)
+        released = threading.Event()
+        loop.drop(leaving, released.set)
+        never = Job(2, [5], 1)
+        submit(loop, staying, never)
+        loop.drop(never, lambda: None)
+        loop.gate.release(1)
+        assert released.wait(WAIT_S)
+        assert leaving.closed
+        loop.gate.release(10**6)
+        assert staying.done.wait(WAIT_S)
+    assert leaving.calls == [1]
+    assert not never.calls
+    assert not never.closed, "it never began"
+
+
+def test_the_end_is_told_to_all_that_wait() -> None:
+    loop = Loop(ScriptedModel())
+    loop.start().result(WAIT_S)
+    loop.shut()
+    jobs = [Job(i, [i], 9) for i in range(2)]
+    submit(loop, jobs[0])
+    assert loop.at_gate.wait(WAIT_S)
+    submit(loop, jobs[1])
+    stopping = threading.Thread(target=loop.stop)
+    stopping.start()
+    loop.gate.release(10**6)
+    stopping.join(WAIT_S)
+    assert all(isinstance(job.error, UnavailableError) for job in jobs)
+    assert "the test service is shutting down" in str(jobs[0].error)
+
+
+def test_what_preparing_raises_is_told_to_who_starts_it() -> None:
+    def prepare() -> None:
+        raise OSError("no memory")
+
+    loop = Loop(ScriptedModel(), prepare=prepare)
+    with pytest.raises(OSError, match="no memory"):
+        loop.start().result(WAIT_S)
+    loop.stop()

@@ -1,0 +1,68 @@
+"""A model that is a script: logits are a function of the tokens before them.
+
+It holds its callers to the interface: a step must build on what its slot really holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from flyspec.engine import stepwise
+from flyspec.engine.model import Draw, ModelFacts, Rows, Step
+from flyspec.engine.slots import SlotTable
+from flyspec.values.admin import ModelInfo
+from flyspec.values.tokens import Drafted
+
+Script = Callable[[Sequence[int]], Sequence[float]]
+
+
+def counting(tokens: Sequence[int], vocab_size: int = 32) -> Sequence[float]:
+    """Says the number after the last one, round and round; the one after that comes second."""
+    likely = [(tokens[-1] + 1) % vocab_size, (tokens[-1] + 2) % vocab_size]
+    return [2.0 if t == likely[0] else 1.0 if t == likely[1] else 0.0 for t in range(vocab_size)]
+
+
+class ScriptedModel:
+    """A `Model` of a few lines; `calls` are the steps of each forward.
+
+    Its hidden row of a layer is [the last token, the layer].
+    """
+
+    def __init__(self, script: Script = counting, num_slots: int = 4, context_length: int = 200):
+        self.info = ModelInfo("scripted", "", len(script([0])), context_length)
+        self.cache = SlotTable(num_slots, context_length)
+        self.calls: list[list[Step]] = []
+        self._script = script
+
+    def describe(self) -> ModelFacts:
+        return ModelFacts("float64", "none", self.cache.num_slots, 0, "scripted")
+
+    def warm_up(self) -> None:
+        """Nothing to try."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+        self.calls.append(list(steps))
+        assert len({step.slot for step in steps}) == len(steps)
+        self.cache.pending_copies.clear()
+        return [self._rows(step, hidden_layers) for step in steps]
+
+    def draw(
+        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[Drafted]:
+        return stepwise.draw(self.forward, draws, may_go_on)
+
+    def _rows(self, step: Step, hidden_layers: Sequence[int]) -> Rows:
+        slot, start, token_ids, count = step
+        self.cache.reserve(slot, start, len(token_ids))
+        tokens = [*self.cache.held(slot), *token_ids]
+        assert len(tokens) == start + len(token_ids), "the step builds on what the slot lacks"
+        self.cache.record(slot, start, token_ids)
+        ends = range(len(tokens) - count + 1, len(tokens) + 1)
+        logits = torch.tensor([self._script(tokens[:end]) for end in ends], dtype=torch.float64)
+        hidden = [torch.tensor([[tokens[end - 1], i] for end in ends]) for i in hidden_layers]
+        return Rows(logits.view(count, self.info.vocab_size), tuple(hidden))
