@@ -46,29 +46,21 @@ class RoundOutcome:
     @property
     def record(self) -> RoundRecord:
         """The round as clients are told of it, with all that its verdict depended on."""
-        request, verdict = self.request, self.verdict
-        if request is None or verdict is None:  # a window failed for want of drafts
+        asked, verdict = self.request or VerifyRound(0, 0, (), ()), self.verdict
+        if verdict is None:  # a window failed for want of drafts
             (back,) = (c for c in self.commands if isinstance(c, RollBack))
-            return RoundRecord(
-                start_length=self.start,
-                drafter=self.drafter,
-                draft_token_ids=(),
-                decisions=(),
-                keep_length=back.length,
-                next_token_id=back.token_id,
-                committed_length=self.committed_length,
-            )
+            verdict = Verdict(back.length, back.token_id)
         return RoundRecord(
             start_length=self.start,
             drafter=self.drafter,
-            draft_token_ids=request.draft_token_ids,
+            draft_token_ids=asked.draft_token_ids,
             decisions=verdict.decisions,
             keep_length=verdict.keep_length,
             next_token_id=verdict.next_token_id,
             committed_length=self.committed_length,
-            budget=request.budget,
-            exact_until_position=request.exact_until_position,
-            open_window=request.open_window,
+            budget=asked.budget,
+            exact_until_position=asked.exact_until_position,
+            open_window=asked.open_window,
         )
 
 

@@ -20,7 +20,7 @@ from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.output import Output, Update
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.telemetry.metrics import GenerationMetrics, RoundCounter
-from orchestrator.telemetry.tracing import GenerationTrace, Identified
+from orchestrator.telemetry.tracing import GenerationTrace
 from orchestrator.upstreams.protocol import Correlation
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Observation:
     @property
     def correlation(self) -> Correlation:
         """What goes with the request's messages to the services."""
-        return self._trace or Identified(self.request_id)
+        return self._trace or Correlation(self.request_id)
 
     def admitted(
         self, plan: GenerationPlan, ledger: Ledger, model: str, drafter: str, is_chat: bool

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY
+from flyspec.metadata import TRACEPARENT_KEY
 from flyspec.telemetry.traces import (
     Attributes,
     Traces,
@@ -53,15 +53,8 @@ class _Open:
     num_tokens: int = 0
 
 
-class Identified(Correlation):
-    """A request that is not traced."""
-
-    def __init__(self, request_id: str) -> None:
-        self.metadata = ((REQUEST_ID_KEY, request_id),) if request_id else ()
-
-
-class GenerationTrace(Identified):
-    """A request that is. `span` is its own, and ends with `end`."""
+class GenerationTrace(Correlation):
+    """A request that is traced. `span` is its own, and ends with `end`."""
 
     def __init__(self, traces: Traces, span: Span, request_id: str) -> None:
         super().__init__(request_id)

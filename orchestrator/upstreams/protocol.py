@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from flyspec.errors import UnavailableError
+from flyspec.metadata import REQUEST_ID_KEY
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.rounds import DraftOpen, DraftTimings, Verdict, VerifyOpen, VerifyRound
@@ -27,10 +28,13 @@ Part = Literal["draft", "verify"]
 class Correlation:
     """What a request's streams and messages carry, so that logs and spans of all services agree.
 
-    `metadata` is that of its streams. This one has no id and is not traced.
+    `metadata` is that of its streams. This one is not traced.
     """
 
-    metadata: tuple[tuple[str, str], ...] = ()
+    def __init__(self, request_id: str = "") -> None:
+        self.metadata: tuple[tuple[str, str], ...] = ()
+        if request_id:
+            self.metadata = ((REQUEST_ID_KEY, request_id),)
 
     def waits_for(self, part: Part, round_id: int) -> str:
         """A message is about to ask for that part of a round; the traceparent that it carries.
