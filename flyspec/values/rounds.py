@@ -133,7 +133,7 @@ class DraftChunk:
     origins: Sequence[Origin] = field(default_factory=list)
     last: bool = True
     timings: DraftTimings = field(default_factory=DraftTimings)
-    distributions: Sequence[TokenDistribution] = field(default_factory=list)
+    distributions: Sequence[TokenDistribution] = ()
     drafter: str = ""
     arrived_ns: int = 0
 
@@ -144,7 +144,7 @@ class DraftChunk:
             start_position=self.start_position,
             token_ids=[*self.token_ids, *more.token_ids],
             origins=[*self.origins, *more.origins],
-            distributions=[*self.distributions, *more.distributions],
+            distributions=(*self.distributions, *more.distributions),
         )
 
 

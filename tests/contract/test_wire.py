@@ -84,7 +84,7 @@ def chunks(draw):
     ids = draw(st.lists(u32, max_size=5))
     origins = [draw(st.sampled_from(Origin)) for _ in ids]
     given_ = draw(st.booleans())
-    distributions = [draw(values_of(TokenDistribution)) for _ in ids if given_]
+    distributions = tuple(draw(values_of(TokenDistribution)) for _ in ids if given_)
     return DraftChunk(draw(u64), 10, 7, 11, ids, origins, True, distributions=distributions)
 
 
