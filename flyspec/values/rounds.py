@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -118,20 +118,34 @@ class DraftTimings:
 
 @dataclass(frozen=True, slots=True)
 class DraftChunk:
-    """A piece of a proposal; `start_position` is that of its first token.
+    """Drafted tokens, possibly none: a piece of a proposal on its way, or all that was `joined`.
 
-    `distributions` has one a token if they were asked for.
+    `keep_length` and `next_token_id` are what the proposal builds on, `start_position` is that of
+    the first token. `distributions` has one a token if they were asked for. What `drafter` made it,
+    by name, and when it was there, as `perf_counter_ns` counts, whoever asked notes here.
     """
 
-    round_id: int
-    keep_length: int
-    next_token_id: int
-    start_position: int
-    token_ids: Sequence[int]
-    origins: Sequence[Origin]
-    last: bool
+    round_id: int = 0
+    keep_length: int = 0
+    next_token_id: int = 0
+    start_position: int = 0
+    token_ids: Sequence[int] = field(default_factory=list)
+    origins: Sequence[Origin] = field(default_factory=list)
+    last: bool = True
     timings: DraftTimings = field(default_factory=DraftTimings)
     distributions: Sequence[TokenDistribution] = ()
+    drafter: str = ""
+    arrived_ns: int = 0
+
+    def joined(self, more: DraftChunk) -> DraftChunk:
+        """This and the piece that follows it as one."""
+        return replace(
+            more,
+            start_position=self.start_position,
+            token_ids=[*self.token_ids, *more.token_ids],
+            origins=[*self.origins, *more.origins],
+            distributions=(*self.distributions, *more.distributions),
+        )
 
 
 @dataclass(frozen=True, slots=True)

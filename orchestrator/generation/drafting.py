@@ -20,7 +20,7 @@ from flyspec.errors import (
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import BreakerState, ModelInfo
 from flyspec.values.generation import DrafterShare, RecoveryKind
-from flyspec.values.rounds import DraftOpen
+from flyspec.values.rounds import DraftChunk, DraftOpen
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.replicas import Replica
@@ -32,7 +32,6 @@ from orchestrator.upstreams.protocol import (
     Correlation,
     DraftSession,
     DraftUpstream,
-    Proposal,
     SilentError,
     Traffic,
 )
@@ -97,12 +96,12 @@ class Drafting:
         """The drafter that the generation has by name or by default."""
         return self._assigned.name
 
-    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> DraftChunk:
         """Up to `max_tokens` tokens to follow `sequence`; never fails for a drafter's sake."""
         began_ns = self._began_ns = time.perf_counter_ns()
         self._look_around()
         if max_tokens <= 0:
-            return Proposal()
+            return DraftChunk()
         self._failed.clear()
         self._lost.clear()
         deadline: float | None = None
@@ -123,8 +122,9 @@ class Drafting:
             except FlyspecError as error:
                 self._lose(error, began_ns)
                 continue
-            proposal.arrived_ns = time.perf_counter_ns()
-            self._drafter.stats.proposal_ns_total += proposal.arrived_ns - began_ns
+            now_ns = time.perf_counter_ns()
+            self._drafter.stats.proposal_ns_total += now_ns - began_ns
+            proposal = replace(proposal, drafter=self._drafter.name, arrived_ns=now_ns)
             return fit_proposal(proposal, self._vocab_size)
         return self._fall_back(sequence, max_tokens)
 
@@ -169,7 +169,7 @@ class Drafting:
 
     async def _ask(
         self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
-    ) -> Proposal:
+    ) -> DraftChunk:
         """A proposal of the session. Raises `FlyspecError`, `UnavailableError` for nonsense."""
         session, replica, drafter = self._session, self._replica, self._drafter
         assert session is not None
@@ -183,7 +183,6 @@ class Drafting:
         bound = max(self._vocab_size, model.vocab_size if model else 0)
         if max(proposal.token_ids, default=0) >= bound:
             raise UnavailableError(f"drafted id {max(proposal.token_ids)}, there are {bound}")
-        proposal.drafter = drafter.name
         if replica.breaker.state is not BreakerState.CLOSED:
             replica.breaker.succeeded()
         self._recovered(drafter, replica)
@@ -232,10 +231,9 @@ class Drafting:
         elif not lost and not isinstance(error, ResourceExhaustedError):
             self._unfit.add(drafter)
 
-    def _fall_back(self, sequence: TokenSequence, max_tokens: int) -> Proposal:
+    def _fall_back(self, sequence: TokenSequence, max_tokens: int) -> DraftChunk:
         """Prompt lookup here."""
-        proposal = self._lookup.propose(sequence, max_tokens)
-        proposal.drafter = LOOKUP
+        proposal = replace(self._lookup.propose(sequence, max_tokens), drafter=LOOKUP)
         self._drafter = self._drafters.lookup
         trouble, self._trouble = self._trouble, None
         if self._last != FALLBACK and self._assigned.pool is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flyspec.lookup import PromptLookup
 from flyspec.prefix import TokenSequence
+from flyspec.values.rounds import DraftChunk
 from flyspec.values.tokens import Origin, TokenDistribution
-from orchestrator.upstreams.protocol import Proposal
 
 NEVER = b"\xff\xfb"
 """The least half float, -65504: a probability of 0 whose divergence is yet finite."""
@@ -21,14 +23,14 @@ class LocalLookup:
         self._lookup = PromptLookup()
         self._distributions = distributions
 
-    def propose(self, sequence: TokenSequence, max_tokens: int) -> Proposal:
+    def propose(self, sequence: TokenSequence, max_tokens: int) -> DraftChunk:
         """Up to `max_tokens` tokens to follow `sequence`."""
         self._lookup.extend(sequence.tokens[len(self._lookup) :])
         token_ids = self._lookup.propose(max_tokens)
         count = len(token_ids)
-        return Proposal(
-            token_ids,
-            [Origin.EXACT_LOOKUP] * count,
+        return DraftChunk(
+            token_ids=token_ids,
+            origins=[Origin.EXACT_LOOKUP] * count,
             distributions=[TokenDistribution()] * (count if self._distributions else 0),
         )
 
@@ -37,17 +39,22 @@ class LocalLookup:
         self._lookup.truncate(min(length, len(self._lookup)))
 
 
-def fit_proposal(proposal: Proposal, vocab_size: int) -> Proposal:
-    """The proposal, which ends before a token that the target does not have; changed in place.
+def fit_proposal(proposal: DraftChunk, vocab_size: int) -> DraftChunk:
+    """The proposal, which ends before a token that the target does not have.
 
     Equal tokenizers may be padded to different sizes.
     """
-    if max(proposal.token_ids, default=0) >= vocab_size:
-        end = next(i for i, t in enumerate(proposal.token_ids) if t >= vocab_size)
-        del proposal.token_ids[end:], proposal.origins[end:], proposal.distributions[end:]
-    if proposal.distributions:
-        proposal.distributions = [fit(q, vocab_size) for q in proposal.distributions]
-    return proposal
+    token_ids, end = proposal.token_ids, len(proposal.token_ids)
+    if max(token_ids, default=0) >= vocab_size:
+        end = next(i for i, token in enumerate(token_ids) if token >= vocab_size)
+    elif not proposal.distributions:
+        return proposal
+    return replace(
+        proposal,
+        token_ids=token_ids[:end],
+        origins=proposal.origins[:end],
+        distributions=[fit(q, vocab_size) for q in proposal.distributions[:end]],
+    )
 
 
 def fit(distribution: TokenDistribution, vocab_size: int) -> TokenDistribution:

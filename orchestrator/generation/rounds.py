@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from flyspec.prefix import TokenSequence
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import Verdict, VerifyRound
+from flyspec.values.rounds import DraftChunk, Verdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
@@ -26,7 +26,6 @@ from orchestrator.generation.window import (
     WindowState,
     step,
 )
-from orchestrator.upstreams.protocol import Proposal
 
 
 class Rounds:
@@ -106,7 +105,7 @@ class Rounds:
         """Tokens that the output still lacks; it may end earlier."""
         return self._state.limit - len(self._sequence)
 
-    def _propose(self) -> asyncio.Task[Proposal]:
+    def _propose(self) -> asyncio.Task[DraftChunk]:
         """Begin a round: ask for K tokens, or as many as are of use."""
         self._round_id += 1
         self._started_ns = time.perf_counter_ns()
@@ -130,7 +129,7 @@ class Rounds:
             limit = min(limit, self._remaining - 1)
         return limit
 
-    def _request(self, proposal: Proposal) -> VerifyRound:
+    def _request(self, proposal: DraftChunk) -> VerifyRound:
         """The request to check a proposal, or to decode without one."""
         plan, window = self._plan, self._state.window
         plain = 1
@@ -151,7 +150,7 @@ class Rounds:
     def _advance(
         self,
         event: Event,
-        proposal: Proposal,
+        proposal: DraftChunk,
         verdict: Verdict | None = None,
         request: VerifyRound | None = None,
     ) -> RoundOutcome:

@@ -21,7 +21,7 @@ from orchestrator.upstreams.connection import (
     read,
     write,
 )
-from orchestrator.upstreams.protocol import UNKNOWN, Correlation, Proposal, Traffic
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, Traffic
 
 
 class GrpcDraftUpstream(GrpcUpstream):
@@ -78,12 +78,12 @@ class GrpcDraftSession(GrpcSession):
 
     async def propose(
         self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
-    ) -> Proposal:
+    ) -> DraftChunk:
         """Up to `max_tokens` tokens to follow `sequence`, within `timeout_s`."""
         async with Attempt("draft service", self._upstream.address, timeout_s):
             return await self._propose(sequence, max_tokens, round_id)
 
-    async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> Proposal:
+    async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> DraftChunk:
         tokens = sequence.tokens
         if self._call is None:
             self._call = self._upstream.stub.Draft(metadata=self._correlation.metadata)
@@ -96,7 +96,7 @@ class GrpcDraftSession(GrpcSession):
         )
         self._traffic.count(advance.ByteSize())
         await write(self._call, advance)
-        proposal = Proposal()
+        proposal = DraftChunk(start_position=len(tokens))
         while True:
             message = await read(self._call)
             chunk = wire.decode(DraftChunk, message)
@@ -107,9 +107,7 @@ class GrpcDraftSession(GrpcSession):
                     f"instead of round {round_id} at {expected}"
                 )
             self._count(message, chunk.distributions)
-            proposal.token_ids += chunk.token_ids
-            proposal.origins += chunk.origins
-            proposal.distributions += chunk.distributions
+            proposal = proposal.joined(chunk)
             if chunk.last:
                 break
         if self._open.distribution and len(proposal.distributions) != len(proposal.token_ids):
@@ -118,7 +116,6 @@ class GrpcDraftSession(GrpcSession):
                 f"{len(proposal.token_ids)} drafts: run the same release of both"
             )
         self._held = len(tokens) + len(proposal.token_ids)
-        proposal.timings = chunk.timings
         return proposal
 
     def _count(self, message: Any, distributions: Sequence[TokenDistribution]) -> None:

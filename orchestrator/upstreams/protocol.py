@@ -7,15 +7,15 @@ methods raise `FlyspecError`, and `UnavailableError` for what another try may me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from flyspec.errors import UnavailableError
 from flyspec.metadata import REQUEST_ID_KEY
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
-from flyspec.values.rounds import DraftOpen, DraftTimings, Verdict, VerifyOpen, VerifyRound
-from flyspec.values.tokens import Origin, TokenDistribution
+from flyspec.values.rounds import DraftChunk, DraftOpen, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.tokens import TokenDistribution
 
 
 class SilentError(UnavailableError):
@@ -64,22 +64,6 @@ class Traffic:
         self.distribution_bytes += distribution_bytes
 
 
-@dataclass(slots=True)
-class Proposal:
-    """Tokens that a drafter guesses will follow; possibly none.
-
-    `distributions` has one a token where the rule needs them; `drafter` is the name of who made it.
-    It was there at `arrived_ns`, as `perf_counter_ns` counts; 0 if nobody was asked.
-    """
-
-    token_ids: list[int] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
-    timings: DraftTimings = field(default_factory=DraftTimings)
-    distributions: list[TokenDistribution] = field(default_factory=list)
-    drafter: str = ""
-    arrived_ns: int = 0
-
-
 class UpstreamSession(Protocol):
     """A generation's session with one replica. Its first error ends it."""
 
@@ -99,7 +83,7 @@ class DraftSession(UpstreamSession, Protocol):
 
     async def propose(
         self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
-    ) -> Proposal:
+    ) -> DraftChunk:
         """Up to `max_tokens` tokens to follow `sequence`, within `timeout_s`."""
 
 

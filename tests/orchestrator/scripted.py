@@ -22,14 +22,14 @@ from flyspec.values.admin import (
     TokenizerBundle,
     VerifyServiceInfo,
 )
-from flyspec.values.rounds import Decision, Outcome, Verdict
+from flyspec.values.rounds import Decision, DraftChunk, Outcome, Verdict
 from flyspec.values.tokens import Origin
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.admission import Admission
 from orchestrator.generation.generation import Generations
 from orchestrator.generation.rule_files import load_rules
 from orchestrator.telemetry.requests import RequestObserver
-from orchestrator.upstreams.protocol import UNKNOWN, Correlation, Proposal, Traffic
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, Traffic
 from tests.orchestrator.test_output import BUNDLE
 
 EOS, VOCAB_SIZE, CONTEXT = 1, 400, 256
@@ -152,14 +152,14 @@ class DrafterSession(Session):
     def accept(self, length: int) -> None:
         self.held = length
 
-    async def propose(self, sequence, max_tokens, round_id, timeout_s) -> Proposal:
+    async def propose(self, sequence, max_tokens, round_id, timeout_s) -> DraftChunk:
         self.begin()
         await self.service.answer()
         tokens = list(sequence.tokens)
         for _ in range(max_tokens):
             tokens.append(self.service.next_token(tokens))
         drafts = tokens[len(sequence) :]
-        return Proposal(drafts, [Origin.EXACT_MODEL] * len(drafts))
+        return DraftChunk(token_ids=drafts, origins=[Origin.EXACT_MODEL] * len(drafts))
 
 
 @dataclass

@@ -16,14 +16,14 @@ from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2_grpc
 from flyspec.values.generation import RecoveryKind
-from flyspec.values.rounds import DistributionSpec, VerifyRound
+from flyspec.values.rounds import DistributionSpec, DraftChunk, VerifyRound
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from orchestrator.generation.proposals import LocalLookup, fit, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams import connection, verify
 from orchestrator.upstreams.draft import GrpcDraftSession
-from orchestrator.upstreams.protocol import Proposal, Traffic
+from orchestrator.upstreams.protocol import Traffic
 from orchestrator.upstreams.verify import GrpcVerifyUpstream
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, Fakes, plan_of
@@ -198,8 +198,10 @@ async def test_prompt_lookup_here_sends_distributions_only_if_asked():
 
 
 def test_a_proposal_ends_before_a_token_that_the_target_does_not_have():
-    padded = Proposal(
-        [3, 400, 5], [Origin.EXACT_MODEL] * 3, distributions=[TokenDistribution(b"12")] * 3
+    padded = DraftChunk(
+        token_ids=[3, 400, 5],
+        origins=[Origin.EXACT_MODEL] * 3,
+        distributions=[TokenDistribution(b"12")] * 3,
     )
     proposal = fit_proposal(padded, 400)
     assert proposal.token_ids == [3]
@@ -241,7 +243,9 @@ def test_what_was_fitted_is_read(width, renormalise):
 
 def test_proposals_with_distributions_of_another_size_are_fitted():
     q = TokenDistribution(_halves(*[-2] * 8))
-    padded = Proposal([3, 7, 5], [Origin.EXACT_MODEL] * 3, distributions=[q] * 3)
+    padded = DraftChunk(
+        token_ids=[3, 7, 5], origins=[Origin.EXACT_MODEL] * 3, distributions=[q] * 3
+    )
     proposal = fit_proposal(padded, 6)
     assert proposal.token_ids == [3]
     assert proposal.distributions == [TokenDistribution(_halves(*[-2] * 6))]
