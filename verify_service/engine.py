@@ -21,13 +21,13 @@ from flyspec.prefix import TokenSequence
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTimings
 from flyspec.values.tokens import TokenDistribution
-from verify_service.sessions import VerifySession, check_open
+from verify_service.sessions import TargetSession, check_open
 from verify_service.verdicts import RoundJudge
 
 Answer = Verdict | Exception
 
 
-class Check(NamedTuple):
+class WantedRows(NamedTuple):
     """What a round wants of the model: a step's rows, with hidden rows of the layers named."""
 
     step: Step
@@ -38,12 +38,12 @@ class Check(NamedTuple):
         """One: what comes next is for the rule to say."""
         return 1
 
-    def part(self, step: Step, max_tokens: int) -> Check:
+    def part(self, step: Step, max_tokens: int) -> WantedRows:
         """A piece of it."""
         return self._replace(step=step)
 
 
-class VerifyEngine(StepLoop[Check, Rows]):
+class VerifyEngine(StepLoop[WantedRows, Rows]):
     """Owns the target model and its slots."""
 
     def __init__(
@@ -76,7 +76,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
 
     # --- called on the event loop -----------------------------------------------------------
 
-    def open(self, open_: VerifyOpen) -> VerifySession:
+    def open(self, open_: VerifyOpen) -> TargetSession:
         """A session. Raises for bad values, or `ResourceExhaustedError` when none is free."""
         check_open(open_, self.info)
         limit = self.model.cache.num_slots
@@ -86,7 +86,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
             )
         self._active += 1
         self._opened_total += 1
-        return VerifySession(
+        return TargetSession(
             sequence=TokenSequence(open_.token_ids),
             prompt_length=open_.prompt_length,
             rule=open_.rule,
@@ -98,7 +98,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
 
     def submit(
         self,
-        session: VerifySession,
+        session: TargetSession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution] = (),
     ) -> asyncio.Queue[Answer]:
@@ -123,7 +123,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
         self.add(session, work, deliver)
         return answers
 
-    def close(self, session: VerifySession) -> None:
+    def close(self, session: TargetSession) -> None:
         """Give the session up; its slot is free before the next session's first round."""
         self._active -= 1
 
@@ -135,7 +135,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
 
     # --- the engine thread ------------------------------------------------------------------
 
-    def run_batch(self, wants: Sequence[Check]) -> Sequence[Rows]:
+    def run_batch(self, wants: Sequence[WantedRows]) -> Sequence[Rows]:
         """The rows of each step, of one forward."""
         steps = [want.step for want in wants]
         layers = sorted({layer for want in wants for layer in want.hidden_layers})
@@ -150,12 +150,12 @@ class VerifyEngine(StepLoop[Check, Rows]):
 
     def _round(
         self,
-        session: VerifySession,
+        session: TargetSession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
         deliver: Callable[[Answer], None],
         arrived_ns: int,
-    ) -> Work[Check, Rows]:
+    ) -> Work[WantedRows, Rows]:
         """Judge the drafts; without any, decode token by token up to `max_plain_tokens`."""
         session.begin(round_)
         if session.slot is None:
@@ -164,7 +164,7 @@ class VerifyEngine(StepLoop[Check, Rows]):
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         while True:
-            ran = yield Check(session.step(drafts))
+            ran = yield WantedRows(session.step(drafts))
             judging_ns = perf_counter_ns()
             verdict = self._judge.decide(session, round_, distributions, ran.result.logits)
             session.apply(verdict, drafts)

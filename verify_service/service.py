@@ -16,7 +16,7 @@ from flyspec.values.rounds import DraftDistributions, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from verify_service.checks import RoundInbox, check_lengths
 from verify_service.engine import VerifyEngine
-from verify_service.sessions import VerifySession
+from verify_service.sessions import TargetSession
 from verify_service.telemetry import VerifyTelemetry
 
 
@@ -72,7 +72,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     async def _answer(
         self,
-        session: VerifySession,
+        session: TargetSession,
         round_: VerifyRound,
         distributions: list[TokenDistribution],
         context: Any,

@@ -51,7 +51,7 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class VerifySession:
+class TargetSession:
     """One client's sequence. `cached` tokens of it have their keys and values in `slot`.
 
     A session has a slot from its first round on.

@@ -14,7 +14,7 @@ from flyspec.telemetry.logs import session_line
 from flyspec.telemetry.metrics import EngineMetrics, gauge, session_metrics, step_histogram
 from flyspec.values.rounds import Verdict, VerifyRound
 from verify_service.engine import VerifyEngine
-from verify_service.sessions import VerifySession
+from verify_service.sessions import TargetSession
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +54,14 @@ class VerifyTelemetry:
 
         self._telemetry.collect(collect)
 
-    def session(self, session: VerifySession) -> AbstractContextManager[None]:
+    def session(self, session: TargetSession) -> AbstractContextManager[None]:
         """A session, from its opening to its end."""
         return session_line(
             log, lambda: {"rule": session.rule.name, "tokens": len(session.sequence)}
         )
 
     @contextmanager
-    def round(self, session: VerifySession, round_: VerifyRound) -> Iterator[list[Verdict]]:
+    def round(self, session: TargetSession, round_: VerifyRound) -> Iterator[list[Verdict]]:
         """A round, from its arrival to its last verdict; the verdicts go into the list."""
         began_ns = time.perf_counter_ns()
         verdicts: list[Verdict] = []

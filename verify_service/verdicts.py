@@ -13,7 +13,7 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from verify_service.rules import judge
-from verify_service.sessions import VerifySession
+from verify_service.sessions import TargetSession
 
 
 class RoundJudge:
@@ -25,7 +25,7 @@ class RoundJudge:
 
     def decide(
         self,
-        session: VerifySession,
+        session: TargetSession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
         rows: Tensor,
@@ -38,7 +38,7 @@ class RoundJudge:
 
     def _judge(
         self,
-        session: VerifySession,
+        session: TargetSession,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
         rows: Tensor,
@@ -70,14 +70,14 @@ class RoundJudge:
 
 
 def _with_logprobs(
-    verdict: Verdict, round_: VerifyRound, rows: Tensor, session: VerifySession
+    verdict: Verdict, round_: VerifyRound, rows: Tensor, session: TargetSession
 ) -> Verdict:
     """With log-probabilities of what stands; in the open window, those of its target's token."""
     top = session.logprobs or 0
     if verdict.failed:
         assert round_.open_window is not None
         given = round_.open_window.target_logprobs
-        assert given is not None, "checked in VerifySession.begin"
+        assert given is not None, "checked in TargetSession.begin"
         return replace(verdict, logprobs=(given,))
     count, start = verdict.num_accepted, verdict.start_length
     tokens = [*round_.draft_token_ids[:count], verdict.next_token_id]

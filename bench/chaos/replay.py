@@ -40,7 +40,7 @@ from orchestrator.generation.window import (
     step,
 )
 from verify_service.engine import VerifyEngine
-from verify_service.sessions import VerifySession
+from verify_service.sessions import TargetSession
 
 CONCURRENCY = 16
 TOLERANCE_NATS = 1e-4
@@ -108,7 +108,7 @@ class _Retold:
     def __init__(
         self,
         engine: VerifyEngine,
-        session: VerifySession,
+        session: TargetSession,
         sequence: TokenSequence,
         state: WindowState,
         output: Output,

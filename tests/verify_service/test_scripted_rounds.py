@@ -12,7 +12,7 @@ from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.scripted import ScriptedModel
-from verify_service.engine import Check, VerifyEngine
+from verify_service.engine import VerifyEngine, WantedRows
 
 EOS = 31
 TOKENIZER = TokenizerBundle(b"", "", (EOS,), (EOS,), None, "", "{}")
@@ -56,9 +56,9 @@ async def test_rounds_and_plain_decoding() -> None:
 async def test_hidden_rows_come_back_as_each_asks_for_them() -> None:
     engine = VerifyEngine(ScriptedModel(), TOKENIZER, max_queue=8)
     wants = [
-        Check(Step(0, 0, [4, 5], 2), (3, 1)),
-        Check(Step(1, 0, [6])),
-        Check(Step(2, 0, [7]), (2,)),
+        WantedRows(Step(0, 0, [4, 5], 2), (3, 1)),
+        WantedRows(Step(1, 0, [6])),
+        WantedRows(Step(2, 0, [7]), (2,)),
     ]
     rows = engine.run_batch(wants)
     assert [[h.tolist() for h in r.hidden] for r in rows] == [

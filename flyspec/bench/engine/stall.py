@@ -34,7 +34,7 @@ from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from verify_service.engine import VerifyEngine
-from verify_service.sessions import VerifySession
+from verify_service.sessions import TargetSession
 
 _POLL_S = 0.005
 _WARM_UP_STEPS = 10
@@ -224,7 +224,7 @@ class _Crowd:
             engine.close(session)
 
 
-def _open(engine: RecordingEngine, token_ids: list[int]) -> VerifySession:
+def _open(engine: RecordingEngine, token_ids: list[int]) -> TargetSession:
     return engine.open(
         VerifyOpen(token_ids, len(token_ids), Rule("exact"), SamplingParams(), seed=0)
     )
