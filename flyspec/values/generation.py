@@ -295,5 +295,5 @@ class Models:
     """What answers at an address. The default of drafters and rules comes first."""
 
     target: ModelInfo
-    drafters: Sequence[str]
-    rules: Sequence[str]
+    drafters: tuple[str, ...]
+    rules: tuple[str, ...]

@@ -146,5 +146,7 @@ class Generations:
     def models(self) -> Models:
         """The target, the drafters and the rules, the defaults first."""
         info = self._fleet.target.info
-        drafters = [drafter.name for drafter in self._fleet.drafters.all]
-        return Models(info.model, drafters, self._rules.names(self._settings.rule, info.rules))
+        drafters = tuple(drafter.name for drafter in self._fleet.drafters.all)
+        return Models(
+            info.model, drafters, tuple(self._rules.names(self._settings.rule, info.rules))
+        )
