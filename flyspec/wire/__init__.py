@@ -29,10 +29,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(cls: type[T], message: Any, **local: Any) -> T:
-    """The value that a message tells, with the fields of it that do not travel.
-
-    Raises `InvalidArgumentError`.
-    """
+    """What a message tells; `local` fields do not travel. Raises `InvalidArgumentError`."""
     return _READ[cls, type(message)](message, **local)  # type: ignore[no-any-return]
 
 
@@ -41,7 +38,7 @@ def unwrap(message: Any) -> Any:
     oneof, held = _OPEN[type(message)]
     name = message.WhichOneof(oneof)
     if name is None:
-        choice = ", ".join(held)
+        choice = ", ".join(field.name for field in message.DESCRIPTOR.fields)
         raise InvalidArgumentError(f"{message.DESCRIPTOR.name}.{oneof}: set one of {choice}")
     return held[name](getattr(message, name))
 
@@ -69,11 +66,11 @@ def _writer(cls: type) -> Callable[[Any], Any]:
     return lambda value: message(**write(value))
 
 
-def _opener(envelope: Any) -> tuple[str, dict[str, Callable[[Any], Any]]]:
+def _opener(envelope: Any) -> tuple[str, _Lazy]:
     (oneof,) = envelope.DESCRIPTOR.oneofs
     told = {message.DESCRIPTOR: cls for message, cls in VALUES.items()}
-    messages = {field.name: field.message_type for field in oneof.fields}
-    return oneof.name, {n: pair(told[m], m)[1] if m else bytes for n, m in messages.items()}
+    held = {field.name: field.message_type for field in oneof.fields}
+    return oneof.name, _Lazy(lambda name: pair(told[m], m)[1] if (m := held[name]) else bytes)
 
 
 _WRITE, _OPEN = _Lazy(_writer), _Lazy(_opener)
