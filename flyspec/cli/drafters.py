@@ -144,7 +144,7 @@ def _print(document: dict[str, Any]) -> None:
 def _document(drafter: DrafterStatus) -> dict[str, Any]:
     """A drafter for `--json`: enums by name, and what follows from the counts."""
     document = dataclasses.asdict(drafter)
-    document["state"] = drafter.state.name
+    document |= {"active": drafter.active, "address": drafter.address, "state": drafter.state.name}
     for replica, status in zip(document["replicas"], drafter.replicas, strict=True):
         replica["breaker"] = status.breaker.name
     stats = drafter.stats

@@ -371,6 +371,9 @@ async def test_healthcheck_and_drafters(stack: Stack) -> None:
         assert (await flyspec("healthcheck", "--address", address)).code == 0
     drafters = await flyspec("drafters", "list", "--admin-address", stack.admin_address, "--json")
     names = [d["name"] for d in drafters.documents[0]["drafters"]]
+    first = drafters.documents[0]["drafters"][0]
+    assert (first["active"], first["state"]) == (True, "ACTIVE")
+    assert first["address"] == ",".join(replica["address"] for replica in first["replicas"])
     assert sorted(names) == ["model", "multi_level", "prompt_lookup"]
 
 
