@@ -69,8 +69,9 @@ def propose(
                 continue
             if chunks.waiting >= chunk_tokens:
                 chunks.flush()
-            most = min(item.max_tokens, chunk_tokens - chunks.waiting)
-            ran = yield item._replace(max_tokens=most)
+            if item.max_tokens > (room := chunk_tokens - chunks.waiting):
+                item = item._replace(max_tokens=room)
+            ran = yield item
             model_ns += ran.model_ns
             try:
                 item = work.send(ran.result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from draft_service.drafters.base import Drafting
+from draft_service.drafters.base import DrafterSession, Drafting
 from flyspec.engine.model import Draw, History, Model, Step
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
@@ -63,14 +63,15 @@ class ModelDrafter:
     `eos_token_ids` end a proposal, themselves included.
     """
 
+    kind = "model"
     needs_model = True
 
     def __init__(self, model: Model, eos_token_ids: Sequence[int]) -> None:
-        self.info = DrafterInfo("model", "model", model.info)
+        self.info = DrafterInfo(self.kind, self.kind, model.info)
         self._model = model
         self._eos = frozenset(eos_token_ids)
 
-    def open(self, open_: DraftOpen) -> ModelSession:
+    def open(self, open_: DraftOpen) -> DrafterSession:
         """Take a slot; the first proposal fills it."""
         return ModelSession(self._model, self._eos, open_)
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.drafters.base import Drafting
-from draft_service.drafters.model import CachedPrefix
+from draft_service.drafters.base import DrafterSession, Drafting
+from draft_service.drafters.model import CachedPrefix, ModelDrafter
 from flyspec.engine.model import Model
 from flyspec.lookup import PromptLookup
-from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, Origin
 
@@ -22,17 +21,12 @@ MAX_GUESS = 16
 """Most looked-up tokens checked in one step; a longer row costs more than it saves when wrong."""
 
 
-class MultiLevelDrafter:
-    """Prompt lookup checked by a causal LM; parameters as `ModelDrafter`'s."""
+class MultiLevelDrafter(ModelDrafter):
+    """Prompt lookup checked by a causal LM."""
 
-    needs_model = True
+    kind = "multi_level"
 
-    def __init__(self, model: Model, eos_token_ids: Sequence[int]) -> None:
-        self.info = DrafterInfo("multi_level", "multi_level", model.info)
-        self._model = model
-        self._eos = frozenset(eos_token_ids)
-
-    def open(self, open_: DraftOpen) -> MultiLevelSession:
+    def open(self, open_: DraftOpen) -> DrafterSession:
         """Take a slot and index the sequence."""
         return MultiLevelSession(self._model, self._eos, open_)
 

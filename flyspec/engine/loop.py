@@ -195,23 +195,23 @@ class StepLoop(ABC, Generic[W, R]):
 
     def step(self) -> None:
         """Run what fits of what is ready, and hand over what is complete."""
-        ready = sorted(self._ready, key=lambda task: task.since_ns)
+        ready = self._ready
+        if len(ready) > 1:
+            ready.sort(key=lambda task: task.since_ns)
         counts = allot([task.pieces for task in ready], self._budget)
-        chosen = [task for task, count in zip(ready, counts, strict=True) if count]
         self._ready = [task for task, count in zip(ready, counts, strict=True) if not count]
-        taken = zip(chosen, filter(None, counts), strict=True)
-        pieces = [task.pieces.take(count) for task, count in taken]
+        chosen = [(t, t.pieces.take(n)) for t, n in zip(ready, counts, strict=True) if n]
         # All run as many steps: whoever wants fewer, or waits, is not held up by the others.
-        waits = any(task.pieces.remaining for task in ready)
-        steps = 1 if waits else min(task.want.max_tokens for task in ready)
-        wants = [task.want.part(piece, steps) for task, piece in zip(chosen, pieces, strict=True)]
+        steps = min([1 if t.pieces.remaining else t.want.max_tokens for t in ready])
+        wants = [task.want.part(piece, steps) for task, piece in chosen]
         began = perf_counter_ns()
         results = self._attempt(wants)
         elapsed = perf_counter_ns() - began
-        steps = max(map(self._steps, chosen, results))
+        if steps > 1:
+            steps = max(map(self._steps, [task.want for task, _ in chosen], results))
         for tokens in (sum(counts), *[len(chosen)] * (steps - 1)):
             self._on_step(elapsed // steps, len(chosen), tokens)
-        for task, result in zip(chosen, results, strict=True):
+        for (task, _), result in zip(chosen, results, strict=True):
             task.began_ns = task.began_ns or began
             task.model_ns += elapsed
             if isinstance(result, Exception):
@@ -223,10 +223,8 @@ class StepLoop(ABC, Generic[W, R]):
             if going_on:
                 self._ready.append(task)
 
-    def _steps(self, task: _Task[W, R], result: R | Exception) -> int:
-        if isinstance(result, Exception) or task.pieces.remaining:
-            return 1
-        return self.steps_of(task.want, result)
+    def _steps(self, want: W, result: R | Exception) -> int:
+        return 1 if isinstance(result, Exception) else self.steps_of(want, result)
 
     def _attempt(self, wants: Sequence[W]) -> Sequence[R | Exception]:
         """What each gives; where the batch fails, each gets a try of its own."""

@@ -1,7 +1,7 @@
 """What a model is to the services: steps over slots go in, logits or drawn tokens come out.
 
 Engines, drafters and the step loop know this and nothing of what is behind it: transformers'
-modules (`runner`), a script in the tests, other engines later. Plain values; no torch at run time.
+modules (`runner`), a script in the tests, other engines later. Plain values: no torch, no numpy.
 
 Rollback is a length: a step names how many of its slot's tokens it builds on, and what the slot
 held beyond them is forgotten.
@@ -18,6 +18,8 @@ from flyspec.values.tokens import Drafted, SamplingParams
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from flyspec.engine.slots import SlotTable
 
 
 class Step(NamedTuple):
@@ -76,47 +78,10 @@ class Draw(NamedTuple):
 
     def part(self, step: Step, max_tokens: int) -> Draw:
         """As much of it as `step`, a piece of its step, and up to `max_tokens` tokens."""
+        if step is self.step and max_tokens == self.max_tokens:
+            return self
         sampling = self.sampling if step.num_logits else None
         return self._replace(step=step, sampling=sampling, max_tokens=max_tokens)
-
-
-class Lease(NamedTuple):
-    """A slot, and how many tokens of the sequence it was asked for it holds already."""
-
-    slot: int
-    length: int
-
-
-class Slots(Protocol):
-    """A model's memory of sequences, one a slot.
-
-    `queries` and `hits` count tokens asked for by `acquire` and found.
-    """
-
-    @property
-    def num_slots(self) -> int:
-        """Slots in all."""
-
-    @property
-    def num_free(self) -> int:
-        """Slots that no session holds."""
-
-    @property
-    def queries(self) -> int:
-        """Tokens asked for."""
-
-    @property
-    def hits(self) -> int:
-        """Tokens found."""
-
-    def acquire(self, token_ids: Sequence[int] = ()) -> Lease:
-        """Take a slot for a sequence that begins so. Raises `ResourceExhaustedError`."""
-
-    def release(self, slot: int) -> None:
-        """Give a slot back; a sequence that begins like it may still make use of it."""
-
-    def forget(self) -> None:
-        """Reuse nothing of what the slots hold."""
 
 
 class ModelFacts(NamedTuple):
@@ -141,8 +106,8 @@ class Model(Protocol):
         """What `Describe` says of it."""
 
     @property
-    def cache(self) -> Slots:
-        """Its slots."""
+    def cache(self) -> SlotTable:
+        """Its slots, and what they hold."""
 
     def describe(self) -> ModelFacts:
         """What it runs on and in."""

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flyspec.engine.model import Lease
 from flyspec.errors import ResourceExhaustedError
 
 MIN_REUSE = 16
@@ -25,6 +24,13 @@ class Copy(NamedTuple):
 
     source: int
     target: int
+    length: int
+
+
+class Lease(NamedTuple):
+    """A slot, and how many tokens of the sequence it was asked for it holds already."""
+
+    slot: int
     length: int
 
 
