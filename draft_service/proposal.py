@@ -11,7 +11,6 @@ from time import perf_counter_ns
 
 from draft_service.drafters.base import Drafter, DrafterSession, check_move
 from flyspec.engine.loop import Work
-from flyspec.engine.model import Draw
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen, DraftTimings
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
@@ -46,7 +45,7 @@ class SessionState:
 
 def propose(
     state: SessionState, advance: DraftAdvance, chunk_tokens: int, arrival_ns: int, deliver: Deliver
-) -> Work[Draw, Drafted]:
+) -> Work[Drafted]:
     """The answer to an `advance`: move the session, draft, and deliver what comes in chunks.
 
     `deliver` gets every chunk, the last one flagged. A chunk goes out once `chunk_tokens` tokens

@@ -19,6 +19,8 @@ from flyspec.values.tokens import Drafted, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flyspec.engine.slots import SlotTable
+
 
 class Step(NamedTuple):
     """Continue `slot` behind its first `start` tokens with `token_ids` (at least one)."""
@@ -28,6 +30,9 @@ class Step(NamedTuple):
     token_ids: list[int]
     num_logits: int = 1
     """Rows wanted: the logits after each of the last `num_logits` tokens; 0 only fills the slot."""
+    hidden_layers: tuple[int, ...] = ()
+    """Layers whose rows come with the logits, numbered as by transformers' `output_hidden_states`:
+    0 the embeddings, i what layer i puts out, the last one behind the final norm."""
 
 
 class Rows(NamedTuple):
@@ -53,7 +58,7 @@ class History(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A step, and how the model's own tokens are chosen from its rows; None only fills the cache.
+    """A step, and how the model's own tokens are chosen from its rows; without `sampling` none are.
 
     A row's token is the one at the position behind the row's. `history` is the sequence before the
     first row's token, needed for penalties and `min_tokens`. With `distribution` the distributions
@@ -80,45 +85,6 @@ class Draw(NamedTuple):
         return self._replace(step=step, sampling=sampling, max_tokens=max_tokens)
 
 
-class Lease(NamedTuple):
-    """A slot, and how many tokens of the sequence it was asked for it holds already."""
-
-    slot: int
-    length: int
-
-
-class Slots(Protocol):
-    """A model's memory of sequences, one a slot.
-
-    `queries` and `hits` count tokens asked for by `acquire` and found.
-    """
-
-    @property
-    def num_slots(self) -> int:
-        """Slots in all."""
-
-    @property
-    def num_free(self) -> int:
-        """Slots that no session holds."""
-
-    @property
-    def queries(self) -> int:
-        """Tokens asked for."""
-
-    @property
-    def hits(self) -> int:
-        """Tokens found."""
-
-    def acquire(self, token_ids: Sequence[int] = ()) -> Lease:
-        """Take a slot for a sequence that begins so. Raises `ResourceExhaustedError`."""
-
-    def release(self, slot: int) -> None:
-        """Give a slot back; a sequence that begins like it may still make use of it."""
-
-    def forget(self) -> None:
-        """Reuse nothing of what the slots hold."""
-
-
 class ModelFacts(NamedTuple):
     """What two replicas must have in common to be exchanged for each other, and what they hold.
 
@@ -141,7 +107,7 @@ class Model(Protocol):
         """What `Describe` says of it."""
 
     @property
-    def cache(self) -> Slots:
+    def cache(self) -> SlotTable:
         """Its slots."""
 
     def describe(self) -> ModelFacts:
@@ -156,12 +122,8 @@ class Model(Protocol):
     def synchronize(self) -> None:
         """Wait for the device, so that what follows is not charged with the forward's time."""
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
-        """The rows that each step asks for; one forward for all. No two have the same slot.
-
-        `hidden_layers` are numbered as by transformers' `output_hidden_states`: 0 the embeddings,
-        i what layer i puts out, the last one behind the final norm.
-        """
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """The rows that each step asks for; one forward for all. No two have the same slot."""
 
     def draw(
         self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True

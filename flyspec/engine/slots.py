@@ -13,11 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flyspec.engine.model import Lease
 from flyspec.errors import ResourceExhaustedError
 
 MIN_REUSE = 16
 """Shorter common prefixes are computed again: a copy costs about as much."""
+
+
+class Lease(NamedTuple):
+    """A slot, and how many tokens of the sequence it was asked for it holds already."""
+
+    slot: int
+    length: int
 
 
 class Copy(NamedTuple):

@@ -54,7 +54,7 @@ class WatchedRunner(ModelRunner):
         self.pieces = self.entered = self.clashes = 0
         self.gate: threading.Semaphore | None = None
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         self.clashes += len(steps) - len({step.slot for step in steps})
         self.entered += 1
         if self.gate is not None:
@@ -62,7 +62,7 @@ class WatchedRunner(ModelRunner):
         self.batches.append(len(steps))
         self.pieces += sum(step.num_logits == 0 for step in steps)
         self.poisoned = any(POISON in map(list, pairwise(step.token_ids)) for step in steps)
-        return super().forward(steps, hidden_layers)
+        return super().forward(steps)
 
     def _check(self, *_: Any) -> None:
         if self.poisoned:
