@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
 from time import perf_counter_ns
 from typing import Any
 
@@ -14,6 +15,7 @@ from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
+from flyspec.values.admin import TokenizerFacts
 from flyspec.values.rounds import DraftAdvance, DraftOpen
 
 
@@ -49,11 +51,12 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     @rpc.handler
     async def AddTokenizer(self, requests: Any, context: Any) -> draft_pb2.AddTokenizerResponse:
         """Make a target's tokenizer known, so that sessions can speak it."""
-        tokenizers = self._sessions.tokenizers
-        with tokenizers.upload() as upload:
+
+        async def messages() -> AsyncIterator[TokenizerFacts | bytes]:
             while (message := await rpc.read(context, REQUEST_TIMEOUT_S)) is not None:
-                upload.add(wire.unwrap(message))
-        await tokenizers.add(*upload.whole())
+                yield wire.unwrap(message)
+
+        await self._sessions.tokenizers.receive(messages())
         return draft_pb2.AddTokenizerResponse()
 
     async def _propose(
@@ -83,7 +86,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             last = chunk.last
             if last:
                 response.service_ns = perf_counter_ns() - arrival_ns
-            await rpc.write(context, response, self._sessions.limits.idle_timeout_s)
+            await rpc.write(context, response, self._sessions.settings.idle_timeout_s)
         self._observer.proposed(session, request, arrival_ns, chunk)
         return request.round_id
 
@@ -91,7 +94,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self, context: Any, most_s: float = math.inf
     ) -> DraftOpen | DraftAdvance | None:
         """The client's next message, None at the end. Raises `IdleTimeoutError`."""
-        message = await rpc.read(context, min(most_s, self._sessions.limits.idle_timeout_s))
+        message = await rpc.read(context, min(most_s, self._sessions.settings.idle_timeout_s))
         if message is None:
             return None
         _check_lengths(message, self._sessions.max_length)

@@ -30,7 +30,8 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.engine import Engine
-from draft_service.sessions import ClientSession, SessionLimits, Sessions
+from draft_service.sessions import ClientSession, Sessions
+from flyspec.config import DraftSettings
 from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
@@ -88,7 +89,7 @@ async def running(
     drafters: list[Drafter] = [ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])]
     await asyncio.wrap_future(engine.start())
     try:
-        yield Sessions(drafters, engine, SessionLimits(slots, 64, 60.0, 4, 0)), runner
+        yield Sessions(drafters, engine, DraftSettings(max_sessions=slots, chunk_tokens=4)), runner
         await until(lambda: runner.cache.num_free == slots)
         assert not runner.clashes
     finally:
