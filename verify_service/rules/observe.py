@@ -91,7 +91,7 @@ def observe(parts: Composition, round_: Round) -> Observed:
     drafts = round_.drafts
     width = len(drafts) + 1
     processed = round_.processed()
-    samples = 1 if round_.sampling.greedy else parts.target_samples
+    samples = 1 if round_.sampling.greedy else parts.preset.samples
     streams = (TARGET_STREAM, SECOND_STREAM)[:samples]
     chosen = [round_.choose(processed, 0, width, stream) for stream in streams]
     made: list[Evidence] = []

@@ -55,15 +55,8 @@ class Criterion(ABC):
 
     entropy = False
     """Whether the first number is an entropy; a verdict tells it under that name."""
-    needs_draft = False
-    """Whether it looks at the drafter's distributions."""
     judges_matches = False
     """Whether a drafted token that is the target's own must pass it too."""
-
-    @property
-    def needs_whole_draft(self) -> bool:
-        """Whether they must cover the whole vocabulary; point masses do."""
-        return False
 
     @property
     def never(self) -> bool:
@@ -82,6 +75,35 @@ class Criterion(ABC):
     @abstractmethod
     def accepts(self, *numbers: float) -> bool:
         """Whether a drafted token with these numbers may stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Criterion):
+    """The same answer at every mismatch.
+
+    `Constant(False)` is exact speculative decoding: only the target's own tokens stand.
+    `Constant(True)` is an open gate, for a rule that relies on its window alone.
+    """
+
+    answer: bool
+
+    @property
+    def never(self) -> bool:
+        """Whether no mismatch stands."""
+        return not self.answer
+
+    @property
+    def always(self) -> bool:
+        """Whether each mismatch stands."""
+        return self.answer
+
+    def measure(self, at: Evidence) -> Tensor:
+        """Zeros; nobody needs them."""
+        return at.raw.new_zeros(at.raw.shape[0], 1)
+
+    def accepts(self, *numbers: float) -> bool:
+        """The constant answer."""
+        return self.answer
 
 
 def computable(logits: Tensor) -> Tensor:

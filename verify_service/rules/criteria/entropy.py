@@ -10,8 +10,7 @@ from torch import Tensor
 
 from flyspec.rules import EntropyMeasure, Rule
 from flyspec.rules.presets import RULE_PRESETS
-from verify_service.rules.criteria import Criterion, Evidence, computable
-from verify_service.rules.criteria.exact import Constant
+from verify_service.rules.criteria import Constant, Criterion, Evidence, computable
 
 REFERENCE_GATE_OFF = 0.01
 """FLy's released code, which sees raw logits, drops its gate at this threshold and below."""
