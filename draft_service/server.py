@@ -60,7 +60,6 @@ def _load(
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
             from flyspec.engine.loading import load_model
-            from flyspec.engine.memory import plan_kv_cache
             from flyspec.engine.runner import ModelRunner
     except ImportError as error:
         raise ConfigError(
@@ -76,15 +75,7 @@ def _load(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
-    plan = plan_kv_cache(
-        loaded.model.config,
-        loaded.info.context_length,
-        loaded.model.dtype,
-        settings.max_sessions,
-        settings.kv_cache_memory_bytes,
-    )
-    log.info("%s", plan)
-    runner = ModelRunner(loaded, plan.num_slots)
+    runner = ModelRunner.planned(loaded, settings)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)

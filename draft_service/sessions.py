@@ -171,7 +171,8 @@ class ClientSession:
         if length > self._max_length:
             raise InvalidArgumentError(
                 f"advance: {length} tokens kept and appended, but the drafter "
-                f"{self.drafter.info.name} holds {self._max_length}; use another for the rest"
+                f"{self.drafter.info.name} holds {self._max_length}; use another drafter "
+                "for the rest"
             )
         chunk_tokens = self._settings.chunk_tokens
         work = propose(self._state, advance, chunk_tokens, arrival_ns, self._deliver)

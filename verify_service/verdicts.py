@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from flyspec.engine.distributions import decode
-from flyspec.engine.sampling import History, token_logprobs
+from flyspec.engine.logits import token_logprobs
+from flyspec.engine.model import History
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution

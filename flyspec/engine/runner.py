@@ -7,21 +7,27 @@ products see all tokens at once, attention sees each sequence alone (`attention`
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 
+from flyspec.config import ModelServerSettings
 from flyspec.engine import batch_invariance, stepwise
 from flyspec.engine.attention import hook
 from flyspec.engine.attention.base import AttentionBackend, Segment
 from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.loading import LoadedModel
+from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.model import Draw, ModelFacts, Rows, Step
 from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_model
 from flyspec.errors import ConfigError
 from flyspec.values.tokens import Drafted
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -56,6 +62,26 @@ class ModelRunner:
         )
         self._must_be_invariant = bool(batch_invariant)
         self._attention = self._backend()
+
+    @classmethod
+    def planned(
+        cls,
+        loaded: LoadedModel,
+        settings: ModelServerSettings,
+        tensor_parallel_size: int = 1,
+        batch_invariant: bool | None = False,
+    ) -> Self:
+        """A service's: slots for its sessions, or as many as fit. Raises `ConfigError`."""
+        plan = plan_kv_cache(
+            loaded.model.config,
+            loaded.info.context_length,
+            loaded.model.dtype,
+            settings.max_sessions,
+            settings.kv_cache_memory_bytes,
+            tensor_parallel_size,
+        )
+        log.info("%s", plan)
+        return cls(loaded, plan.num_slots, batch_invariant=batch_invariant)
 
     def _backend(self) -> AttentionBackend:
         if self.batch_invariant:

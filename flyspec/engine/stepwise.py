@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import round_off
+from flyspec.engine.logits import process_logits
 from flyspec.engine.model import Draw, Rows, Step
-from flyspec.engine.sampling import choose_processed, process_logits
+from flyspec.engine.sampling import choose_processed
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 

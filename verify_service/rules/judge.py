@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.engine.sampling import History
+from flyspec.engine.model import History
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec

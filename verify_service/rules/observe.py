@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.engine.sampling import (
-    SECOND_STREAM,
-    TARGET_STREAM,
-    History,
-    choose_processed,
-    process_logits,
-)
+from flyspec.engine.logits import process_logits
+from flyspec.engine.model import History
+from flyspec.engine.sampling import SECOND_STREAM, TARGET_STREAM, choose_processed
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.criteria import Evidence
 from verify_service.rules.presets import Composition

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
+from flyspec.engine.logits import computable
 from flyspec.engine.sampling import (
     ACCEPT_STREAM,
     RESIDUAL_STREAM,
@@ -21,7 +22,7 @@ from flyspec.engine.sampling import (
     uniform,
 )
 from flyspec.values.rounds import Decision, Outcome
-from verify_service.rules.criteria import Evidence, computable
+from verify_service.rules.criteria import Evidence
 from verify_service.rules.observe import Round, most_and_drafted
 from verify_service.rules.readings import read
 from verify_service.rules.window import RoundEnd

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
@@ -104,8 +103,3 @@ class Constant(Criterion):
     def accepts(self, *numbers: float) -> bool:
         """The constant answer."""
         return self.answer
-
-
-def computable(logits: Tensor) -> Tensor:
-    """Half precision as float32; float64 stays."""
-    return logits if logits.dtype == torch.float64 else logits.float()

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
+from flyspec.engine.logits import computable
 from flyspec.rules import Divergence, Rule
-from verify_service.rules.criteria import Constant, Criterion, Evidence, computable
+from verify_service.rules.criteria import Constant, Criterion, Evidence
 
 HALF_FLOAT_ROUNDING = 2.0**-11
 """Most that rounding to a half float changes a number, as a share of it."""
