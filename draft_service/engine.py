@@ -10,7 +10,7 @@ from flyspec.engine.scheduler import StepBudget
 from flyspec.values.tokens import Drafted
 
 
-class Engine(StepLoop[Draw, Drafted]):
+class Engine(StepLoop[Drafted]):
     """Runs proposals (`draft_service.proposal`) over a model; sessions' states are the owners."""
 
     def __init__(

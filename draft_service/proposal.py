@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from draft_service.drafters.base import Drafter, DrafterSession, check_move
+from draft_service.drafters.base import DrafterSession, check_move
 from flyspec.engine.loop import Work
-from flyspec.engine.model import Draw
-from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen, DraftTimings
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftTimings
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 MAX_CHUNK_BYTES = 1 << 20
@@ -25,16 +24,16 @@ Deliver = Callable[[DraftChunk | Exception], None]
 class SessionState:
     """A session's drafter state, opened by its first proposal in the thread that drives it."""
 
-    __slots__ = ("_drafter", "_open", "_session")
+    __slots__ = ("_opener", "_session")
 
-    def __init__(self, drafter: Drafter, open_: DraftOpen) -> None:
-        self._drafter, self._open = drafter, open_
+    def __init__(self, opener: Callable[[], DrafterSession]) -> None:
+        self._opener = opener
         self._session: DrafterSession | None = None
 
     def session(self) -> DrafterSession:
         """The drafter's session. Raises `ResourceExhaustedError` if it cannot be opened."""
         if self._session is None:
-            self._session = self._drafter.open(self._open)
+            self._session = self._opener()
         return self._session
 
     def close(self) -> None:
@@ -46,7 +45,7 @@ class SessionState:
 
 def propose(
     state: SessionState, advance: DraftAdvance, chunk_tokens: int, arrival_ns: int, deliver: Deliver
-) -> Work[Draw, Drafted]:
+) -> Work[Drafted]:
     """The answer to an `advance`: move the session, draft, and deliver what comes in chunks.
 
     `deliver` gets every chunk, the last one flagged. A chunk goes out once `chunk_tokens` tokens

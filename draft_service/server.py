@@ -9,7 +9,7 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from draft_service.engine import Engine
 from draft_service.service import DraftService
-from draft_service.sessions import SessionLimits, Sessions
+from draft_service.sessions import Sessions
 from draft_service.telemetry import DraftTelemetry
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc, serving
@@ -33,14 +33,7 @@ async def build(
 ) -> tuple[Sessions, Engine | None]:
     """Load and warm up what the settings ask for. Raises `ConfigError`."""
     observer = observer or DraftTelemetry(Telemetry("draft"))
-    limits = SessionLimits(
-        max_sessions=settings.max_sessions,
-        max_speculative_tokens=settings.max_speculative_tokens,
-        idle_timeout_s=settings.idle_timeout_s,
-        chunk_tokens=settings.chunk_tokens,
-        max_length=settings.max_model_len or MAX_LOOKUP_LENGTH,
-    )
-    drafters: list[Drafter] = [PromptLookupDrafter(limits.max_length)]
+    drafters: list[Drafter] = [PromptLookupDrafter(settings.max_model_len or MAX_LOOKUP_LENGTH)]
     engine, tokenizers = None, Tokenizers()
     if settings.model:
         engine, with_model, tokenizers = _load(settings, observer)
@@ -52,7 +45,7 @@ async def build(
     drafters.insert(0, drafters.pop(names.index(default)))
     if engine is not None:
         await asyncio.wrap_future(engine.start())
-    return Sessions(drafters, engine, limits, tokenizers), engine
+    return Sessions(drafters, engine, settings, tokenizers), engine
 
 
 def _load(
@@ -67,7 +60,6 @@ def _load(
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
             from flyspec.engine.loading import load_model
-            from flyspec.engine.memory import plan_kv_cache
             from flyspec.engine.runner import ModelRunner
     except ImportError as error:
         raise ConfigError(
@@ -83,15 +75,7 @@ def _load(
     if settings.threads:
         torch.set_num_threads(settings.threads)
     loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
-    plan = plan_kv_cache(
-        loaded.model.config,
-        loaded.info.context_length,
-        loaded.model.dtype,
-        settings.max_sessions,
-        settings.kv_cache_memory_bytes,
-    )
-    log.info("%s", plan)
-    runner = ModelRunner(loaded, plan.num_slots)
+    runner = ModelRunner.planned(loaded, settings)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import AsyncIterator
 from time import perf_counter_ns
 from typing import Any
 
@@ -13,7 +14,8 @@ from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
-from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
+from flyspec.validation import BIAS_LENGTH
+from flyspec.values.admin import TokenizerFacts
 from flyspec.values.rounds import DraftAdvance, DraftOpen
 
 
@@ -23,6 +25,13 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self, sessions: Sessions, observer: DraftTelemetry | None = None) -> None:
         self._sessions = sessions
         self._observer = observer or DraftTelemetry(Telemetry("draft"))
+        room = sessions.max_length
+        sequence = (room, f"tokens, but the drafter with the most room holds {room}; shorten it")
+        self._lengths = {
+            "open.token_ids": sequence,
+            "advance.append_token_ids": sequence,
+            "open.sampling.logit_bias": BIAS_LENGTH,
+        }
 
     @rpc.handler
     async def Describe(
@@ -49,11 +58,12 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     @rpc.handler
     async def AddTokenizer(self, requests: Any, context: Any) -> draft_pb2.AddTokenizerResponse:
         """Make a target's tokenizer known, so that sessions can speak it."""
-        tokenizers = self._sessions.tokenizers
-        with tokenizers.upload() as upload:
+
+        async def messages() -> AsyncIterator[TokenizerFacts | bytes]:
             while (message := await rpc.read(context, REQUEST_TIMEOUT_S)) is not None:
-                upload.add(wire.unwrap(message))
-        await tokenizers.add(*upload.whole())
+                yield wire.unwrap(message)
+
+        await self._sessions.tokenizers.receive(messages())
         return draft_pb2.AddTokenizerResponse()
 
     async def _propose(
@@ -83,7 +93,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             last = chunk.last
             if last:
                 response.service_ns = perf_counter_ns() - arrival_ns
-            await rpc.write(context, response, self._sessions.limits.idle_timeout_s)
+            await rpc.write(context, response, self._sessions.settings.idle_timeout_s)
         self._observer.proposed(session, request, arrival_ns, chunk)
         return request.round_id
 
@@ -91,27 +101,9 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self, context: Any, most_s: float = math.inf
     ) -> DraftOpen | DraftAdvance | None:
         """The client's next message, None at the end. Raises `IdleTimeoutError`."""
-        message = await rpc.read(context, min(most_s, self._sessions.limits.idle_timeout_s))
+        message = await rpc.read(context, min(most_s, self._sessions.settings.idle_timeout_s))
         if message is None:
             return None
-        _check_lengths(message, self._sessions.max_length)
+        wire.check_lengths(message, self._lengths)
         request: DraftOpen | DraftAdvance = wire.unwrap(message)
         return request
-
-
-def _check_lengths(message: draft_pb2.DraftRequest, max_length: int) -> None:
-    """Refuse lists before they are read, which costs several times their bytes."""
-    for field, tokens in (
-        ("open.token_ids", message.open.token_ids),
-        ("advance.append_token_ids", message.advance.append_token_ids),
-    ):
-        if len(tokens) > max_length:
-            raise InvalidArgumentError(
-                f"{field}: {len(tokens)} tokens, but the drafter with the most room holds "
-                f"{max_length}; shorten the sequence"
-            )
-    biased = len(message.open.sampling.logit_bias)
-    if biased > MAX_LOGIT_BIAS_TOKENS:
-        raise InvalidArgumentError(
-            f"open.sampling.logit_bias: at most {MAX_LOGIT_BIAS_TOKENS} tokens, got {biased}"
-        )

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.translated import TranslatedDrafter
+from draft_service.drafters.translated import TranslatedSession
 from draft_service.engine import Engine
 from draft_service.proposal import SessionState, propose
 from draft_service.tokenizers import Tokenizers
-from draft_service.translation import Translator
+from draft_service.translation import Alignment, Translator
 from flyspec import process
+from flyspec.config import DraftSettings
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.rules import MAX_DIVERGENCE_TOP_K
 from flyspec.validation import validate_sampling
@@ -26,20 +28,10 @@ from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 MAX_TRANSLATED_LENGTH = 1 << 20
 """Longest sequence of a translated session, in the target's tokens; the drafter has its end."""
 
-
+ANY_IDS = 1 << 32
+"""The vocabulary size of a drafter without a model: ids are of 32 bits."""
 LONG_SEQUENCE = 4096
 """Tokens of a sequence without a model that take milliseconds to index."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """What one service allows; `max_length` bounds sequences of drafters without a model."""
-
-    max_sessions: int
-    max_speculative_tokens: int
-    idle_timeout_s: float
-    chunk_tokens: int
-    max_length: int
 
 
 class Sessions:
@@ -54,16 +46,16 @@ class Sessions:
         self,
         drafters: Sequence[Drafter],
         engine: Engine | None,
-        limits: SessionLimits,
+        settings: DraftSettings,
         tokenizers: Tokenizers | None = None,
     ) -> None:
         self._drafters = {d.info.name: d for d in drafters}
         self._default = drafters[0].info.name
         self._engine = engine
-        self.limits = limits
+        self.settings = settings
         self.tokenizers = tokenizers or Tokenizers()
         self.max_length = max(
-            MAX_TRANSLATED_LENGTH if d.info.model else limits.max_length for d in drafters
+            MAX_TRANSLATED_LENGTH if d.info.model else d.max_length for d in drafters
         )
         self._active = self._opened_total = 0
 
@@ -71,8 +63,8 @@ class Sessions:
         """Answer of `Describe`."""
         return DraftServiceInfo(
             drafters=tuple(d.info for d in self._drafters.values()),
-            sessions=SessionStatus(self._active, self.limits.max_sessions, self._opened_total),
-            max_speculative_tokens=self.limits.max_speculative_tokens,
+            sessions=SessionStatus(self._active, self.settings.max_sessions, self._opened_total),
+            max_speculative_tokens=self.settings.max_speculative_tokens,
             process=process.describe(),
             tokenizer_fingerprints=self.tokenizers.fingerprints,
         )
@@ -91,10 +83,10 @@ class Sessions:
                 f"this service has {', '.join(self._drafters)}"
             )
         translator = self._translator(drafter, open_.tokenizer_fingerprint)
-        session = ClientSession(drafter, open_, self._engine, self.limits, translator)
-        if self._active >= self.limits.max_sessions:
+        session = ClientSession(drafter, open_, self._engine, self.settings, translator)
+        if self._active >= self.settings.max_sessions:
             raise ResourceExhaustedError(
-                f"all {self.limits.max_sessions} sessions are in use; "
+                f"all {self.settings.max_sessions} sessions are in use; "
                 "retry later or raise --max-sessions"
             )
         self._active += 1
@@ -124,49 +116,36 @@ class ClientSession:
         drafter: Drafter,
         open_: DraftOpen,
         engine: Engine | None,
-        limits: SessionLimits,
+        settings: DraftSettings,
         translator: Translator | None = None,
     ) -> None:
+        self.drafter, self._translator, self._settings = drafter, translator, settings
+        self._engine = engine if drafter.needs_model else None
         model = drafter.info.model
-        self._vocab_size, self._speaker = None, "draft model"
-        if translator:
-            self._vocab_size, self._speaker = translator.target.vocab_size, "target"
-        elif model:
+        self._max_length = drafter.max_length
+        self._vocab_size, self._speaker = ANY_IDS, "draft model"
+        if model:
             self._vocab_size = model.vocab_size
+        if translator:
+            self._max_length = MAX_TRANSLATED_LENGTH
+            self._vocab_size, self._speaker = translator.target.vocab_size, "target"
         # The same tokenizer, but perhaps more rows in the target's output layer.
         self._fits = bool(open_.tokenizer_fingerprint) and translator is None
-        open_ = self._fit_open(open_)
-        self._check_ids("open.token_ids", open_.token_ids)
-        if not open_.token_ids:
-            raise InvalidArgumentError("open.token_ids: empty; a sequence needs at least one token")
-        max_length = model.context_length if model else limits.max_length
-        if translator:
-            max_length = MAX_TRANSLATED_LENGTH
-        if len(open_.token_ids) > max_length:
-            raise InvalidArgumentError(
-                f"open.token_ids: {len(open_.token_ids)} tokens, but the drafter "
-                f"{drafter.info.name} holds {max_length}; shorten the prompt or use another drafter"
-            )
-        self._check_rest(open_)
-        self._limits = limits
-        self._name, self._max_length = drafter.info.name, max_length
-        self._engine = engine if drafter.needs_model else None
-        self._open = open_
-        self._translated = TranslatedDrafter(drafter, translator) if translator else None
-        self._state = SessionState(self._translated or drafter, open_)
+        self._open = open_ = self._fit_open(open_)
+        self._check_open(open_)
+        self._state = SessionState(partial(drafter.open, open_))
         self._chunks: asyncio.Queue[DraftChunk | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
-    @property
-    def drafter_name(self) -> str:
-        """Which of the service's drafters it is."""
-        return self._name
-
     async def prepare(self) -> None:
         """Read the sequence, where that takes long, in a thread: it holds up nobody else there."""
-        if self._translated:
-            await asyncio.to_thread(self._translated.prepare, self._open)
-        elif self._engine is None and len(self._open.token_ids) > LONG_SEQUENCE:
+        drafter, open_ = self.drafter, self._open
+        if self._translator:
+            alignment = await asyncio.to_thread(
+                Alignment, self._translator, open_.token_ids, drafter.max_length
+            )
+            self._state = SessionState(partial(TranslatedSession, drafter, alignment, open_))
+        elif self._engine is None and len(open_.token_ids) > LONG_SEQUENCE:
             await asyncio.to_thread(self._state.session)
 
     async def move(self, advance: DraftAdvance, arrival_ns: int) -> None:
@@ -180,7 +159,7 @@ class ClientSession:
 
     def advance(self, advance: DraftAdvance, arrival_ns: int) -> None:
         """Start a proposal; the one before has ended. Raises `InvalidArgumentError`."""
-        limit = self._limits.max_speculative_tokens
+        limit = self._settings.max_speculative_tokens
         if advance.max_tokens > limit:
             raise InvalidArgumentError(
                 f"advance.max_tokens: {advance.max_tokens}, but this service proposes at most "
@@ -191,10 +170,11 @@ class ClientSession:
         length = advance.keep_length + len(advance.append_token_ids)
         if length > self._max_length:
             raise InvalidArgumentError(
-                f"advance: {length} tokens kept and appended, but the drafter {self._name} holds "
-                f"{self._max_length}; use another drafter for the rest"
+                f"advance: {length} tokens kept and appended, but the drafter "
+                f"{self.drafter.info.name} holds {self._max_length}; use another drafter "
+                "for the rest"
             )
-        chunk_tokens = self._limits.chunk_tokens
+        chunk_tokens = self._settings.chunk_tokens
         work = propose(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
         if self._engine is None:
             for _ in work:
@@ -222,16 +202,25 @@ class ClientSession:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
 
-    def _check_rest(self, open_: DraftOpen) -> None:
-        """Refuse bad parameters of a sequence that is good."""
+    def _check_open(self, open_: DraftOpen) -> None:
+        """Refuse a sequence or parameters that the drafter cannot take."""
+        length = len(open_.token_ids)
+        self._check_ids("open.token_ids", open_.token_ids)
+        if not length:
+            raise InvalidArgumentError("open.token_ids: empty; a sequence needs at least one token")
+        if length > self._max_length:
+            raise InvalidArgumentError(
+                f"open.token_ids: {length} tokens, but the drafter {self.drafter.info.name} holds "
+                f"{self._max_length}; shorten the prompt or use another drafter"
+            )
         validate_sampling(open_.sampling)
         for token, _ in open_.sampling.logit_bias:
-            if self._vocab_size is not None and token >= self._vocab_size:
+            if token >= self._vocab_size:
                 raise InvalidArgumentError(f"open.sampling.logit_bias: {token} {self._not_an_id()}")
-        if open_.prompt_length > len(open_.token_ids):
+        if open_.prompt_length > length:
             raise InvalidArgumentError(
-                f"open.prompt_length must be between 0 (all) and {len(open_.token_ids)}, the "
-                f"number of token_ids, got {open_.prompt_length}"
+                f"open.prompt_length must be between 0 (all) and {length}, the number of "
+                f"token_ids, got {open_.prompt_length}"
             )
         spec = open_.distribution
         if spec is not None and spec.top_k > MAX_DIVERGENCE_TOP_K:
@@ -242,7 +231,7 @@ class ClientSession:
 
     def _check_ids(self, field: str, token_ids: Sequence[int]) -> None:
         size = self._vocab_size
-        if size is not None and token_ids and max(token_ids) >= size:
+        if max(token_ids, default=0) >= size:
             index = next(i for i, token in enumerate(token_ids) if token >= size)
             raise InvalidArgumentError(f"{field}[{index}]: {token_ids[index]} {self._not_an_id()}")
 
@@ -255,7 +244,7 @@ class ClientSession:
     def _fit_open(self, open_: DraftOpen) -> DraftOpen:
         """As `_fit_ids`; what is asked of ids that the draft model does not have is left out."""
         size = self._vocab_size
-        if not self._fits or size is None:
+        if not self._fits:
             return open_
         biases = tuple(bias for bias in open_.sampling.logit_bias if bias[0] < size)
         return replace(
@@ -271,6 +260,6 @@ class ClientSession:
         draft's last row stands in for those, which stand for no text.
         """
         size = self._vocab_size
-        if not self._fits or size is None or max(token_ids, default=0) < size:
+        if not self._fits or max(token_ids, default=0) < size:
             return token_ids
         return [min(token, size - 1) for token in token_ids]

@@ -46,13 +46,13 @@ class DraftTelemetry:
 
     def session(self, session: ClientSession) -> AbstractContextManager[None]:
         """A session, from its opening to its end."""
-        return session_line(log, lambda: {"drafter": session.drafter_name})
+        return session_line(log, lambda: {"drafter": session.drafter.info.name})
 
     def proposed(
         self, session: ClientSession, advance: DraftAdvance, began_ns: int, last: DraftChunk
     ) -> None:
         """A proposal has been sent; `last` is its last chunk."""
-        name, timings = session.drafter_name, last.timings
+        name, timings = session.drafter.info.name, last.timings
         num_tokens = last.start_position + len(last.token_ids) - last.keep_length - 1
         self._queue_seconds.labels(name).observe(timings.queue_ns / 1e9)
         self._proposal_seconds.labels(name).observe(timings.service_ns / 1e9)

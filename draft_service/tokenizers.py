@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterable
 
 from draft_service.translation import Translator, Vocabulary
 from flyspec.errors import (
@@ -67,16 +66,39 @@ class Tokenizers:
         self._known.move_to_end(fingerprint)
         return found
 
-    @contextmanager
-    def upload(self) -> Iterator[Upload]:
-        """The pieces of a tokenizer on their way. Raises `ResourceExhaustedError`: too many."""
+    async def receive(self, messages: AsyncIterable[TokenizerFacts | bytes]) -> None:
+        """As `add`, from a tokenizer's messages: facts, then pieces of `tokenizer.json`.
+
+        Raises `InvalidArgumentError` if they are out of order or not all there,
+        `ResourceExhaustedError` for too much, or too many tokenizers at once.
+        """
         if self._uploads >= MAX_UPLOADS:
             raise _too_many()
         self._uploads += 1
+        facts, tokenizer_json = None, bytearray()
         try:
-            yield Upload()
+            async for message in messages:
+                if isinstance(message, TokenizerFacts) == (facts is not None):
+                    raise InvalidArgumentError(
+                        "AddTokenizerRequest.request: facts come first and once, then the chunks"
+                    )
+                if isinstance(message, TokenizerFacts):
+                    facts = message
+                    continue
+                if len(tokenizer_json) + len(message) > MAX_BYTES:
+                    raise ResourceExhaustedError(
+                        f"tokenizer_json_chunk: more than {MAX_BYTES >> 20} MiB; a tokenizer of "
+                        "that size cannot be translated, use a draft model with the target's "
+                        "tokenizer"
+                    )
+                tokenizer_json += message
         finally:
             self._uploads -= 1
+        if facts is None or not tokenizer_json:
+            raise InvalidArgumentError(
+                "AddTokenizerRequest: the stream ended before facts and tokenizer.json were sent"
+            )
+        await self.add(facts, bytes(tokenizer_json))
 
     async def add(self, facts: TokenizerFacts, tokenizer_json: bytes) -> None:
         """Make a tokenizer known, in place of the one of that fingerprint if there is one.
@@ -135,42 +157,6 @@ class Tokenizers:
             except InvalidArgumentError as error:
                 raise IncompatibleError(f"the draft model's own tokenizer: {error}") from error
         return Translator(target, self._draft)
-
-
-class Upload:
-    """A tokenizer in the order of its messages: facts, then pieces of `tokenizer.json`."""
-
-    def __init__(self) -> None:
-        self._facts: TokenizerFacts | None = None
-        self._pieces = bytearray()
-
-    def add(self, message: TokenizerFacts | bytes) -> None:
-        """Take the next message.
-
-        Raises `InvalidArgumentError` if it is out of order, `ResourceExhaustedError` if there is
-        too much.
-        """
-        if isinstance(message, TokenizerFacts) == (self._facts is not None):
-            raise InvalidArgumentError(
-                "AddTokenizerRequest.request: facts come first and once, then the chunks"
-            )
-        if isinstance(message, TokenizerFacts):
-            self._facts = message
-            return
-        if len(self._pieces) + len(message) > MAX_BYTES:
-            raise ResourceExhaustedError(
-                f"tokenizer_json_chunk: more than {MAX_BYTES >> 20} MiB; a tokenizer of that size "
-                "cannot be translated, use a draft model with the target's tokenizer"
-            )
-        self._pieces += message
-
-    def whole(self) -> tuple[TokenizerFacts, bytes]:
-        """Facts and `tokenizer.json`. Raises `InvalidArgumentError` if something is missing."""
-        if self._facts is None or not self._pieces:
-            raise InvalidArgumentError(
-                "AddTokenizerRequest: the stream ended before facts and tokenizer.json were sent"
-            )
-        return self._facts, bytes(self._pieces)
 
 
 def _too_many() -> ResourceExhaustedError:

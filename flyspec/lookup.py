@@ -6,7 +6,7 @@ it back. The draft service drafts with it, the orchestrator falls back to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 DEFAULT_MIN_NGRAM = 2
 DEFAULT_MAX_NGRAM = 4
@@ -41,7 +41,7 @@ class PromptLookup:
         return len(self._tokens)
 
     @property
-    def token_ids(self) -> Sequence[int]:
+    def token_ids(self) -> list[int]:
         """The sequence; a view that later calls change."""
         return self._tokens
 

@@ -6,10 +6,20 @@ before a round (`VerifyRound.prefix_hash`). Cutting back is a length (DESIGN, pr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
+
+
+def num_same(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many numbers both begin with."""
+    count = 0
+    for a, b in zip(ours, theirs, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
 
 
 class TokenSequence:

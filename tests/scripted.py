@@ -45,24 +45,24 @@ class ScriptedModel:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         self.calls.append(list(steps))
         assert len({step.slot for step in steps}) == len(steps)
         self.cache.pending_copies.clear()
-        return [self._rows(step, hidden_layers) for step in steps]
+        return [self._rows(step) for step in steps]
 
     def draw(
         self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
     ) -> list[Drafted]:
         return stepwise.draw(self.forward, draws, may_go_on)
 
-    def _rows(self, step: Step, hidden_layers: Sequence[int]) -> Rows:
-        slot, start, token_ids, count = step
+    def _rows(self, step: Step) -> Rows:
+        slot, start, token_ids, count, layers = step
         self.cache.reserve(slot, start, len(token_ids))
         tokens = [*self.cache.held(slot), *token_ids]
         assert len(tokens) == start + len(token_ids), "the step builds on what the slot lacks"
         self.cache.record(slot, start, token_ids)
         ends = range(len(tokens) - count + 1, len(tokens) + 1)
         logits = torch.tensor([self._script(tokens[:end]) for end in ends], dtype=torch.float64)
-        hidden = [torch.tensor([[tokens[end - 1], i] for end in ends]) for i in hidden_layers]
+        hidden = [torch.tensor([[tokens[end - 1], i] for end in ends]) for i in layers]
         return Rows(logits.view(count, self.info.vocab_size), tuple(hidden))

@@ -1,7 +1,6 @@
-"""What a message is refused for before it is read into our types, or as soon as it is.
+"""How long a message's lists may be, and what a stream has sent towards its next round.
 
-A list in a message costs several times its bytes once it is read, so its length comes first. What
-depends on the session's sequence is checked by `sessions`, in the engine's thread.
+What depends on the session's sequence is checked by `sessions`, in the engine's thread.
 """
 
 from __future__ import annotations
@@ -10,66 +9,32 @@ from flyspec.config import VerifySettings
 from flyspec.engine.distributions import check_received
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.rules import MAX_GUARDED_TOKENS
-from flyspec.v1 import verify_pb2
-from flyspec.validation import MAX_LOGIT_BIAS_TOKENS, MAX_TOP_LOGPROBS
+from flyspec.validation import BIAS_LENGTH, MAX_TOP_LOGPROBS
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DraftDistributions, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 
 
-def check_lengths(
-    message: verify_pb2.VerifyRequest, info: ModelInfo, settings: VerifySettings
-) -> None:
-    """Refuse lists that are longer than any that can be right."""
-    context, limit = info.context_length, settings.max_speculative_tokens
-    match message.WhichOneof("request"):
-        case "open":
-            o = message.open
-            _check(
-                "open.token_ids",
-                len(o.token_ids),
-                context,
-                f"exceed the model's context of {context}; shorten the prompt",
-            )
-            _check("open.rule.guarded_token_ids", len(o.rule.guarded_token_ids), MAX_GUARDED_TOKENS)
-            _check("open.sampling.logit_bias", len(o.sampling.logit_bias), MAX_LOGIT_BIAS_TOKENS)
-        case "round":
-            r = message.round
-            _check(
-                "round.append_token_ids",
-                len(r.append_token_ids),
-                context,
-                f"exceed the model's context of {context}",
-            )
-            drafts = len(r.draft_token_ids)
-            if drafts > limit:
-                raise InvalidArgumentError(
-                    f"round.draft_token_ids: {drafts} drafts, this service checks at most {limit}"
-                )
-            given = r.open_window.target_logprobs
-            for name in ("top_token_ids", "top_logprobs"):
-                size = len(getattr(given, name))
-                _check(f"round.open_window.target_logprobs.{name}", size, MAX_TOP_LOGPROBS)
-        case "distributions":
-            q = message.distributions.distributions
-            if not 1 <= len(q) <= limit:
-                raise _distribution_count(len(q), limit)
-            for index, distribution in enumerate(q):
-                field = f"distributions[{index}].token_ids"
-                _check(field, len(distribution.token_ids), info.vocab_size)
+def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, tuple[int, str]]:
+    """The most entries of a request's lists, as `flyspec.wire.check_lengths` takes them."""
+    context, drafts = info.context_length, settings.max_speculative_tokens
+    sequence = (context, f"tokens exceed the model's context of {context}; shorten the prompt")
+    top = (MAX_TOP_LOGPROBS, f"tokens are too many; send at most {MAX_TOP_LOGPROBS}")
+    guarded = f"tokens are too many; send at most {MAX_GUARDED_TOKENS}"
+    return {
+        "open.token_ids": sequence,
+        "open.rule.guarded_token_ids": (MAX_GUARDED_TOKENS, guarded),
+        "open.sampling.logit_bias": BIAS_LENGTH,
+        "round.append_token_ids": sequence,
+        "round.draft_token_ids": (drafts, f"drafts, this service checks at most {drafts}"),
+        "round.open_window.target_logprobs.top_token_ids": top,
+        "round.open_window.target_logprobs.top_logprobs": top,
+        "distributions.distributions": (drafts, _one_a_draft(drafts)),
+    }
 
 
-def _check(
-    field: str, size: int, most: int, instead: str = "are too many; send at most {most}"
-) -> None:
-    if size > most:
-        raise InvalidArgumentError(f"{field}: {size} tokens {instead.format(most=most)}")
-
-
-def _distribution_count(count: int, limit: int) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"distributions: {count} before one round; send between 1 and {limit}, one a drafted token"
-    )
+def _one_a_draft(most: int) -> str:
+    return f"before one round; send between 1 and {most}, one a drafted token"
 
 
 class RoundInbox:
@@ -87,8 +52,9 @@ class RoundInbox:
     def add(self, piece: DraftDistributions) -> None:
         """Keep a piece for the round to come. Raises `InvalidArgumentError`."""
         self._count += len(piece.distributions)
-        if self._count > self._settings.max_speculative_tokens:
-            raise _distribution_count(self._count, self._settings.max_speculative_tokens)
+        most = self._settings.max_speculative_tokens
+        if not piece.distributions or self._count > most:
+            raise InvalidArgumentError(f"distributions: {self._count} {_one_a_draft(most)}")
         check_received(piece.distributions, self._info.vocab_size)
         self._pieces.append(piece)
 

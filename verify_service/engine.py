@@ -11,10 +11,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
-from typing import NamedTuple
 
 from flyspec.engine.loop import OnStep, StepLoop, Work
-from flyspec.engine.model import Model, Rows, Step
+from flyspec.engine.model import Draw, Model, Rows
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
@@ -27,23 +26,7 @@ from verify_service.verdicts import RoundJudge
 Answer = Verdict | Exception
 
 
-class WantedRows(NamedTuple):
-    """What a round wants of the model: a step's rows, with hidden rows of the layers named."""
-
-    step: Step
-    hidden_layers: tuple[int, ...] = ()
-
-    @property
-    def max_tokens(self) -> int:
-        """One: what comes next is for the rule to say."""
-        return 1
-
-    def part(self, step: Step, max_tokens: int) -> WantedRows:
-        """A piece of it."""
-        return self._replace(step=step)
-
-
-class VerifyEngine(StepLoop[WantedRows, Rows]):
+class VerifyEngine(StepLoop[Rows]):
     """Owns the target model and its slots."""
 
     def __init__(
@@ -135,18 +118,11 @@ class VerifyEngine(StepLoop[WantedRows, Rows]):
 
     # --- the engine thread ------------------------------------------------------------------
 
-    def run_batch(self, wants: Sequence[WantedRows]) -> Sequence[Rows]:
+    def run_batch(self, wants: Sequence[Draw]) -> Sequence[Rows]:
         """The rows of each step, of one forward."""
-        steps = [want.step for want in wants]
-        layers = sorted({layer for want in wants for layer in want.hidden_layers})
-        found = self.model.forward(steps, layers) if layers else self.model.forward(steps)
+        found = self.model.forward([want.step for want in wants])
         self.model.synchronize()
-        if not layers:
-            return found
-        return [
-            Rows(rows.logits, tuple(rows.hidden[layers.index(i)] for i in want.hidden_layers))
-            for want, rows in zip(wants, found, strict=True)
-        ]
+        return found
 
     def _round(
         self,
@@ -155,7 +131,7 @@ class VerifyEngine(StepLoop[WantedRows, Rows]):
         distributions: Sequence[TokenDistribution],
         deliver: Callable[[Answer], None],
         arrived_ns: int,
-    ) -> Work[WantedRows, Rows]:
+    ) -> Work[Rows]:
         """Judge the drafts; without any, decode token by token up to `max_plain_tokens`."""
         session.begin(round_)
         if session.slot is None:
@@ -164,7 +140,7 @@ class VerifyEngine(StepLoop[WantedRows, Rows]):
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         while True:
-            ran = yield WantedRows(session.step(drafts))
+            ran = yield Draw(session.step(drafts))
             judging_ns = perf_counter_ns()
             verdict = self._judge.decide(session, round_, distributions, ran.result.logits)
             session.apply(verdict, drafts)

@@ -23,12 +23,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 import flyspec
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import LoadedModel, load_model, read_config
-from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.parallel import (
     LeadRunner,
     Place,
@@ -197,33 +195,18 @@ def set_threads(settings: VerifySettings, place: Place | None) -> None:
         torch.set_num_threads(max(1, (settings.threads or _ALL_THREADS) // local_size))
 
 
-def load_share(settings: VerifySettings, group: RankGroup) -> LoadedModel:
-    """Load this rank's share of the target. Raises `ConfigError`."""
-    loaded = load_model(
-        settings.model,
-        str(group.device),
-        settings.dtype,
-        settings.max_model_len,
-        group.place.size,
-    )
-    own, total = weight_bytes(loaded.model)
-    log.info("rank %d of %d holds %.1f of %.1f MB of weights (%.1f %%)", group.place.rank,
-             group.place.size, own / 1e6, total / 1e6, 100 * own / total)  # fmt: skip
-    return loaded
+def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel, LeadRunner]:
+    """Load the target, or this rank's share of it, with its runner. Raises `ConfigError`.
 
-
-def make_runner(settings: VerifySettings, loaded: LoadedModel) -> LeadRunner:
-    """The runner of any rank: all must have the same slots, and forward the same way."""
-    plan = plan_kv_cache(
-        loaded.model.config,
-        loaded.info.context_length,
-        loaded.model.dtype,
-        settings.max_sessions,
-        settings.kv_cache_memory_bytes,
-        dist.get_world_size() if dist.is_initialized() else 1,
-    )
-    log.info("%s", plan)
-    return LeadRunner(loaded, plan.num_slots, batch_invariant=settings.batch_invariant)
+    All ranks must have the same slots, and forward the same way.
+    """
+    device, size = (str(group.device), group.place.size) if group else (settings.device, 1)
+    loaded = load_model(settings.model, device, settings.dtype, settings.max_model_len, size)
+    if group:
+        own, total = weight_bytes(loaded.model)
+        log.info("rank %d of %d holds %.1f of %.1f MB of weights (%.1f %%)", group.place.rank,
+                 size, own / 1e6, total / 1e6, 100 * own / total)  # fmt: skip
+    return loaded, LeadRunner.planned(loaded, settings, size, settings.batch_invariant)
 
 
 def follow(settings: VerifySettings, place: Place, parent: int | None = None) -> None:
@@ -246,7 +229,7 @@ def follow(settings: VerifySettings, place: Place, parent: int | None = None) ->
         signal.signal(number, signal.SIG_IGN)
     watch = _watch(group, settings, end)
     try:
-        runner = make_runner(settings, load_share(settings, group))
+        _, runner = load(settings, group)
         runner.warm_up()
         settle_memory()
         group.wait_for_all()

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from flyspec import rpc, serving
 from flyspec.config import VerifySettings
-from flyspec.engine.loading import load_model
 from flyspec.engine.scheduler import StepBudget
 from flyspec.serving import OnePort
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
-from verify_service.ranks import (
-    Ranks,
-    find_place,
-    follow,
-    load_share,
-    make_runner,
-    set_threads,
-)
+from verify_service.ranks import Ranks, find_place, follow, load, set_threads
 from verify_service.service import VerifyServicer
 from verify_service.telemetry import VerifyTelemetry
 
@@ -38,11 +30,7 @@ def build(
         set_threads(settings, None if ranks is None else ranks.place)
 
     prepare()
-    if ranks is None:
-        loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
-    else:
-        loaded = load_share(settings, ranks.start())
-    runner = make_runner(settings, loaded)
+    loaded, runner = load(settings, ranks.start() if ranks else None)
     try:
         runner.warm_up()
         if ranks is not None:
@@ -77,7 +65,7 @@ async def serve(settings: VerifySettings) -> None:
 
 
 async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
-    async def load(telemetry: Telemetry) -> OnePort:
+    async def loaded(telemetry: Telemetry) -> OnePort:
         credentials = settings.port_security.credentials()
         observer = VerifyTelemetry(telemetry)
         engine, servicer = build(settings, ranks, observer)
@@ -96,4 +84,4 @@ async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
         )
         return OnePort(server, engine.stop)
 
-    await serving.serve("verify", settings, load)
+    await serving.serve("verify", settings, loaded)

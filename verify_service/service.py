@@ -14,7 +14,7 @@ from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
 from flyspec.values.rounds import DraftDistributions, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
-from verify_service.checks import RoundInbox, check_lengths
+from verify_service.checks import RoundInbox, length_limits
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import TargetSession
 from verify_service.telemetry import VerifyTelemetry
@@ -34,6 +34,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self._observer = observer or VerifyTelemetry(Telemetry("verify"))
         self._tokenizer_messages = wire.tokenizer_messages(tokenizer, tokenizer.tokenizer_json)
         self._settings = settings
+        self._lengths = length_limits(engine.info, settings)
 
     @rpc.handler
     async def Describe(
@@ -121,6 +122,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         message = await rpc.read(context, timeout_s)
         if message is None:
             return None
-        check_lengths(message, self._engine.info, self._settings)
+        wire.check_lengths(message, self._lengths)
+        vocab_size = self._engine.info.vocab_size
+        each = {"token_ids": (vocab_size, f"tokens are too many; send at most {vocab_size}")}
+        for index, distribution in enumerate(message.distributions.distributions):
+            wire.check_lengths(distribution, each, f"distributions[{index}].")
         request: VerifyOpen | VerifyRound | DraftDistributions = wire.unwrap(message)
         return request

@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from flyspec.engine.distributions import decode
-from flyspec.engine.sampling import History, token_logprobs
+from flyspec.engine.logits import token_logprobs
+from flyspec.engine.model import History
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
@@ -31,20 +32,8 @@ class RoundJudge:
         rows: Tensor,
     ) -> Verdict:
         """The verdict on a round's logits [K + 1, V], with log-probabilities if asked for."""
-        verdict = self._judge(session, round_, distributions, rows)
-        if session.logprobs is None:
-            return verdict
-        return _with_logprobs(verdict, round_, rows, session)
-
-    def _judge(
-        self,
-        session: TargetSession,
-        round_: VerifyRound,
-        distributions: Sequence[TokenDistribution],
-        rows: Tensor,
-    ) -> Verdict:
         drafts = round_.draft_token_ids
-        return judge(
+        verdict = judge(
             session.rule,
             drafts,
             rows,
@@ -67,6 +56,9 @@ class RoundJudge:
             else None,
             history=History(session.sequence.tokens, session.prompt_length, self.eos),
         )
+        if session.logprobs is None:
+            return verdict
+        return _with_logprobs(verdict, round_, rows, session)
 
 
 def _with_logprobs(

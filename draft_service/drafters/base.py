@@ -55,6 +55,10 @@ class Drafter(Protocol):
     def needs_model(self) -> bool:
         """Whether its proposals yield draws; if so its sessions live in the engine's thread."""
 
+    @property
+    def max_length(self) -> int:
+        """The longest sequence of a session, in tokens; 0 if there is no limit."""
+
     def open(self, open_: DraftOpen) -> DrafterSession:
         """Start a session on a checked sequence. Raises `ResourceExhaustedError`: no free slot."""
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draft_service.drafters.base import DrafterSession, Drafting
-from draft_service.drafters.model import CachedPrefix, ModelDrafter
+from draft_service.drafters.model import ModelDrafter, ModelSession
 from flyspec.engine.model import Model
 from flyspec.lookup import PromptLookup
+from flyspec.prefix import num_same
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, Origin
 
@@ -31,53 +32,38 @@ class MultiLevelDrafter(ModelDrafter):
         return MultiLevelSession(self._model, self._eos, open_)
 
 
-class MultiLevelSession:
-    """A sequence, its n-gram index and the slot that caches it."""
+class MultiLevelSession(ModelSession):
+    """A model's session whose sequence is in an n-gram index."""
 
     def __init__(self, model: Model, eos: frozenset[int], open_: DraftOpen) -> None:
+        super().__init__(model, eos, open_)
         self._lookup = PromptLookup(open_.token_ids)
-        self._prefix = CachedPrefix(model, open_, eos)
-        self._context_length = model.info.context_length
-        self._eos = eos
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """The sequence with the last proposal."""
-        return self._lookup.token_ids
+        self.token_ids = self._lookup.token_ids
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
         """Truncate, then append; what is cached of the kept tokens stays."""
         self._lookup.truncate(keep_length)
         self._lookup.extend(append_token_ids)
-        self._prefix.keep(keep_length)
+        self.cached = min(self.cached, keep_length)
 
     def propose(self, max_tokens: int) -> Drafting:
         """One step a guessed run; one step a token where lookup has no guess."""
-        lookup, prefix, tokens = self._lookup, self._prefix, self._lookup.token_ids
-        left = min(max_tokens, self._context_length - len(tokens))
+        lookup, eos, base = self._lookup, self._eos, len(self.token_ids)
+        left = min(max_tokens, self._context_length - base)
         while left > 0:
-            base = len(tokens)
+            base = len(self.token_ids)
             guess = lookup.propose(min(left, MAX_GUESS))
             # The token at the proposal's end needs no step after it.
-            fed = guess[: left - 1]
-            drawn = yield from prefix.extend(tokens, fed)
-            chosen = drawn.token_ids
-            agreed = 0
-            while agreed < len(fed) and chosen[agreed] == guess[agreed]:
-                agreed += 1
-            run = chosen[: agreed + 1]
-            ended = next((i for i, token in enumerate(run) if token in self._eos), None)
-            if ended is not None:
-                run = run[: ended + 1]
+            drawn = yield from self.extend(guess[: left - 1])
+            agreed = num_same(drawn.token_ids, guess[: left - 1])
+            count = agreed + 1
+            count = next((i + 1 for i in range(count) if drawn.token_ids[i] in eos), count)
+            run = drawn.token_ids[:count]
             origins = [
                 Origin.EXACT_LOOKUP if i < len(guess) and token == guess[i] else Origin.EXACT_MODEL
                 for i, token in enumerate(run)
             ]
             lookup.extend(run)
-            prefix.keep(base + min(agreed, len(run)))
-            yield Drafted(run, origins, drawn.distributions[: len(run)])
-            left = 0 if ended is not None else left - len(run)
-
-    def close(self) -> None:
-        """Release the slot."""
-        self._prefix.release()
+            self.cached = min(self.cached, base + min(agreed, count))
+            yield Drafted(run, origins, drawn.distributions[:count])
+            left = 0 if run[-1] in eos else left - count

@@ -18,11 +18,11 @@ class PromptLookupDrafter:
     needs_model = False
 
     def __init__(self, max_length: int = 0) -> None:
-        self._max_length = max_length
+        self.max_length = max_length
 
     def open(self, open_: DraftOpen) -> PromptLookupSession:
         """Index the sequence. Sampling has no say in what is copied."""
-        return PromptLookupSession(open_, self._max_length)
+        return PromptLookupSession(open_, self.max_length)
 
 
 class PromptLookupSession:
@@ -30,13 +30,9 @@ class PromptLookupSession:
 
     def __init__(self, open_: DraftOpen, max_length: int) -> None:
         self._lookup = PromptLookup(open_.token_ids)
+        self.token_ids = self._lookup.token_ids
         self._max_length = max_length
         self._distributions = open_.distribution is not None
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """The sequence with the last proposal."""
-        return self._lookup.token_ids
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
         """Truncate, then append."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from draft_service.drafters.base import Drafter, Drafting
-from draft_service.translation import Alignment, Translator
+from draft_service.translation import Alignment
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, SamplingParams, TokenDistribution
 
@@ -15,32 +15,11 @@ DRAFTS_PER_TOKEN = 8
 SPARE_DRAFTS = 8
 
 
-class TranslatedDrafter:
-    """Opens one session with `drafter`, in the ids of the translator's target."""
-
-    def __init__(self, drafter: Drafter, translator: Translator) -> None:
-        self.info = drafter.info
-        self.needs_model = drafter.needs_model
-        self._drafter, self._translator = drafter, translator
-        self._alignment: Alignment | None = None
-
-    def prepare(self, open_: DraftOpen) -> None:
-        """Translate the sequence of `open_`: work that a long prompt makes long, for any thread."""
-        model = self.info.model
-        assert model is not None
-        self._alignment = Alignment(self._translator, open_.token_ids, model.context_length)
-
-    def open(self, open_: DraftOpen) -> TranslatedSession:
-        """Open the drafter's own session with the draft's ids."""
-        if self._alignment is None:
-            self.prepare(open_)
-        alignment, self._alignment = self._alignment, None
-        assert alignment is not None
-        return TranslatedSession(self._drafter, alignment, open_)
-
-
 class TranslatedSession:
     """A target's sequence, and a session of the drafter that holds it in the draft's ids.
+
+    `alignment` is of the sequence of `open_`. To make it is work that a long prompt makes long, for
+    any thread. Raises as `Drafter.open` does.
 
     The drafter says what it takes for most likely, whatever the request's sampling: noise keyed by
     token does not reach across tokenizers, and without it a drawn token agrees with the target's
@@ -49,10 +28,8 @@ class TranslatedSession:
     """
 
     def __init__(self, drafter: Drafter, alignment: Alignment, open_: DraftOpen) -> None:
-        model = drafter.info.model
-        assert model is not None
         self._alignment = alignment
-        self._most = model.context_length // 2
+        self._most = drafter.max_length // 2
         self._distributions = open_.distribution is not None
         alignment.sync(0)
         self._session = drafter.open(

@@ -10,6 +10,7 @@ from draft_service.translation.rendering import Rendering
 from draft_service.translation.stream import CONTROL, TextStream
 from draft_service.translation.translator import Translator
 from draft_service.translation.vocabulary import Encoded, num_whole
+from flyspec.prefix import num_same
 from flyspec.values.tokens import Origin
 
 NOWHERE = -1
@@ -71,7 +72,7 @@ class Alignment:
         if end < agreed:
             self._agreed = end
         else:
-            self._agreed += _same(drawn, stream.units[agreed : agreed + len(drawn)])
+            self._agreed += num_same(drawn, stream.units[agreed : agreed + len(drawn)])
         drawn.clear()
         self._drop(bisect_right(self._ends, self._agreed))
 
@@ -175,7 +176,9 @@ class Alignment:
             at = self._start_of(first)
             made = self._encode(at, end)
             ends = [at + e for e in made.ends]
-            same = min(_same(made.ids, self.draft_ids[first:]), _same(ends, self._ends[first:]))
+            same = min(
+                num_same(made.ids, self.draft_ids[first:]), num_same(ends, self._ends[first:])
+            )
             if same or at <= floor or back >= MAX_BACK:
                 break
             back *= 4
@@ -227,7 +230,7 @@ class Alignment:
         self._extend_from(at)
         if len(self.draft_ids) > self._limit:
             self._shorten(self._limit // 2)
-        self._unchanged = min(self._unchanged, _same(before, self.draft_ids))
+        self._unchanged = min(self._unchanged, num_same(before, self.draft_ids))
         self._agreed = len(stream)
 
     def _shorten(self, length: int) -> None:
@@ -249,13 +252,3 @@ class Alignment:
         """Whether the draft's token `index` begins a word, or is a control token."""
         at = self._start_of(index)
         return self._stream.is_space(at) or self._stream.is_control(at)
-
-
-def _same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many numbers both begin with."""
-    count = 0
-    for a, b in zip(ours, theirs, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

@@ -21,7 +21,9 @@ from torch import Tensor
 from flyspec.bench import rounds
 from flyspec.bench.rounds import SEED, START_POSITION, RandomRound, make_round
 from flyspec.engine.distributions import decode
-from flyspec.engine.sampling import History, choose, token_logprobs
+from flyspec.engine.logits import token_logprobs
+from flyspec.engine.model import History
+from flyspec.engine.sampling import choose
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule

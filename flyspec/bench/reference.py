@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from flyspec.engine.sampling import gumbel_noise, process_logits
+from flyspec.engine.logits import process_logits
+from flyspec.engine.sampling import gumbel_noise
 from flyspec.errors import ConfigError
 from flyspec.values.tokens import SamplingParams
 

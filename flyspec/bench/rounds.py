@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.engine.sampling import choose, process_logits
+from flyspec.engine.logits import process_logits
+from flyspec.engine.sampling import choose
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 

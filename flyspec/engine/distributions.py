@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flyspec.engine.logits import computable
 from flyspec.engine.sampling import DRAFT_STREAM, sample_among
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.rounds import DistributionSpec
@@ -76,7 +77,7 @@ def round_off(processed: Tensor, spec: DistributionSpec) -> RoundedDistributions
     be drawn from. If the whole vocabulary is to be drawn from and truncation leaves few tokens of
     it, those are listed: the same distribution in fewer bytes.
     """
-    scores = processed if processed.dtype == torch.float64 else processed.float()
+    scores = computable(processed)
     vocab_size = scores.shape[-1]
     listed = min(spec.top_k, vocab_size)
     if spec.draw_from_it and not listed:
@@ -127,27 +128,24 @@ def decode(
         _check_sizes(index, distribution, vocab_size)
     whole = [i for i, q in enumerate(distributions) if q.log_probs and not q.token_ids]
     lists = [i for i in range(len(drafts)) if i not in set(whole)]
-    if not whole:
-        log_probs, token_ids = _read_lists(distributions, drafts, lists, renormalise, device)
-        found = Distributions(log_probs, token_ids)
-    else:
+    log_probs, token_ids = _read_lists(distributions, drafts, lists, renormalise, device)
+    found = Distributions(log_probs, token_ids)
+    if whole:
         if not renormalise and any(distributions[i].token_ids for i in lists):
             raise InvalidArgumentError(
                 "distributions: some hold the whole vocabulary and some list tokens; "
                 "send all in one form"
             )
-        log_probs = _read_whole([distributions[i] for i in whole], renormalise, device)
+        rows = _read_whole([distributions[i] for i in whole], renormalise, device)
         if not renormalise:
-            _check_finite(log_probs, whole)
+            _check_finite(rows, whole)
         if lists:
-            rows = torch.full((len(drafts), vocab_size), -torch.inf, device=log_probs.device)
-            rows[whole] = log_probs
-            some, token_ids = _read_lists(distributions, drafts, lists, renormalise, device)
+            every = rows.new_full((len(drafts), vocab_size), -torch.inf)
+            every[whole] = rows
             # Padding repeats a listed token at -inf: the larger value is the one that was sent.
-            spread = torch.full((len(lists), vocab_size), -torch.inf, device=log_probs.device)
-            rows[lists] = spread.scatter_reduce(1, token_ids, some, "amax")
-            log_probs = rows
-        found = Distributions(log_probs, None)
+            every[lists] = every[lists].scatter_reduce(1, token_ids, log_probs, "amax")
+            rows = every
+        found = Distributions(rows, None)
     if renormalise and drafts:
         _check_drafted(found, drafts)
     return found

@@ -145,8 +145,11 @@ def load_model(
 
 
 def _unloadable(name: str, error: Exception) -> ConfigError:
-    if (coded := _needs_code(name, error)) is not None:
-        return coded
+    if "trust_remote_code" in str(error):
+        return ConfigError(
+            f"--model {name}: needs code that comes with it (auto_map), which is never run here; "
+            "use a model of an architecture that transformers has itself"
+        )
     reason = " ".join(str(error).split()) or repr(error)
     return ConfigError(f"--model {name}: cannot be loaded: {reason:.300}")
 
@@ -209,14 +212,4 @@ def _unsafe(name: str, reason: str) -> ConfigError:
     return ConfigError(
         f"--model {name}: {reason}; weights are read from safetensors alone, since other formats "
         "can run code. Convert them with transformers' save_pretrained where you trust them"
-    )
-
-
-def _needs_code(name: str, error: Exception) -> ConfigError | None:
-    """The error for a model that brings code along, if that is what transformers complains of."""
-    if "trust_remote_code" not in str(error):
-        return None
-    return ConfigError(
-        f"--model {name}: needs code that comes with it (auto_map), which is never run here; use a "
-        "model of an architecture that transformers has itself"
     )

@@ -29,6 +29,11 @@ from flyspec.values.tokens import SamplingParams, TokenLogprobs
 Warper = Callable[[Any, Tensor], Tensor]
 
 
+def computable(logits: Tensor) -> Tensor:
+    """Half precision as float32; float64 stays."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
 def process_logits(
     logits: Tensor,
     sampling: SamplingParams,
@@ -52,7 +57,7 @@ def process_logits(
     adjusts = bool(sampling.logit_bias) or sampling.needs_history
     if sampling.greedy and not adjusts:
         return logits
-    scores = logits if logits.dtype == torch.float64 else logits.float()
+    scores = computable(logits)
     if adjusts:
         scores = _adjust(scores, sampling, history, draft_token_ids)
     for warper in _warpers(sampling):
@@ -164,7 +169,7 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[T
     With each come the `top` most likely tokens, most likely first; of equal logits the lower id is
     first. Half precision is computed in float32, float64 stays.
     """
-    scores = logits if logits.dtype == torch.float64 else logits.float()
+    scores = computable(logits)
     total = scores.logsumexp(dim=-1, keepdim=True)
     own = torch.tensor([*token_ids], dtype=torch.int64, device=scores.device)
     logprobs = (scores.gather(1, own[:, None]) - total)[:, 0].tolist()

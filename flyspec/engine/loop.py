@@ -14,31 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future
 from time import perf_counter_ns
-from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from flyspec.engine.model import Step
+from flyspec.engine.model import Draw
 from flyspec.engine.scheduler import Pieces, StepBudget, allot
 from flyspec.errors import FlyspecError, UnavailableError
 
 log = logging.getLogger(__name__)
 
 
-class Want(Protocol):
-    """What work wants run: a step, and further steps of one token that go on from it."""
-
-    @property
-    def step(self) -> Step:
-        """The first step."""
-
-    @property
-    def max_tokens(self) -> int:
-        """Steps that may run in one call."""
-
-    def part(self, step: Step, max_tokens: int) -> Self:
-        """As much of it as `step`, a piece of its step, and `max_tokens` steps; rows last."""
-
-
-W = TypeVar("W", bound=Want)
 R = TypeVar("R")
 
 
@@ -50,23 +34,21 @@ class Ran(NamedTuple, Generic[R]):
     model_ns: int
 
 
-Work: TypeAlias = Generator[W, Ran[R], None]
-"""A want may get fewer steps than its `max_tokens`: the result tells."""
+Work: TypeAlias = Generator[Draw, Ran[R], None]
+"""A draw may get fewer steps than its `max_tokens`: the result tells."""
 OnStep: TypeAlias = Callable[[int, int, int], None]
 """Told of every step, in the loop's thread: its time in ns, its sessions, its tokens. Those of one
 call are of equal times."""
 
 
-class _Task(Generic[W, R]):
+class _Task(Generic[R]):
     """Work under way for `owner`; `fail` is told of the error that ends it."""
 
-    def __init__(
-        self, owner: Hashable, work: Work[W, R], fail: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, owner: Hashable, work: Work[R], fail: Callable[[Exception], None]) -> None:
         self.owner, self.work, self.fail = owner, work, fail
         self.since_ns = perf_counter_ns()
         self.began_ns = self.model_ns = 0
-        self.want: W
+        self.want: Draw
         self.pieces: Pieces
 
     def go_on(self, ran: Ran[R] | Exception | None = None) -> bool:
@@ -88,7 +70,7 @@ class _Task(Generic[W, R]):
         return True
 
 
-class StepLoop(ABC, Generic[W, R]):
+class StepLoop(ABC, Generic[R]):
     """Runs the work of many owners, in the order in which it came; who has run goes to the end.
 
     `prepare` runs first, in the loop's thread. `service` is the name by which errors call it.
@@ -103,18 +85,18 @@ class StepLoop(ABC, Generic[W, R]):
     ) -> None:
         self._service, self._prepare, self._on_step = service, prepare, on_step
         self._budget = budget or StepBudget()
-        self._inbox: queue.SimpleQueue[_Task[W, R] | tuple[Hashable, Callable[[], None]] | None] = (
+        self._inbox: queue.SimpleQueue[_Task[R] | tuple[Hashable, Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )
-        self._ready: list[_Task[W, R]] = []
+        self._ready: list[_Task[R]] = []
         self._prepared: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name=f"{service}-engine", daemon=True)
 
     @abstractmethod
-    def run_batch(self, wants: Sequence[W]) -> Sequence[R]:
+    def run_batch(self, wants: Sequence[Draw]) -> Sequence[R]:
         """What comes of each want, of one call of the model for all."""
 
-    def steps_of(self, want: W, result: R) -> int:
+    def steps_of(self, want: Draw, result: R) -> int:
         """How many steps of the model a result took."""
         return 1
 
@@ -138,7 +120,7 @@ class StepLoop(ABC, Generic[W, R]):
             self._inbox.put(None)
             self._thread.join()
 
-    def add(self, owner: Hashable, work: Work[W, R], fail: Callable[[Exception], None]) -> None:
+    def add(self, owner: Hashable, work: Work[R], fail: Callable[[Exception], None]) -> None:
         """Queue work; its owner has no other under way."""
         self._inbox.put(_Task(owner, work, fail))
 
@@ -162,7 +144,7 @@ class StepLoop(ABC, Generic[W, R]):
 
     def _gather(self) -> bool:
         """Take in what has arrived, waiting when there is nothing to do; False to stop."""
-        arrived: list[_Task[W, R]] = []
+        arrived: list[_Task[R]] = []
         while True:
             try:
                 item = self._inbox.get(block=not (self._ready or arrived))
@@ -181,9 +163,7 @@ class StepLoop(ABC, Generic[W, R]):
             else:
                 self._close(*item, arrived)
 
-    def _close(
-        self, owner: Hashable, release: Callable[[], None], arrived: list[_Task[W, R]]
-    ) -> None:
+    def _close(self, owner: Hashable, release: Callable[[], None], arrived: list[_Task[R]]) -> None:
         try:
             for tasks in (self._ready, arrived):
                 for task in [task for task in tasks if task.owner is owner]:
@@ -223,10 +203,10 @@ class StepLoop(ABC, Generic[W, R]):
             if going_on:
                 self._ready.append(task)
 
-    def _steps(self, want: W, result: R | Exception) -> int:
+    def _steps(self, want: Draw, result: R | Exception) -> int:
         return 1 if isinstance(result, Exception) else self.steps_of(want, result)
 
-    def _attempt(self, wants: Sequence[W]) -> Sequence[R | Exception]:
+    def _attempt(self, wants: Sequence[Draw]) -> Sequence[R | Exception]:
         """What each gives; where the batch fails, each gets a try of its own."""
         try:
             return self.run_batch(wants)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flyspec.engine.slot_cache import SPARE_ROWS
+from flyspec.engine.supported import splits_heads
 from flyspec.errors import ConfigError
 
 
@@ -44,21 +45,23 @@ def slot_bytes(
     """
     config = config.get_text_config()
     per_token = sum(2 * heads * size for heads, size in _heads(config))
-    if _splits_heads(config):
+    if splits_heads(config):
         per_token //= tensor_parallel_size
     return max_length * per_token * dtype.itemsize
 
 
-def plan_slots(bytes_per_slot: int, budget_bytes: int, max_sessions: int) -> int:
+def plan_slots(
+    bytes_per_slot: int, budget_bytes: int, max_sessions: int, spare_bytes: int = 0
+) -> int:
     """How many slots, one a session, fit into the budget; at most `max_sessions`.
 
     Raises `ConfigError` if not even one fits.
     """
-    fitting = budget_bytes // bytes_per_slot
-    if not fitting:
+    fitting, least = (budget_bytes - spare_bytes) // bytes_per_slot, bytes_per_slot + spare_bytes
+    if fitting < 1:
         raise ConfigError(
-            f"--kv-cache-memory-bytes {budget_bytes}: one session needs {bytes_per_slot} bytes "
-            f"({_readable(bytes_per_slot)}); raise it, or lower --max-model-len"
+            f"--kv-cache-memory-bytes {budget_bytes}: one session needs {least} bytes "
+            f"({_readable(least)}); raise it, or lower --max-model-len"
         )
     return min(max_sessions, fitting)
 
@@ -81,8 +84,7 @@ def plan_kv_cache(
     )
     slots = max_sessions
     if budget_bytes:
-        plan_slots(size + spare, budget_bytes, max_sessions)  # one at least
-        slots = plan_slots(size, budget_bytes - spare, max_sessions)
+        slots = plan_slots(size, budget_bytes, max_sessions, spare)
     return KVCachePlan(slots, max_length, size, spare)
 
 
@@ -93,12 +95,6 @@ def _heads(config: Any) -> Iterator[tuple[int, int]]:
         heads = layer.num_attention_heads
         kv_heads = getattr(layer, "num_key_value_heads", None) or heads
         yield kv_heads, getattr(layer, "head_dim", None) or layer.hidden_size // heads
-
-
-def _splits_heads(config: Any) -> bool:
-    plan = getattr(config, "base_model_tp_plan", None) or {}
-    projections = (".k_proj", ".query_key_value")
-    return any(key.endswith(projections) and style == "colwise" for key, style in plan.items())
 
 
 def _readable(num_bytes: int) -> str:

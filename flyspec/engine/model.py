@@ -30,6 +30,9 @@ class Step(NamedTuple):
     token_ids: list[int]
     num_logits: int = 1
     """Rows wanted: the logits after each of the last `num_logits` tokens; 0 only fills the slot."""
+    hidden_layers: tuple[int, ...] = ()
+    """Layers whose rows come with the logits, numbered as by transformers' `output_hidden_states`:
+    0 the embeddings, i what layer i puts out, the last one behind the final norm."""
 
 
 class Rows(NamedTuple):
@@ -55,7 +58,7 @@ class History(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A step, and how the model's own tokens are chosen from its rows; None only fills the cache.
+    """A step, and how the model's own tokens are chosen from its rows; without `sampling` none are.
 
     A row's token is the one at the position behind the row's. `history` is the sequence before the
     first row's token, needed for penalties and `min_tokens`. With `distribution` the distributions
@@ -121,12 +124,8 @@ class Model(Protocol):
     def synchronize(self) -> None:
         """Wait for the device, so that what follows is not charged with the forward's time."""
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
-        """The rows that each step asks for; one forward for all. No two have the same slot.
-
-        `hidden_layers` are numbered as by transformers' `output_hidden_states`: 0 the embeddings,
-        i what layer i puts out, the last one behind the final norm.
-        """
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """The rows that each step asks for; one forward for all. No two have the same slot."""
 
     def draw(
         self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True

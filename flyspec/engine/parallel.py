@@ -206,13 +206,13 @@ class LeadRunner(ModelRunner):
         """
         self._group, self._on_failure = group, on_failure
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """As `ModelRunner.forward`, on all ranks; hidden rows are whole on each, so only here."""
         if self._group is None:
-            return super().forward(steps, hidden_layers)
+            return super().forward(steps)
         try:
             self._group.send(encode(self.cache.pending_copies, steps))
-            return super().forward(steps, hidden_layers)
+            return super().forward(steps)
         except Exception as error:
             self._on_failure(error)
 

@@ -7,22 +7,27 @@ products see all tokens at once, attention sees each sequence alone (`attention`
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
-from torch import Tensor
 
+from flyspec.config import ModelServerSettings
 from flyspec.engine import batch_invariance, stepwise
 from flyspec.engine.attention import hook
-from flyspec.engine.attention.base import AttentionBackend, Segment, StepAttention
+from flyspec.engine.attention.base import AttentionBackend, Segment
 from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.loading import LoadedModel
+from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.model import Draw, ModelFacts, Rows, Step
 from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_model
 from flyspec.errors import ConfigError
 from flyspec.values.tokens import Drafted
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -32,8 +37,8 @@ class ModelRunner:
     more than arithmetic; the default is that of the device.
 
     `batch_invariant`: a token's logits have the same bits whatever else is in a step
-    (`flyspec.engine.batch_invariance`). None turns that on where it costs little; `batch_invariant`
-    then says so, after `warm_up`. Raises `ConfigError` where it cannot be had.
+    (`flyspec.engine.batch_invariance`). None turns that on where it costs little; the attribute
+    says so after `warm_up`. Raises `ConfigError` where it cannot be had.
     """
 
     def __init__(
@@ -51,33 +56,53 @@ class ModelRunner:
         self.cache = SlotCache(config.num_hidden_layers, num_slots, self.info.context_length)
         hook.register()
         self._model.set_attn_implementation(hook.NAME)
-        padded = self._device.type == "cuda" if padded is None else padded
-        self._attention: AttentionBackend = SlotAttention(self.cache, padded)
-        self._otherwise = self._attention
-        self._invariance = batch_invariance.apply(loaded.info.name, self._model, batch_invariant)
-        if self._invariance is not None:
-            self._attention = self._invariance.attention(self.cache)
+        self._padded = self._device.type == "cuda" if padded is None else padded
+        self.batch_invariant = batch_invariance.apply(
+            loaded.info.name, self._model, batch_invariant
+        )
         self._must_be_invariant = bool(batch_invariant)
+        self._attention = self._backend()
 
-    @property
-    def batch_invariant(self) -> bool:
-        """Whether the batch-invariant mode is on."""
-        return self._invariance is not None
+    @classmethod
+    def planned(
+        cls,
+        loaded: LoadedModel,
+        settings: ModelServerSettings,
+        tensor_parallel_size: int = 1,
+        batch_invariant: bool | None = False,
+    ) -> Self:
+        """A service's: slots for its sessions, or as many as fit. Raises `ConfigError`."""
+        plan = plan_kv_cache(
+            loaded.model.config,
+            loaded.info.context_length,
+            loaded.model.dtype,
+            settings.max_sessions,
+            settings.kv_cache_memory_bytes,
+            tensor_parallel_size,
+        )
+        log.info("%s", plan)
+        return cls(loaded, plan.num_slots, batch_invariant=batch_invariant)
+
+    def _backend(self) -> AttentionBackend:
+        if self.batch_invariant:
+            return batch_invariance.FixedShapeAttention(self.cache)
+        return SlotAttention(self.cache, self._padded)
 
     def warm_up(self) -> None:
         """Check that this model is served rightly, and run what the first request would pay for.
 
         Raises `ConfigError`. Every rank of a tensor-parallel group calls it.
         """
-        check_model(self, self._model)
-        if self._invariance is not None and not batch_invariance.holds(self):
+        check_model(self, self._model, self._attention.windows)
+        if self.batch_invariant and not batch_invariance.holds(self):
             if self._must_be_invariant:
                 raise ConfigError(
                     f"--batch-invariant: {self.info.name} has layers whose results depend on the "
                     "batch even so; use --no-batch-invariant"
                 )
-            self._invariance.remove()
-            self._invariance, self._attention = None, self._otherwise
+            batch_invariance.remove(self._model)
+            self.batch_invariant = False
+            self._attention = self._backend()
         self.cache.forget()
 
     def describe(self) -> ModelFacts:
@@ -102,15 +127,6 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
-        """As `Model.forward`; rows are on the model's device. Raises `ValueError` for no layer."""
-        return self._packed(steps, hidden_layers)[0]
-
-    def probe(self, step: Step) -> tuple[Tensor, dict[int, int | None]]:
-        """Logits of one step, with the window that each layer's attention asked for."""
-        (rows,), layout = self._packed([step])
-        return rows.logits, layout.windows
-
     def draw(
         self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
     ) -> list[Drafted]:
@@ -118,11 +134,10 @@ class ModelRunner:
         return stepwise.draw(self.forward, draws, may_go_on)
 
     @torch.inference_mode()
-    def _packed(
-        self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()
-    ) -> tuple[list[Rows], StepAttention]:
-        """The wanted rows of each step, and where the packed rows belong."""
-        for layer in hidden_layers:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """As `Model.forward`; rows are on the model's device. Raises `ValueError` for no layer."""
+        layers = {layer for step in steps for layer in step.hidden_layers}
+        for layer in layers:
             if not 0 <= layer <= len(self.cache.slot_layers):
                 raise ValueError(
                     f"hidden_layers: {layer} is not between 0 and {len(self.cache.slot_layers)}"
@@ -132,7 +147,7 @@ class ModelRunner:
         wanted: list[int] = []
         positions: list[int] = []
         index: list[int] = []
-        for slot, start, tokens, num_logits in steps:
+        for slot, start, tokens, num_logits, _ in steps:
             row, count = len(token_ids), len(tokens)
             segments.append(Segment(slot, start, count, row))
             token_ids += tokens
@@ -154,14 +169,14 @@ class ModelRunner:
             use_cache=True,
             logits_to_keep=rows,
             layout=layout,
-            output_hidden_states=bool(hidden_layers),
+            output_hidden_states=bool(layers),
         )
+        found: list[Rows] = []
+        at = 0
         for step in steps:
             cache.record(step.slot, step.start, step.token_ids)
-        counts = [step.num_logits for step in steps]
-        logits = output.logits[0, : len(wanted)].split(counts)
-        if not hidden_layers:
-            return [Rows(of_step) for of_step in logits], layout
-        states = [output.hidden_states[i][0, rows[: len(wanted)]] for i in hidden_layers]
-        hidden = zip(*(state.split(counts) for state in states), strict=True)
-        return [Rows(*both) for both in zip(logits, hidden, strict=True)], layout
+            end = at + step.num_logits
+            hidden = (output.hidden_states[i][0, rows[at:end]] for i in step.hidden_layers)
+            found.append(Rows(output.logits[0, at:end], tuple(hidden)))
+            at = end
+        return found

@@ -25,27 +25,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from flyspec.engine.logits import process_logits, token_logprobs
+from flyspec.engine.logits import process_logits
 from flyspec.engine.model import History
 from flyspec.values.tokens import SamplingParams
-
-__all__ = [
-    "ACCEPT_STREAM",
-    "DRAFT_STREAM",
-    "RESIDUAL_STREAM",
-    "SECOND_STREAM",
-    "TARGET_STREAM",
-    "History",
-    "choose",
-    "choose_processed",
-    "gumbel_noise",
-    "process_logits",
-    "row_keys",
-    "sample",
-    "sample_among",
-    "token_logprobs",
-    "uniform",
-]
 
 TARGET_STREAM = 0
 """The target's own sample; a drafter uses it too."""

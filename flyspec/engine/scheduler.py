@@ -53,13 +53,12 @@ class Pieces:
 
     def take(self, count: int) -> Step:
         """The next `count` tokens; the piece gives rows if it is the last one."""
-        slot, start, token_ids, num_logits = self._step
-        first, end = self._done, self._done + count
+        step, first, end = self._step, self._done, self._done + count
         self._done = end
-        if count == len(token_ids):
-            return self._step
-        rows = num_logits if end == len(token_ids) else 0
-        return Step(slot, start + first, token_ids[first:end], rows)
+        if count == len(step.token_ids):
+            return step
+        piece = step._replace(start=step.start + first, token_ids=step.token_ids[first:end])
+        return piece if end == len(step.token_ids) else piece._replace(num_logits=0)
 
 
 def allot(work: Iterable[Pieces], budget: StepBudget) -> list[int]:

@@ -19,18 +19,18 @@ MIN_REUSE = 16
 """Shorter common prefixes are computed again: a copy costs about as much."""
 
 
+class Lease(NamedTuple):
+    """A slot, and how many tokens of the sequence it was asked for it holds already."""
+
+    slot: int
+    length: int
+
+
 class Copy(NamedTuple):
     """The first `length` tokens of slot `source` become those of slot `target`."""
 
     source: int
     target: int
-    length: int
-
-
-class Lease(NamedTuple):
-    """A slot, and how many tokens of the sequence it was asked for it holds already."""
-
-    slot: int
     length: int
 
 

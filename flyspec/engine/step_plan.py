@@ -6,7 +6,8 @@ A plan is one int64 vector, so that a step costs a broadcast of numbers and noth
                                   slot, start, tokens, logits  of each step,
                                   the token ids of all steps
 
-`length` counts the whole vector. `encode` and `decode` are pure; `flyspec.engine.parallel` sends.
+`length` counts the whole vector. Hidden layers are rank 0's alone: its rows are whole. `encode` and
+`decode` are pure; `flyspec.engine.parallel` sends.
 """
 
 from __future__ import annotations

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import round_off
+from flyspec.engine.logits import process_logits
 from flyspec.engine.model import Draw, Rows, Step
-from flyspec.engine.sampling import choose_processed, process_logits
+from flyspec.engine.sampling import choose_processed
+from flyspec.prefix import num_same
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 Forward = Callable[[Sequence[Step]], Sequence[Rows]]
@@ -52,12 +54,12 @@ def _choose(draw: Draw, rows: Tensor) -> tuple[Drafted, Draw | None]:
         tokens = choose_processed(processed, sampling, positions, seed).tolist()
     if spec is not None and spec.draw_from_it and sampling.greedy:
         # All of the probability is on the token, which an empty distribution says.
-        distributions = [TokenDistribution()] * (_agreed(tokens, guess) + 1)
+        distributions = [TokenDistribution()] * (num_same(tokens, guess) + 1)
     elif spec is not None:
         rounded = round_off(rows if spec.raw and not spec.draw_from_it else processed, spec)
         if spec.draw_from_it:
             tokens = rounded.draw(positions, seed).tolist()
-        distributions = rounded.encode(_agreed(tokens, guess) + 1)
+        distributions = rounded.encode(num_same(tokens, guess) + 1)
     drawn = Drafted(tokens, [Origin.EXACT_MODEL] * num_rows, distributions)
     return drawn, _going_on(draw, tokens, processed)
 
@@ -90,11 +92,3 @@ def _join(one: Drafted, other: Drafted) -> Drafted:
         [*one.origins, *other.origins],
         [*one.distributions, *other.distributions],
     )
-
-
-def _agreed(tokens: Sequence[int], guess: Sequence[int]) -> int:
-    """How many of the guessed tokens are the chosen ones, up to the first that is not."""
-    agreed = 0
-    while agreed < len(guess) and tokens[agreed] == guess[agreed]:
-        agreed += 1
-    return agreed

@@ -48,16 +48,12 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
     Other dimensions need not divide: the last rank's share is then smaller. Raises `ConfigError`.
     """
     text_config = config.get_text_config()
-    plan = getattr(text_config, "base_model_tp_plan", None) or {}
-    if not plan:
+    if not getattr(text_config, "base_model_tp_plan", None):
         raise ConfigError(
             f"--tensor-parallel-size {size}: transformers has no plan for sharding a "
             f"{text_config.model_type} model; use --tensor-parallel-size 1"
         )
-    if not any(
-        key.endswith((".k_proj", ".query_key_value")) and style == "colwise"
-        for key, style in plan.items()
-    ):
+    if not splits_heads(text_config):
         return  # every rank holds all heads
     heads = int(text_config.num_attention_heads)
     kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
@@ -67,6 +63,13 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
             f"--tensor-parallel-size {size}: {name} has {heads} attention heads and {kv_heads} KV "
             f"heads, which {size} ranks cannot share evenly; sizes that work: {', '.join(sizes)}"
         )
+
+
+def splits_heads(text_config: Any) -> bool:
+    """Whether transformers' plan for tensor parallelism deals the KV heads out to the ranks."""
+    plan = getattr(text_config, "base_model_tp_plan", None) or {}
+    projections = (".k_proj", ".query_key_value")
+    return any(key.endswith(projections) and style == "colwise" for key, style in plan.items())
 
 
 def unserved(name: str, reason: str) -> ConfigError:

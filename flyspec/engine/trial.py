@@ -6,7 +6,8 @@ So every model is run once, before it serves. What its configuration shows is in
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,23 +23,17 @@ take their softmax in float32 whatever the type."""
 _TRIAL_LENGTH = 40
 
 
-class Probed(Model, Protocol):
-    """A model on trial."""
-
-    def probe(self, step: Step) -> tuple[Tensor, dict[int, int | None]]:
-        """Logits of one step, and the window that each layer's attention was asked for."""
-
-
-def check_model(runner: Probed, model: Any) -> None:
+def check_model(runner: Model, model: Any, windows: Mapping[int, int | None]) -> None:
     """Run a short sequence through slots, with a rollback and a neighbour, and compare.
 
-    Raises `ConfigError` if the logits are not those of the model's own attention.
+    `windows` are those that each layer's attention is then asked for. Raises `ConfigError` if the
+    logits are not those of the model's own attention.
     """
     name, length = runner.info.name, min(_TRIAL_LENGTH, runner.info.context_length)
     ids = [(7 * i * i + 3 * i + 1) % min(runner.info.vocab_size, 251) for i in range(length)]
     expected = _own_logits(name, model, ids)
     try:
-        windows, got = _through_slots(runner, ids)
+        got = _through_slots(runner, ids)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"--model {name}: no memory for {runner.cache.num_slots} sessions of "
@@ -80,26 +75,26 @@ def _own_logits(name: str, model: Any, ids: list[int]) -> Tensor:
         model.set_attn_implementation(served)
 
 
-def _through_slots(runner: Probed, ids: list[int]) -> tuple[dict[int, int | None], Tensor]:
-    """The layers' windows, and the logits of all of `ids` in two pieces, the second one packed."""
+def _through_slots(runner: Model, ids: list[int]) -> Tensor:
+    """The logits of all of `ids` in two pieces, the second one packed."""
     cache, cut = runner.cache, len(ids) // 2
     slot = cache.acquire().slot
     neighbour = cache.acquire().slot if cache.num_free else None
     try:
         # Tokens beyond `cut` are rolled back.
         runner.forward([Step(slot, 0, [*ids[:cut], *ids[:3]])])
-        before, windows = runner.probe(Step(slot, 0, ids[:cut], cut))
+        (before,) = runner.forward([Step(slot, 0, ids[:cut], cut)])
         steps = [Step(slot, cut, ids[cut:], len(ids) - cut)]
         if neighbour is not None:
             steps.insert(0, Step(neighbour, 0, ids[::-1]))
-        return windows, torch.cat([before, runner.forward(steps)[-1].logits])
+        return torch.cat([before.logits, runner.forward(steps)[-1].logits])
     finally:
         for taken in (slot, neighbour):
             if taken is not None:
                 cache.release(taken)
 
 
-def _check_windows(name: str, config: Any, windows: dict[int, int | None]) -> None:
+def _check_windows(name: str, config: Any, windows: Mapping[int, int | None]) -> None:
     """Every layer called our attention, with the window that the configuration names."""
     layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None)

@@ -19,7 +19,8 @@ from flyspec.bench.rounds import (
     make_round,
 )
 from flyspec.cli.main import app
-from flyspec.engine.sampling import choose, process_logits
+from flyspec.engine.logits import process_logits
+from flyspec.engine.sampling import choose
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams

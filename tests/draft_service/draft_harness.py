@@ -43,9 +43,9 @@ class CountingRunner(ModelRunner):
 
     steps = 0
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         self.steps += len(steps)
-        return super().forward(steps, hidden_layers)
+        return super().forward(steps)
 
 
 def drive(

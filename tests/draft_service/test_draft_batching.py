@@ -30,7 +30,8 @@ from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.engine import Engine
-from draft_service.sessions import ClientSession, SessionLimits, Sessions
+from draft_service.sessions import ClientSession, Sessions
+from flyspec.config import DraftSettings
 from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
@@ -54,7 +55,7 @@ class WatchedRunner(ModelRunner):
         self.pieces = self.entered = self.clashes = 0
         self.gate: threading.Semaphore | None = None
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         self.clashes += len(steps) - len({step.slot for step in steps})
         self.entered += 1
         if self.gate is not None:
@@ -62,7 +63,7 @@ class WatchedRunner(ModelRunner):
         self.batches.append(len(steps))
         self.pieces += sum(step.num_logits == 0 for step in steps)
         self.poisoned = any(POISON in map(list, pairwise(step.token_ids)) for step in steps)
-        return super().forward(steps, hidden_layers)
+        return super().forward(steps)
 
     def _check(self, *_: Any) -> None:
         if self.poisoned:
@@ -88,7 +89,7 @@ async def running(
     drafters: list[Drafter] = [ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])]
     await asyncio.wrap_future(engine.start())
     try:
-        yield Sessions(drafters, engine, SessionLimits(slots, 64, 60.0, 4, 0)), runner
+        yield Sessions(drafters, engine, DraftSettings(max_sessions=slots, chunk_tokens=4)), runner
         await until(lambda: runner.cache.num_free == slots)
         assert not runner.clashes
     finally:

@@ -12,7 +12,8 @@ from draft_harness import GREEDY, tokens_of
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.engine import Engine
-from draft_service.sessions import ClientSession, SessionLimits, Sessions
+from draft_service.sessions import ClientSession, Sessions
+from flyspec.config import DraftSettings
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin
 from tests.scripted import ScriptedModel
@@ -26,7 +27,7 @@ async def sessions_over(model: ScriptedModel, chunk_tokens: int) -> AsyncIterato
     await asyncio.wrap_future(engine.start())
     drafters = [ModelDrafter(model, [EOS]), MultiLevelDrafter(model, [EOS])]
     try:
-        yield Sessions(drafters, engine, SessionLimits(4, 64, 60.0, chunk_tokens, 0))
+        yield Sessions(drafters, engine, DraftSettings(chunk_tokens=chunk_tokens))
     finally:
         await asyncio.to_thread(engine.stop)
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tokenizer_zoo import TEXT, translator, units_of_draft, units_of_target, vocabulary
 
 from draft_service.drafters.base import Drafting
-from draft_service.drafters.translated import TranslatedDrafter
+from draft_service.drafters.translated import TranslatedSession
 from draft_service.translation import Alignment
 from draft_service.translation.stream import CONTROL
 from flyspec.values.admin import DrafterInfo, ModelInfo
@@ -59,7 +59,7 @@ class Script:
         self.info = DrafterInfo("model", "model", model)
         self.tokens: list[int] = []
         self.drafts: list[list[int]] = []
-        self.most = 0
+        self.most, self.max_length = 0, context_length
 
     def open(self, open_: DraftOpen) -> Script:
         assert open_.token_ids
@@ -102,9 +102,10 @@ class Session(RuleBasedStateMachine):
         known = vocabulary(self.draft)
         self.script = Script(self.limit, known.vocab_size)
         self.model: list[int] = data.draw(self.some_tokens())
-        drafter = TranslatedDrafter(self.script, self.pair)
-        self.session = drafter.open(
-            DraftOpen(self.model, SamplingParams(), 0, distribution=DistributionSpec())
+        self.session = TranslatedSession(
+            self.script,
+            Alignment(self.pair, self.model, self.script.max_length),
+            DraftOpen(self.model, SamplingParams(), 0, distribution=DistributionSpec()),
         )
         self.held = len(self.model)
 

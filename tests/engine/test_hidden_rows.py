@@ -29,7 +29,7 @@ def test_hidden_rows_equal_transformers(dtype: str, tolerance: float) -> None:
         Step(0, 25, texts[0][25:], 15),
     ]
     layers = (*LAYERS, last)
-    found = runner.forward(steps, layers)
+    found = runner.forward([step._replace(hidden_layers=layers) for step in steps])
     plain = runner.forward(steps)
     for step, rows, without in zip(steps, found, plain, strict=True):
         with torch.inference_mode():
@@ -51,4 +51,4 @@ def test_a_layer_that_there_is_not_is_refused() -> None:
     runner = ModelRunner(load_model(str(DEMO_MODELS / "target"), "cpu", "float32"), 1)
     layers = runner.cache.slot_layers
     with pytest.raises(ValueError, match=f"between 0 and {len(layers)}"):
-        runner.forward([Step(0, 0, [1])], [len(layers) + 1])
+        runner.forward([Step(0, 0, [1], hidden_layers=(len(layers) + 1,))])

@@ -20,7 +20,7 @@ GREEDY = SamplingParams()
 WAIT_S = 10.0
 
 
-class Loop(StepLoop[Draw, Drafted]):
+class Loop(StepLoop[Drafted]):
     """Stands at a gate before each forward, and fails where a step holds `poison`."""
 
     def __init__(self, model: ScriptedModel, **options: Any) -> None:

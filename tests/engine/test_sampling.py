@@ -11,15 +11,8 @@ import torch
 from torch import Tensor
 
 from flyspec.engine import sampling as streams
-from flyspec.engine.sampling import (
-    choose,
-    gumbel_noise,
-    process_logits,
-    row_keys,
-    sample,
-    sample_among,
-    uniform,
-)
+from flyspec.engine.logits import process_logits
+from flyspec.engine.sampling import choose, gumbel_noise, row_keys, sample, sample_among, uniform
 from flyspec.values.tokens import SamplingParams
 
 

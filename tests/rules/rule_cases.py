@@ -13,8 +13,9 @@ from restatement import restate
 from rule_case import Case, Expected, Open, drafted, own_tokens, perturbed, setting
 from rule_drafts import draw_distributions, draw_from_distributions
 
-from flyspec.engine.sampling import History
+from flyspec.engine.model import History
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules.resolve import resolve_rule
 from flyspec.values.rounds import Budget, OpenWindow
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.observe import Round
@@ -257,7 +258,7 @@ def draw_threshold(case: Case, rng: random.Random, easy: bool) -> None:
 def set_equal(case: Case, name: str, index: int) -> None:
     """Make the threshold what the implementation measures at an index, to the last bit."""
     args = arguments(case)
-    criterion = compose(args["rule"]).criterion
+    criterion = compose(resolve_rule(args["rule"])).criterion
     if criterion.never or criterion.always:
         return
     round_ = Round(

@@ -14,7 +14,7 @@ from verify_service.rules.criteria.divergence import (
     reversed_jensen_shannon,
     total_variation,
 )
-from verify_service.rules.criteria.rejection import residual_log_weights
+from verify_service.rules.speculative_sampling import residual_log_weights
 
 
 def point_masses(tokens: list[int], vocab: int = 8) -> Distributions:

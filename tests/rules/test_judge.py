@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.engine.sampling import History, choose
+from flyspec.engine.model import History
+from flyspec.engine.sampling import choose
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule, WindowScope
 from flyspec.values.rounds import Budget, OpenWindow, Outcome, Verdict

@@ -78,12 +78,12 @@ class CountingRunner(ModelRunner):
     def open_gate(self) -> None:
         """Let every step run; a subclass may hold some back."""
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         self.clashes += len(steps) - len({step.slot for step in steps})
         self.batches.append(len(steps))
         self.pieces += sum(step.num_logits == 0 for step in steps)
         self.copies += len(self.cache.pending_copies)
-        return super().forward(steps, hidden_layers)
+        return super().forward(steps)
 
 
 @asynccontextmanager

@@ -38,11 +38,11 @@ class GatedRunner(CountingRunner):
         self.gate, self.entered = threading.Semaphore(0), 0
         self.ran: list[dict[int, int]] = []
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         self.entered += 1
         self.gate.acquire()
         self.ran.append({step.slot: len(step.token_ids) for step in steps})
-        return super().forward(steps, hidden_layers)
+        return super().forward(steps)
 
     def open_gate(self):
         self.gate.release(100_000)
@@ -60,13 +60,13 @@ class FragileRunner(GatedRunner):
         self.poisoned = False
         loaded.model.model.layers[1].register_forward_pre_hook(self._check)
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         self.poisoned = any(
             step.token_ids[i : i + 2] == POISON
             for step in steps
             for i in range(len(step.token_ids))
         )
-        return super().forward(steps, hidden_layers)
+        return super().forward(steps)
 
     def _check(self, *_):
         if self.poisoned:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from flyspec.engine.model import Step
+from flyspec.engine.model import Draw, Step
 from flyspec.rules import Rule
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.scripted import ScriptedModel
-from verify_service.engine import VerifyEngine, WantedRows
+from verify_service.engine import VerifyEngine
 
 EOS = 31
 TOKENIZER = TokenizerBundle(b"", "", (EOS,), (EOS,), None, "", "{}")
@@ -56,9 +56,9 @@ async def test_rounds_and_plain_decoding() -> None:
 async def test_hidden_rows_come_back_as_each_asks_for_them() -> None:
     engine = VerifyEngine(ScriptedModel(), TOKENIZER, max_queue=8)
     wants = [
-        WantedRows(Step(0, 0, [4, 5], 2), (3, 1)),
-        WantedRows(Step(1, 0, [6])),
-        WantedRows(Step(2, 0, [7]), (2,)),
+        Draw(Step(0, 0, [4, 5], 2, (3, 1))),
+        Draw(Step(1, 0, [6])),
+        Draw(Step(2, 0, [7], 1, (2,))),
     ]
     rows = engine.run_batch(wants)
     assert [[h.tolist() for h in r.hidden] for r in rows] == [

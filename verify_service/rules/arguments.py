@@ -10,7 +10,7 @@ from torch import Tensor
 from flyspec.engine.distributions import Distributions
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
-from flyspec.values.rounds import OpenWindow
+from flyspec.values.rounds import DistributionSpec, OpenWindow
 from verify_service.rules.presets import Composition
 
 
@@ -51,7 +51,7 @@ def check_open_window(
 
 
 def check_distributions(
-    rule: Rule, parts: Composition, draft: Distributions | None, logits_shape: torch.Size
+    rule: Rule, spec: DistributionSpec, draft: Distributions | None, logits_shape: torch.Size
 ) -> None:
     """The drafter's distributions, one row a draft, whole where the rule compares whole ones."""
     num_drafts, vocab_size = logits_shape[0] - 1, logits_shape[1]
@@ -71,7 +71,7 @@ def check_distributions(
             f"vocabulary, or token_ids with them; got {width}"
         )
     # A list of one token is a point mass, which is whole.
-    if parts.criterion.needs_whole_draft and draft.token_ids is not None and width > 1:
+    if not spec.top_k and not spec.draw_from_it and draft.token_ids is not None and width > 1:
         raise InvalidArgumentError(
             f"distributions: the rule {rule.name!r} compares whole distributions here; send "
             f"{vocab_size} log-probabilities without token_ids, got a list of up to {width} tokens"

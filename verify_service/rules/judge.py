@@ -8,8 +8,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.engine.sampling import History
+from flyspec.engine.model import History
 from flyspec.rules import Rule
+from flyspec.rules.resolve import resolve_rule
+from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Budget, Decision, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.arguments import (
@@ -74,15 +76,15 @@ def judge(
     Logits of any floating type on any device; half precision is computed in float32. Raises
     `InvalidArgumentError` for arguments that do not fit together.
     """
-    if isinstance(rule, str):
-        rule = Rule(rule)
     check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)
+    rule = resolve_rule(Rule(rule) if isinstance(rule, str) else rule)
     parts = compose(rule)
-    samples = parts.draws and not sampling.greedy
+    samples = parts.preset.draws and not sampling.greedy
     check_open_window(rule, parts, open_window, start_position)
-    if drafts and (samples or parts.criterion.needs_draft):
-        check_distributions(rule, parts, draft_distributions, target_logits.shape)
+    spec = distribution_spec(rule, sampling)
+    if drafts and spec and (samples or not parts.criterion.never):
+        check_distributions(rule, spec, draft_distributions, target_logits.shape)
     round_ = Round(
         drafts,
         target_logits[: len(drafts) + 1],

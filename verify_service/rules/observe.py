@@ -10,13 +10,9 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.engine.sampling import (
-    SECOND_STREAM,
-    TARGET_STREAM,
-    History,
-    choose_processed,
-    process_logits,
-)
+from flyspec.engine.logits import process_logits
+from flyspec.engine.model import History
+from flyspec.engine.sampling import SECOND_STREAM, TARGET_STREAM, choose_processed
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.criteria import Evidence
 from verify_service.rules.presets import Composition
@@ -91,7 +87,7 @@ def observe(parts: Composition, round_: Round) -> Observed:
     drafts = round_.drafts
     width = len(drafts) + 1
     processed = round_.processed()
-    samples = 1 if round_.sampling.greedy else parts.target_samples
+    samples = 1 if round_.sampling.greedy else parts.preset.samples
     streams = (TARGET_STREAM, SECOND_STREAM)[:samples]
     chosen = [round_.choose(processed, 0, width, stream) for stream in streams]
     made: list[Evidence] = []

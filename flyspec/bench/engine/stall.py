@@ -45,11 +45,11 @@ class RecordingRunner(ModelRunner):
 
     sequences = tokens = 0
 
-    def forward(self, steps: Sequence[Step], hidden_layers: Sequence[int] = ()) -> list[Rows]:
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """As `ModelRunner.forward`."""
         self.sequences = len(steps)
         self.tokens = sum(len(step.token_ids) for step in steps)
-        return super().forward(steps, hidden_layers)
+        return super().forward(steps)
 
 
 class RecordingEngine(VerifyEngine):

@@ -27,12 +27,12 @@ from flyspec.bench.engine.steps_report import (
     StepCost,
 )
 from flyspec.config import VerifySettings
-from flyspec.engine.loading import load_model, read_config
+from flyspec.engine.loading import read_config
 from flyspec.engine.model import Step
 from flyspec.engine.parallel import LeadRunner, weight_bytes
 from flyspec.engine.slots import Copy
 from flyspec.errors import ConfigError
-from verify_service.ranks import Ranks, find_place, load_share, make_runner, set_threads
+from verify_service.ranks import Ranks, find_place, load, set_threads
 
 _FILL_CHUNK = 512
 
@@ -86,13 +86,7 @@ def open_runner(settings: VerifySettings) -> Iterator[Opened]:
     ranks = None if place is None else Ranks(place, settings)
     set_threads(settings, place)
     try:
-        if ranks is None:
-            loaded = load_model(
-                settings.model, settings.device, settings.dtype, settings.max_model_len
-            )
-        else:
-            loaded = load_share(settings, ranks.start())
-        runner = make_runner(settings, loaded)
+        loaded, runner = load(settings, ranks.start() if ranks else None)
         runner.warm_up()
         if ranks is not None:
             ranks.lead(runner)

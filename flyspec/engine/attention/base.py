@@ -98,10 +98,8 @@ class Attending(NamedTuple):
 class StepAttention(ABC):
     """Attention of one packed step: where its rows belong."""
 
-    def __init__(self, cache: SlotCache, segments: Sequence[Segment]) -> None:
-        self.cache, self.segments = cache, segments
-        self.windows: dict[int, int | None] = {}
-        """What each layer's attention was asked for, by layer."""
+    def __init__(self, backend: AttentionBackend, segments: Sequence[Segment]) -> None:
+        self.backend, self.segments = backend, segments
 
     @abstractmethod
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
@@ -113,6 +111,8 @@ class AttentionBackend(ABC):
 
     def __init__(self, cache: SlotCache) -> None:
         self.cache = cache
+        self.windows: dict[int, int | None] = {}
+        """What each layer's attention was last asked for, by layer."""
 
     @abstractmethod
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:

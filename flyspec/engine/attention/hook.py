@@ -47,13 +47,13 @@ def forward(
     if layout is None:
         raise NotImplementedError("it passes no arguments on to its attention")
     index = int(module.layer_idx)  # type: ignore[arg-type]
-    layer = layout.cache.slot_layers[index]
+    layer = layout.backend.cache.slot_layers[index]
     _check_call(module, attention_mask, kwargs)
     if layer.keys is None or layer.keys.shape[2:] != (key.shape[1], key.shape[3]):
         raise NotImplementedError(
             "its cached keys are not those of its attention, as in multi-head latent attention"
         )
-    layout.windows[index] = sliding_window
+    layout.backend.windows[index] = sliding_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     how = Attending(scale, sliding_window, softcap)
     return layout.attend(query[0], layer, how)[None], None

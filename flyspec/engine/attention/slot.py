@@ -31,14 +31,14 @@ class SlotAttention(AttentionBackend):
 
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
         """The attention of a step of these segments."""
-        return _SlotStep(self.cache, segments, self._padded)
+        return _SlotStep(self, segments, self._padded)
 
 
 class _SlotStep(StepAttention):
     """Masks are made once a step, for all layers."""
 
-    def __init__(self, cache: SlotCache, segments: Sequence[Segment], padded: bool) -> None:
-        super().__init__(cache, segments)
+    def __init__(self, backend: SlotAttention, segments: Sequence[Segment], padded: bool) -> None:
+        super().__init__(backend, segments)
         self._padded = padded
         self._masks: dict[tuple[Segment, int | None], Tensor] = {}
         self._paddings: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
@@ -67,29 +67,13 @@ class _SlotStep(StepAttention):
         rows = slice(segment.row, segment.row + segment.length)
         first, end = how.first_key(segment.start), segment.end
         keys, values = layer.read(segment.slot, first, end)
-        mask = None
-        if segment.length > 1:
-            mask = self._mask_of(segment, first, end, how, query, keys.shape[1])
-        out[rows] = how.attend(query[:, rows], keys, values, mask)
-
-    def _mask_of(
-        self,
-        segment: Segment,
-        first: int,
-        end: int,
-        how: Attending,
-        query: Tensor,
-        kv_heads: int,
-    ) -> Tensor:
-        """A segment's mask, made once a step; repeated for heads that are folded."""
         key = (segment, how.window)
-        mask = self._masks.get(key)
-        if mask is None:
+        if segment.length > 1 and key not in self._masks:
             mask = _mask(segment.start, segment.length, first, end, how.window, query)
             if segment.length <= MAX_FOLDED_ROWS:
-                mask = mask.repeat(query.shape[0] // kv_heads, 1)
+                mask = mask.repeat(query.shape[0] // keys.shape[1], 1)
             self._masks[key] = mask
-        return mask
+        out[rows] = how.attend(query[:, rows], keys, values, self._masks.get(key))
 
     def _batch(
         self,

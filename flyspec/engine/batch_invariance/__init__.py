@@ -11,42 +11,22 @@ from typing import Any
 
 import torch
 
-from flyspec.engine.attention.base import AttentionBackend
 from flyspec.engine.batch_invariance import tiles
 from flyspec.engine.batch_invariance.fixed_shapes import FixedShapeAttention
 from flyspec.engine.model import Model, Step
-from flyspec.engine.slot_cache import SlotCache
 from flyspec.errors import ConfigError
+
+__all__ = ["FixedShapeAttention", "apply", "holds", "remove"]
 
 _ALONE = 8
 _TRIAL_LENGTH = 90
 
 
-class BatchInvariance:
-    """The mode on one model, on from the start."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._linear = tiles.tile(model)
-
-    @property
-    def fills(self) -> bool:
-        """Whether some small steps must be filled up to larger ones."""
-        return any(not s.allowed.issuperset(tiles.SMALL) for s in self._linear)
-
-    def remove(self) -> None:
-        """Take the mode off the model."""
-        tiles.untile(self._model)
-
-    def attention(self, cache: SlotCache) -> AttentionBackend:
-        """The attention that belongs to it."""
-        return FixedShapeAttention(cache, self._model.dtype)
-
-
-def apply(name: str, model: Any, wanted: bool | None) -> BatchInvariance | None:
+def apply(name: str, model: Any, wanted: bool | None) -> bool:
     """Put the mode on a model if it is wanted, or if `wanted` is None and it costs little there.
 
-    Raises `ConfigError` if it is wanted and cannot be had.
+    Returns whether it is on now; its attention is `FixedShapeAttention`. Raises `ConfigError` if it
+    is wanted and cannot be had.
     """
     obstacle = None
     if model.device.type != "cpu":
@@ -54,14 +34,19 @@ def apply(name: str, model: Any, wanted: bool | None) -> BatchInvariance | None:
     elif tiles.is_sharded(model):
         obstacle = "sums across ranks depend on the batch; use --tensor-parallel-size 1"
     if wanted is False or (wanted is None and (obstacle or model.dtype != torch.bfloat16)):
-        return None
+        return False
     if obstacle:
         raise ConfigError(f"--batch-invariant: {obstacle}, or leave it out")
-    mode = BatchInvariance(model)
-    if wanted is None and mode.fills:
-        mode.remove()
-        return None
-    return mode
+    linear = tiles.tile(model)
+    if wanted is None and any(not sizes.allowed.issuperset(tiles.SMALL) for sizes in linear):
+        remove(model)  # some small steps would have to be filled up to larger ones
+        return False
+    return True
+
+
+def remove(model: Any) -> None:
+    """Take the mode off a model."""
+    tiles.untile(model)
 
 
 def holds(model: Model) -> bool:

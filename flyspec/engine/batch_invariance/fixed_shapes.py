@@ -8,6 +8,7 @@ side by side run in one call: that changes no sum. Which shapes these are is fou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -55,28 +56,20 @@ class _Plan(NamedTuple):
 class FixedShapeAttention(AttentionBackend):
     """Attention in shapes that are tried out when a layer's heads and sizes are first met."""
 
-    def __init__(self, cache: SlotCache, dtype: torch.dtype) -> None:
+    def __init__(self, cache: SlotCache) -> None:
         super().__init__(cache)
-        self._dtype = dtype
-        self._shapes: dict[tuple[int, int, int, bool], Shapes] = {}
+        self.shapes = lru_cache(attention_shapes)
 
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
         """The attention of a step of these segments."""
         return _FixedStep(self, segments)
-
-    def shapes(self, how: Attending, heads: int, kv_heads: int, dim: int) -> Shapes:
-        """The shapes in which a layer's attention may run."""
-        key = (heads, kv_heads, dim, how.softcap is not None)
-        if key not in self._shapes:
-            self._shapes[key] = attention_shapes(how, heads, kv_heads, dim, self._dtype)
-        return self._shapes[key]
 
 
 class _FixedStep(StepAttention):
     """A step's calls are planned once for all layers that are alike."""
 
     def __init__(self, backend: FixedShapeAttention, segments: Sequence[Segment]) -> None:
-        super().__init__(backend.cache, sorted(segments))  # by slot
+        super().__init__(backend, sorted(segments))  # by slot
         self._shapes = backend.shapes
         self._plans: dict[tuple[Attending, int, int, int], _Plan] = {}
 
@@ -109,7 +102,7 @@ class _FixedStep(StepAttention):
         """The calls of a layer, over all segments."""
         heads, total, dim = query.shape
         group = heads // kv_heads
-        runs = self._runs(how, self._shapes(how, heads, kv_heads, dim))
+        runs = self._runs(how, self._shapes(how.softcap, heads, kv_heads, dim, query.dtype))
         calls: list[_Call] = []
         gather = []
         scatter = torch.empty((total, heads), dtype=torch.int64)

@@ -37,14 +37,14 @@ class Shapes(NamedTuple):
 
 @torch.inference_mode()
 def attention_shapes(
-    how: Attending, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+    softcap: float | None, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> Shapes:
     """The numbers of rows and of keys whose bits are those of `TILE` rows and whole blocks."""
     generator = torch.Generator().manual_seed(heads * dim)
     rows, last_keys, batched = set(ROWS), set(LAST_KEYS), True
     for base in (0, KEY_BLOCK):
         for last in LAST_KEYS:
-            trial = _Trial(how, heads, kv_heads, dim, dtype, base + last, generator)
+            trial = _Trial(softcap, heads, kv_heads, dim, dtype, base + last, generator)
             expected = trial.run(0, TILE, 3 * KEY_BLOCK)
             if not torch.equal(trial.run(1, TILE, 3 * KEY_BLOCK)[:-1], expected[1:]):
                 rows.clear()
@@ -75,7 +75,7 @@ class _Trial:
 
     def __init__(
         self,
-        how: Attending,
+        softcap: float | None,
         heads: int,
         kv_heads: int,
         dim: int,
@@ -86,7 +86,7 @@ class _Trial:
         def random(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator).to(dtype)
 
-        self._how = how._replace(window=None, scale=2.0 ** (48 if dtype == torch.float64 else 20))
+        self._how = Attending(2.0 ** (48 if dtype == torch.float64 else 20), softcap=softcap)
         self._group, self._length = heads // kv_heads, length - 5
         half = dim // 2
         self._query = random(heads, _MAX_ROWS, dim)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
@@ -55,15 +54,8 @@ class Criterion(ABC):
 
     entropy = False
     """Whether the first number is an entropy; a verdict tells it under that name."""
-    needs_draft = False
-    """Whether it looks at the drafter's distributions."""
     judges_matches = False
     """Whether a drafted token that is the target's own must pass it too."""
-
-    @property
-    def needs_whole_draft(self) -> bool:
-        """Whether they must cover the whole vocabulary; point masses do."""
-        return False
 
     @property
     def never(self) -> bool:
@@ -84,6 +76,30 @@ class Criterion(ABC):
         """Whether a drafted token with these numbers may stand."""
 
 
-def computable(logits: Tensor) -> Tensor:
-    """Half precision as float32; float64 stays."""
-    return logits if logits.dtype == torch.float64 else logits.float()
+@dataclass(frozen=True, slots=True)
+class Constant(Criterion):
+    """The same answer at every mismatch.
+
+    `Constant(False)` is exact speculative decoding: only the target's own tokens stand.
+    `Constant(True)` is an open gate, for a rule that relies on its window alone.
+    """
+
+    answer: bool
+
+    @property
+    def never(self) -> bool:
+        """Whether no mismatch stands."""
+        return not self.answer
+
+    @property
+    def always(self) -> bool:
+        """Whether each mismatch stands."""
+        return self.answer
+
+    def measure(self, at: Evidence) -> Tensor:
+        """Zeros; nobody needs them."""
+        return at.raw.new_zeros(at.raw.shape[0], 1)
+
+    def accepts(self, *numbers: float) -> bool:
+        """The constant answer."""
+        return self.answer

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
+from flyspec.engine.logits import computable
 from flyspec.rules import Divergence, Rule
-from verify_service.rules.criteria import Criterion, Evidence, computable
-from verify_service.rules.criteria.exact import Constant
+from verify_service.rules.criteria import Constant, Criterion, Evidence
 
 HALF_FLOAT_ROUNDING = 2.0**-11
 """Most that rounding to a half float changes a number, as a share of it."""
@@ -121,13 +121,6 @@ class DivergenceBelow(Criterion):
     threshold: float
     top_k: int = 0
 
-    needs_draft = True
-
-    @property
-    def needs_whole_draft(self) -> bool:
-        """Whether a list of some tokens is not enough."""
-        return self.top_k == 0
-
     def measure(self, at: Evidence) -> Tensor:
         """The divergence, nats (TV: none), >= 0; KL is infinite where q lacks a token of p."""
         assert at.draft is not None
@@ -140,7 +133,7 @@ class DivergenceBelow(Criterion):
 
 
 @dataclass(frozen=True, slots=True)
-class ReversedDivergence(Criterion):
+class ReversedDivergence(DivergenceBelow):
     """The divergence of Fuzzy Speculative Decoding's released code, at most T.
 
     Its forms are reversed and its thresholds belong to them (0.3 to 0.7). It sees raw logits, and
@@ -148,17 +141,7 @@ class ReversedDivergence(Criterion):
     target's 50 most likely tokens, and the rest as one, of whole distributions.
     """
 
-    divergence: Divergence
-    threshold: float
-    top_k: int = 0
-
-    needs_draft = True
     judges_matches = True
-
-    @property
-    def needs_whole_draft(self) -> bool:
-        """True: the released code compares whole distributions."""
-        return True
 
     def measure(self, at: Evidence) -> Tensor:
         """The divergence, nats, >= 0; infinite where q or p lacks a token of the other."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flyspec.engine.logits import computable
 from flyspec.rules import EntropyMeasure, Rule
 from flyspec.rules.presets import RULE_PRESETS
-from verify_service.rules.criteria import Criterion, Evidence, computable
-from verify_service.rules.criteria.exact import Constant
+from verify_service.rules.criteria import Constant, Criterion, Evidence
 
 REFERENCE_GATE_OFF = 0.01
 """FLy's released code, which sees raw logits, drops its gate at this threshold and below."""

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from flyspec.rules import Rule
-from verify_service.rules.criteria import Criterion, Evidence
-from verify_service.rules.criteria.exact import Constant
+from verify_service.rules.criteria import Constant, Criterion, Evidence
 
 
 @dataclass(frozen=True, slots=True)

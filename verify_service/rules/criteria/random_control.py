@@ -8,8 +8,7 @@ from torch import Tensor
 
 from flyspec.engine.sampling import ACCEPT_STREAM, uniform
 from flyspec.rules import Rule
-from verify_service.rules.criteria import Criterion, Evidence
-from verify_service.rules.criteria.exact import Constant
+from verify_service.rules.criteria import Constant, Criterion, Evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flyspec.engine.logits import computable
 from flyspec.rules import Rule
-from verify_service.rules.criteria import Criterion, Evidence, computable
+from verify_service.rules.criteria import Criterion, Evidence
 
 
 @dataclass(frozen=True, slots=True)
