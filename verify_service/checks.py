@@ -11,10 +11,10 @@ from flyspec.engine.distributions import check_received
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.rules import MAX_GUARDED_TOKENS
 from flyspec.v1 import verify_pb2
-from flyspec.validation import MAX_LOGIT_BIAS_TOKENS, MAX_TOP_LOGPROBS
+from flyspec.validation import MAX_LOGIT_BIAS_TOKENS
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DraftDistributions, VerifyRound
-from flyspec.values.tokens import TokenDistribution
+from flyspec.values.tokens import MAX_TOP_LOGPROBS, TokenDistribution
 
 
 def check_lengths(
