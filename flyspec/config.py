@@ -16,15 +16,14 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
 from flyspec.errors import ConfigError
+from flyspec.flags import ClientAuth, Dtype, LogLevel
 from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
-from flyspec.security import ChannelSecurity, ClientAuth, PortSecurity, TlsFiles
+from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
 
 GENERATION_PORT = 50050
 DRAFT_PORT = 50051
 VERIFY_PORT = 50052
 ADMIN_PORT = 50053
-
-Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 
 
 class ServerSettings(BaseSettings):
@@ -35,7 +34,7 @@ class ServerSettings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", description="address to listen on")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    log_level: LogLevel = Field("info", description="log level")
     log_format: Literal["text", "json"] = Field(
         "text", description="log lines for people, or one JSON object each"
     )

@@ -52,9 +52,13 @@ class Flag:
         return self.range.low if self.range is not None and whole else self.min
 
 
-@cache
-def flags_of(owner: Callable[..., Any]) -> Mapping[str, tuple[Any, Flag]]:
+def flags_of(owner: Any) -> Mapping[str, tuple[Any, Flag]]:
     """The fields of a class, or parameters of a function, that are flags: the type and facts."""
+    return _flags_of(owner)
+
+
+@cache
+def _flags_of(owner: Any) -> Mapping[str, tuple[Any, Flag]]:
     found: dict[str, tuple[Any, Flag]] = {}
     for name, hint in get_type_hints(owner, include_extras=True).items():
         if get_origin(hint) is Annotated:

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from flyspec.cli.options import ConnectionFlags, with_flags
+from flyspec.cli.options import with_flags
+from flyspec.credentials import Credentials
+from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from flyspec.client import AdminClient, DrafterStatus
 
 T = TypeVar("T")
 
-AdminAddress = Annotated[str, typer.Option(help="Admin port of the orchestrator.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
+AdminAddress = Annotated[str, Flag("Admin port of the orchestrator.")]
+Json = Annotated[bool, Flag("Print one JSON document.")]
 Name = Annotated[str, typer.Argument(help="Name that requests ask for.")]
 _ADMIN = "127.0.0.1:50053"
 
@@ -31,7 +33,7 @@ def _group() -> None:
 @app.command("list")
 @with_flags
 def list_drafters(
-    connection: ConnectionFlags, admin_address: AdminAddress = _ADMIN, json: Json = False
+    connection: Credentials, admin_address: AdminAddress = _ADMIN, json: Json = False
 ) -> None:
     """Show the drafters: who gets work, and how well each one drafts."""
     drafters = _do(admin_address, connection, lambda admin: admin.list_drafters())
@@ -44,17 +46,17 @@ def list_drafters(
 @app.command("register")
 @with_flags
 def register(
-    connection: ConnectionFlags,
+    connection: Credentials,
     name: Name,
     address: Annotated[
         str,
-        typer.Option(
-            help="Where its draft service is: host:port, replicas with commas between, or "
+        Flag(
+            "Address of its draft service: host:port, replicas separated by commas, or "
             "dns:///host:port for every address of a name."
         ),
     ],
     kind: Annotated[
-        str, typer.Option(help="model, prompt_lookup or multi_level; empty: the service's default.")
+        str, Flag("Kind: model, prompt_lookup or multi_level; empty is the service's default.")
     ] = "",
     admin_address: AdminAddress = _ADMIN,
     json: Json = False,
@@ -73,13 +75,13 @@ def register(
 @app.command("activate")
 @with_flags
 def activate(
-    connection: ConnectionFlags,
+    connection: Credentials,
     name: Name,
     share: Annotated[
         float | None,
-        typer.Option(
-            help="Share of the new generations, as a canary; 0 ends it. Without it: all of them, "
-            "and running ones move over."
+        Flag(
+            "Share of new generations, as a canary; 0 ends it. Without it: all of them, and "
+            "running ones move over."
         ),
     ] = None,
     admin_address: AdminAddress = _ADMIN,
@@ -92,11 +94,9 @@ def activate(
 @app.command("drain")
 @with_flags
 def drain(
-    connection: ConnectionFlags,
+    connection: Credentials,
     name: Name,
-    wait: Annotated[
-        float, typer.Option(help="Seconds to wait for its generations to leave.", min=0)
-    ] = 10.0,
+    wait: Annotated[float, Flag("Seconds to wait for its generations to leave.", min=0)] = 10.0,
     admin_address: AdminAddress = _ADMIN,
     json: Json = False,
 ) -> None:
@@ -107,7 +107,7 @@ def drain(
 @app.command("remove")
 @with_flags
 def remove(
-    connection: ConnectionFlags,
+    connection: Credentials,
     name: Name,
     force: Annotated[bool, typer.Option(help="Even if generations use it.")] = False,
     admin_address: AdminAddress = _ADMIN,
@@ -121,15 +121,13 @@ def remove(
         print(f"{name} is removed")
 
 
-def _do(
-    address: str, connection: ConnectionFlags, call: Callable[[AdminClient], Awaitable[T]]
-) -> T:
+def _do(address: str, connection: Credentials, call: Callable[[AdminClient], Awaitable[T]]) -> T:
     """Ask the admin port."""
     from flyspec.cli.runtime import run_async
     from flyspec.client import AdminClient
 
     async def ask() -> T:
-        async with AdminClient(address, connection.credentials()) as admin:
+        async with AdminClient(address, connection) as admin:
             return await call(admin)
 
     return run_async(ask())
