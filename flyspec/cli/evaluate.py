@@ -4,21 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flyspec.cli.options import ModelFlags, with_flags
-from flyspec.cli.options.measuring import (
-    Address,
-    Chat,
-    Drafter,
-    Json,
-    K,
-    Limit,
-    Local,
-    MaxTokens,
-    Output,
-    ProblemSeed,
-    Temperature,
-    TopP,
-)
+from flyspec.cli.options import ModelFlags, measuring, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
@@ -27,41 +13,39 @@ if TYPE_CHECKING:
     from flyspec.bench.accuracy import ConditionReport, Results
     from flyspec.client import Client
 
-_PIPED_WIDTH = 132  # of a table that no terminal shows
-
 
 @with_flags
 def evaluate(
     models: ModelFlags,
     connection: Credentials,
     problems: Annotated[int, Flag("Number of fresh word problems.", min=1)] = 100,
-    problem_seed: ProblemSeed = 7,
+    problem_seed: measuring.ProblemSeed = 7,
     prompt_file: Annotated[
         str | None,
         Flag("Prompts instead of fresh problems. Without answers (HumanEval), the target's "
              "log-likelihood of the texts is reported instead of accuracy."),
     ] = None,
-    limit: Limit = None,
+    limit: measuring.Limit = None,
     rules: Annotated[
         str | None,
         Flag("Rules to compare, with commas and parameters as in "
              "fly,margin:margin_threshold=0.2,fly_window_size=4; `all` is every rule. Shows what "
              "each lost.", default="exact, fly and fly with W = 0"),
     ] = None,
-    address: Address = None,
-    local: Local = False,
-    drafter: Drafter = "",
-    num_speculative_tokens: K = 15,
-    max_tokens: MaxTokens = 256,
-    temperature: Temperature = 0.0,
-    top_p: TopP = 1.0,
+    address: measuring.Address = None,
+    local: measuring.Local = False,
+    drafter: measuring.Drafter = "",
+    num_speculative_tokens: measuring.K = 15,
+    max_tokens: measuring.MaxTokens = 256,
+    temperature: measuring.Temperature = 0.0,
+    top_p: measuring.TopP = 1.0,
     seed: Annotated[
         int, Flag("Sampling seed of the first prompt; each later prompt adds one.", min=0)
     ] = 0,
     concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 8,
-    chat: Chat = None,
-    json: Json = False,
-    output: Output = None,
+    chat: measuring.Chat = None,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
 ) -> None:  # fmt: skip
     """Compare the texts of plain decoding and of acceptance rules, by answers or log-likelihood."""
     from flyspec.bench import accuracy, conditions
@@ -150,15 +134,12 @@ def evaluate(
 
 
 def _print(name: str, reports: list[ConditionReport], every_column: bool) -> None:
-    from rich.console import Console
-
     from flyspec.bench.tables import RULES_NOTES, accuracy_table, rules_table
+    from flyspec.cli.bench.common import result_console
 
-    console = Console(highlight=False)
+    console = result_console()
     if not every_column:
         console.print(accuracy_table(name, reports))
         return
-    if not console.is_terminal:
-        console.width = max(console.width, _PIPED_WIDTH)
     console.print(rules_table(name, reports))
     console.print(RULES_NOTES, style="dim")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flyspec.cli.options import Color, ModelFlags, with_flags
-from flyspec.cli.options.measuring import Limit, PromptFiles
+from flyspec.cli.options import Color, ModelFlags, measuring, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
@@ -47,9 +46,9 @@ def generate(
         "Address of a running stack.", default="127.0.0.1:50050",
     )] = None,
     local: Annotated[bool, Flag("Start a stack for this command.")] = False,
-    prompt_file: PromptFiles = (),
+    prompt_file: measuring.PromptFiles = (),
     chat: Annotated[bool, Flag("Send each prompt as a user's message to an assistant.")] = False,
-    limit: Limit = None,
+    limit: measuring.Limit = None,
     concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 1,
     json: Annotated[bool, Flag("Print one JSON document per prompt on standard output.")] = False,
     color: Annotated[Color, Flag("Color tokens by their origin.")] = "auto",

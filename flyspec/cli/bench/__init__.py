@@ -10,21 +10,7 @@ from flyspec.cli.bench.engine import bench_engine
 from flyspec.cli.bench.judge import bench_judge
 from flyspec.cli.bench.stall import bench_stall
 from flyspec.cli.bench.throughput import bench_throughput
-from flyspec.cli.options import ModelFlags, with_flags
-from flyspec.cli.options.measuring import (
-    Address,
-    Chat,
-    Drafter,
-    IgnoreEos,
-    Json,
-    K,
-    Limit,
-    Local,
-    MaxTokens,
-    Output,
-    ProblemSeed,
-    PromptFiles,
-)
+from flyspec.cli.options import ModelFlags, measuring, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
@@ -45,29 +31,29 @@ def bench(
     context: typer.Context,
     models: ModelFlags,
     connection: Credentials,
-    prompt_file: PromptFiles = (),
+    prompt_file: measuring.PromptFiles = (),
     problems: Annotated[
         int | None,
         Flag("Number of fresh word problems.", min=0, default="20 if no --prompt-file is given"),
     ] = None,
-    problem_seed: ProblemSeed = 7,
-    limit: Limit = None,
-    address: Address = None,
-    local: Local = False,
+    problem_seed: measuring.ProblemSeed = 7,
+    limit: measuring.Limit = None,
+    address: measuring.Address = None,
+    local: measuring.Local = False,
     rules: Annotated[
         str,
         Flag("Rules to measure, with commas and parameters as in "
              "exact,margin:margin_threshold=0.2,fly_window_size=4."),
     ] = "exact,fly",
-    drafter: Drafter = "",
-    num_speculative_tokens: K = 15,
-    max_tokens: MaxTokens = 128,
-    ignore_eos: IgnoreEos = False,
+    drafter: measuring.Drafter = "",
+    num_speculative_tokens: measuring.K = 15,
+    max_tokens: measuring.MaxTokens = 128,
+    ignore_eos: measuring.IgnoreEos = False,
     repeats: Annotated[int, Flag("Runs of each prompt and mode.", min=1)] = 3,
-    chat: Chat = None,
+    chat: measuring.Chat = None,
     reference: Annotated[bool, Flag("Also time transformers' greedy generate.")] = False,
-    json: Json = False,
-    output: Output = None,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
 ) -> None:  # fmt: skip
     """Compare plain decoding, acceptance rules and transformers, prompt by prompt in turn."""
     if context.invoked_subcommand is not None:

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flyspec.cli.bench.common import default_model, numbers, result_console, silence_loading
-from flyspec.cli.options import with_flags
-from flyspec.cli.options.measuring import (
-    Device,
-    Json,
-    Model,
-    ModelDtype,
-    Output,
-    Plot,
-    Repeats,
-    Threads,
-)
+from flyspec.cli.options import measuring, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.flags import Flag
 
@@ -31,10 +21,10 @@ if TYPE_CHECKING:
 
 @with_flags
 def bench_engine(
-    model: Model = None,
-    device: Device = "auto",
-    dtype: ModelDtype = "auto",
-    threads: Threads = 0,
+    model: measuring.Model = None,
+    device: measuring.Device = "auto",
+    dtype: measuring.ModelDtype = "auto",
+    threads: measuring.Threads = 0,
     batch: Annotated[str, Flag("Sequences per step.")] = "1,2,4,8,16,32",
     k: Annotated[str, Flag("K; 0 is plain decoding.")] = "0,4,8,16",
     context: Annotated[str, Flag("Cached tokens per sequence.")] = "128,512,2048",
@@ -42,10 +32,10 @@ def bench_engine(
     tensor_parallel_size: Annotated[
         str, Flag("Processes that share the model; several sizes are compared.")
     ] = "1",
-    repeats: Repeats = 7,
-    json: Json = False,
-    output: Output = None,
-    plot: Plot = None,
+    repeats: measuring.Repeats = 7,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+    plot: measuring.Plot = None,
 ) -> None:
     """Time steps over batch, K and context, prefill, attention; tell the memory of a slot."""
     from flyspec.bench.engine.plots import plot_engine

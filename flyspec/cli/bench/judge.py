@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from flyspec.cli.bench.common import result_console
-from flyspec.cli.options import with_flags
-from flyspec.cli.options.measuring import Device, Json, Output, Repeats, Threads
+from flyspec.cli.options import measuring, with_flags
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
@@ -26,14 +25,14 @@ def bench_judge(
         Flag("Rules, with commas and parameters as in `flyspec eval --rules`.",
              default="every preset"),
     ] = None,
-    repeats: Repeats = 9,
-    device: Device = "auto",
+    repeats: measuring.Repeats = 9,
+    device: measuring.Device = "auto",
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], Flag("Data type of the layer and logits.")
     ] = "bfloat16",
-    threads: Threads = 0,
-    json: Json = False,
-    output: Output = None,
+    threads: measuring.Threads = 0,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
 ) -> None:  # fmt: skip
     """Time the judging of rounds against the forward of the target's output layer."""
     import torch

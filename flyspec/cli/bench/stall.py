@@ -5,28 +5,18 @@ from __future__ import annotations
 from typing import Annotated
 
 from flyspec.cli.bench.common import default_model, numbers, result_console, silence_loading
-from flyspec.cli.options import with_flags
-from flyspec.cli.options.measuring import (
-    Device,
-    Json,
-    Model,
-    ModelDtype,
-    Output,
-    PlainOrK,
-    Plot,
-    Threads,
-)
+from flyspec.cli.options import measuring, with_flags
 from flyspec.flags import Flag
 
 
 @with_flags
 def bench_stall(
-    model: Model = None,
-    device: Device = "auto",
-    dtype: ModelDtype = "auto",
-    threads: Threads = 0,
+    model: measuring.Model = None,
+    device: measuring.Device = "auto",
+    dtype: measuring.ModelDtype = "auto",
+    threads: measuring.Threads = 0,
     sessions: Annotated[int, Flag("Decoding sessions.", min=1)] = 32,
-    num_speculative_tokens: PlainOrK = 8,
+    num_speculative_tokens: measuring.PlainOrK = 8,
     context: Annotated[int, Flag("Tokens of each decoding session.", min=1)] = 128,
     prompt_tokens: Annotated[int, Flag("Tokens of the prompt that arrives.", min=2)] = 1500,
     prefill_chunk: Annotated[
@@ -35,9 +25,9 @@ def bench_stall(
     max_num_batched_tokens: Annotated[int, Flag("Maximum tokens per step.", min=128)] = 2048,
     steps: Annotated[int, Flag("Timed steps before and after an arrival.", min=1)] = 60,
     repeats: Annotated[int, Flag("Arrivals for each chunk size.", min=1)] = 5,
-    json: Json = False,
-    output: Output = None,
-    plot: Plot = None,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+    plot: measuring.Plot = None,
 ) -> None:
     """Time the steps of sessions that decode while a long prompt arrives, cut and not cut."""
     import torch

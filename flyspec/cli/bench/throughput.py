@@ -5,16 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flyspec.cli.bench.common import numbers, result_console
-from flyspec.cli.options import ModelFlags, with_flags
-from flyspec.cli.options.measuring import (
-    Drafter,
-    IgnoreEos,
-    Json,
-    Output,
-    PlainOrK,
-    Plot,
-    ProblemSeed,
-)
+from flyspec.cli.options import ModelFlags, measuring, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
@@ -30,15 +21,15 @@ def bench_throughput(
     rule: Annotated[
         str, Flag("Rule, with parameters as in margin:margin_threshold=0.2.")
     ] = "exact",
-    drafter: Drafter = "",
-    num_speculative_tokens: PlainOrK = 8,
+    drafter: measuring.Drafter = "",
+    num_speculative_tokens: measuring.PlainOrK = 8,
     max_tokens: Annotated[int, Flag("Maximum output tokens.", min=2)] = 96,
-    ignore_eos: IgnoreEos = False,
-    problem_seed: ProblemSeed = 7,
+    ignore_eos: measuring.IgnoreEos = False,
+    problem_seed: measuring.ProblemSeed = 7,
     repeats: Annotated[int, Flag("Runs of each concurrency and mode.", min=1)] = 3,
-    json: Json = False,
-    output: Output = None,
-    plot: Plot = None,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+    plot: measuring.Plot = None,
 ) -> None:
     """Compare requests at once with the same one after another, through a stack of its own."""
     from flyspec.bench.conditions import parse_conditions
