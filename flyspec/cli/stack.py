@@ -17,8 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from flyspec.cli.options.stack import ModelFlags, to_flags
+from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.service import ROOT, Child, ServiceDiedError
+from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings, from_command_line
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
 from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
@@ -27,7 +28,9 @@ T = TypeVar("T")
 
 DEMO_MODELS = ROOT / "demo" / "models"
 LOOPBACK = "127.0.0.1"
-_port = partial(Flag, group="Where to listen", min=0)
+_PORTS = "Where to listen"
+_port = partial(Flag, min=0, group=_PORTS)
+_orchestrator = partial(setting, OrchestratorSettings)
 
 
 def _ignore(_: str) -> None:
@@ -50,25 +53,21 @@ class StackOptions(ModelFlags):
     the `service_flags` of draft and verify service, are passed on as they are.
     """
 
-    drafter: Annotated[str, Flag("Default drafter: model, prompt_lookup or multi_level.")] = ""
-    rule: Annotated[str, Flag(
-        "Default acceptance rule: a preset, or one named in the rules file.",
-    )] = "fly"
-    num_speculative_tokens: Annotated[int, Flag(
-        "Default K.", min=0,
-    )] = DEFAULT_NUM_SPECULATIVE_TOKENS
-    max_sessions: Annotated[int, Flag("Maximum concurrent generations.", min=1)] = 32
-    host: Annotated[str, _port(
-        "Address of the generation and admin ports; draft and verify stay on loopback.", min=None,
+    drafter: Annotated[str, setting(DraftSettings, "drafter")] = ""
+    rule: Annotated[str, _orchestrator("rule")] = "fly"
+    num_speculative_tokens: Annotated[
+        int, _orchestrator("num_speculative_tokens")
+    ] = DEFAULT_NUM_SPECULATIVE_TOKENS
+    max_sessions: Annotated[int, setting(VerifySettings, "max_sessions")] = 32
+    host: Annotated[str, _orchestrator(
+        "host", group=_PORTS, help="Address to listen on; draft and verify stay on loopback.",
     )] = LOOPBACK
-    admin_host: Annotated[str, _port(
-        "Address of the admin port.", min=None, default="--host",
-    )] = LOOPBACK
-    port: Annotated[int, _port("Generation port; 0 picks one.")] = 0
-    admin_port: Annotated[int, _port("Admin port; 0 picks one.")] = 0
+    admin_host: Annotated[str, _orchestrator("admin_host", group=_PORTS)] = LOOPBACK
+    port: Annotated[int, _orchestrator("port", group=_PORTS)] = 0
+    admin_port: Annotated[int, _orchestrator("admin_port", group=_PORTS)] = 0
     draft_port: Annotated[int, _port("Draft service's port; 0 picks one.")] = 0
     verify_port: Annotated[int, _port("Verify service's port; 0 picks one.")] = 0
-    log_level: Annotated[LogLevel, Flag("Log level of all services.")] = "info"
+    log_level: Annotated[LogLevel, _orchestrator("log_level")] = "info"
     # fmt: on
     drain_grace_s: float = 10.0
     orchestrator_flags: tuple[str, ...] = ()
@@ -236,7 +235,6 @@ class Stack:
 
     def _check_security(self) -> None:
         """Find certificates or keys that cannot work now, and ports that are open by oversight."""
-        from flyspec.config import OrchestratorSettings, from_command_line
         from flyspec.security import ApiKeys
 
         o = self.options
@@ -249,8 +247,6 @@ class Stack:
 
     def _services_speak_tls(self) -> bool:
         """Whether draft and verify service have certificates, by flags or by environment."""
-        from flyspec.config import VerifySettings, from_command_line
-
         flags = ["--model", str(self.options.model), *self.options.service_flags]
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
 

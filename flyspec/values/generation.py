@@ -64,12 +64,10 @@ Prompt = str | Sequence[int] | Chat
 class GenerateOptions:
     """How to generate; the fields of `GenerateRequest`. None leaves it to the server.
 
-    `eager` streams tokens before they are final, and `Retract` when they did not stand.
-    `logprobs` asks for each token's log-probability and those of so many most likely ones, 0 to 20;
-    None asks for none. `return_rounds` streams a `RoundRecord` for every round. `timeout_s` is for
-    all of it, the wait for a slot included; None waits without end. `request_id`, 1 to 128 letters,
-    digits and `._:@/+=-`, is the request's in logs and traces, and `traceparent` (W3C) the span
-    that waits for it; they go as metadata, and empty ones not at all.
+    `eager` streams tokens before they are final, and `Retract` when they did not stand;
+    `return_rounds` a `RoundRecord` for every round. `request_id`, 1 to 128 letters, digits and
+    `._:@/+=-`, is the request's in logs and traces, and `traceparent` (W3C) the span that waits for
+    it; they go as metadata, and empty ones not at all.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)

@@ -53,7 +53,7 @@ def read_logit_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
 class SamplingParams:
     """How tokens are chosen from logits (see the proto message of this name).
 
-    `temperature` 0 is greedy; `top_k` 0 keeps all; `logit_bias` is sorted by token id.
+    `logit_bias` is sorted by token id.
     """
 
     temperature: Annotated[float, sampling_flag(

@@ -36,20 +36,11 @@ class _Field(NamedTuple):
         if kind == bool | None:
             typed += "/--no-" + typed.removeprefix("--")
         option = typer.Option(
-            typed,
-            help=flag.help,
-            min=flag.least,
-            metavar=flag.metavar,
-            envvar=flag.env,
-            show_default=True if flag.default is None else flag.default,
-            rich_help_panel=flag.group,
-        )
-        return inspect.Parameter(
-            self.parameter,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[kind, option],
-        )
+            typed, help=flag.help, min=flag.least, metavar=flag.metavar, envvar=flag.env,
+            show_default=True if flag.default is None else flag.default, rich_help_panel=flag.group,
+        )  # fmt: skip
+        keyword, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[kind, option]
+        return inspect.Parameter(self.parameter, keyword, default=default, annotation=annotation)
 
     def value(self, given: Any) -> Any:
         """What was given, as the field holds it."""

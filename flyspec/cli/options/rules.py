@@ -36,24 +36,13 @@ def _flag(parameter: Parameter) -> tuple[Any, Flag]:
 
 
 RULE_FLAGS: Mapping[str, tuple[Any, Flag]] = {
-    "name": (
-        str,
-        Flag(
-            f"Acceptance rule: {', '.join(RULE_PRESETS)}; or one named in the server's rules file.",
-            default=SERVERS,
-            group="Speculation",
-            name="--rule",
-        ),
-    ),
-    "guarded_token_ids": (
-        tuple[int, ...],
-        Flag(
-            "Never accept this token loosely, nor give it up for one that is; repeatable.",
-            UINT32,
-            group=_RULE,
-            name="--guarded-token-id",
-            metavar="ID",
-        ),
-    ),
+    "name": (str, Flag(
+        f"Acceptance rule: {', '.join(RULE_PRESETS)}; or one named in the server's rules file.",
+        default=SERVERS, group="Speculation", name="--rule",
+    )),
+    "guarded_token_ids": (tuple[int, ...], Flag(
+        "Never accept this token loosely, nor give it up for one that is; repeatable.",
+        UINT32, group=_RULE, name="--guarded-token-id", metavar="ID",
+    )),
     **{name: _flag(parameter) for name, parameter in PARAMETERS.items()},
-}
+}  # fmt: skip

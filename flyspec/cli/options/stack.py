@@ -8,12 +8,24 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from flyspec.config import OrchestratorSettings, ServerSettings, VerifySettings
 from flyspec.flags import ClientAuth, Dtype, Flag, flags_of
 
-_stack = partial(Flag, group="Of a stack started on this machine")
-_security = partial(Flag, group="Who may connect")
+_GROUP = "Of a stack started on this machine"
+_stack = partial(Flag, group=_GROUP)
 _HALF = "half of the cores"
-_IF_CA_CERTS = "required if there is --ssl-ca-certs"
+
+
+def setting(settings: type[ServerSettings], name: str, **known: Any) -> Flag:
+    """A flag that is a service's setting, as that is declared."""
+    field = settings.model_fields[name]
+    help_ = field.description or ""
+    least = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
+    return Flag(**{"help": help_[:1].upper() + help_[1:] + ".", "min": least, **known})
+
+
+_verify = partial(setting, VerifySettings, group=_GROUP)
+_security = partial(setting, OrchestratorSettings, group="Who may connect")
 
 
 def to_flags(**values: Any) -> list[str]:
@@ -49,16 +61,10 @@ class ModelFlags:
     draft_threads: Annotated[int, _stack(
         "CPU threads of the draft model.", min=0, default=_HALF,
     )] = 0
-    batch_invariant: Annotated[bool | None, _stack(
-        "Make logits bit-for-bit independent of what else is in a step.",
-        default="in bfloat16 on CPUs where that costs little",
-    )] = None
-    tensor_parallel_size: Annotated[int, _stack(
-        "Processes that share the target, with a GPU each or the CPU threads split among them.",
-        min=1,
-    )] = 1
-    rules_file: Annotated[str | None, _stack(
-        "TOML file of named rules and of limits on what requests may ask for.",
+    batch_invariant: Annotated[bool | None, _verify("batch_invariant")] = None
+    tensor_parallel_size: Annotated[int, _verify("tensor_parallel_size")] = 1
+    rules_file: Annotated[str | None, setting(
+        OrchestratorSettings, "rules_file", group=_GROUP,
     )] = None
 
     def given(self) -> list[str]:
@@ -74,22 +80,13 @@ class ModelFlags:
 class ListeningFlags:
     """What the orchestrator, which alone may listen beyond loopback, is told of security."""
 
-    ssl_certfile: Annotated[str, _security("PEM file of the server's certificate.")] = ""
-    ssl_keyfile: Annotated[str, _security("PEM file of its key.")] = ""
-    ssl_ca_certs: Annotated[str, _security(
-        "PEM file of the authorities that clients' certificates must chain to.",
-    )] = ""
-    ssl_client_auth: Annotated[ClientAuth | None, _security(
-        "Whether clients of the generation port must present a certificate.",
-        default=_IF_CA_CERTS,
-    )] = None
-    admin_ssl_client_auth: Annotated[ClientAuth | None, _security(
-        "The same for the admin port.", default=_IF_CA_CERTS,
-    )] = None
-    api_keys_file: Annotated[str, _security("TOML file of API keys (`flyspec keys new`).")] = ""
-    allow_insecure: Annotated[bool, _security(
-        "Let other machines connect in the clear.",
-    )] = False
+    ssl_certfile: Annotated[str, _security("ssl_certfile")] = ""
+    ssl_keyfile: Annotated[str, _security("ssl_keyfile")] = ""
+    ssl_ca_certs: Annotated[str, _security("ssl_ca_certs")] = ""
+    ssl_client_auth: Annotated[ClientAuth | None, _security("ssl_client_auth")] = None
+    admin_ssl_client_auth: Annotated[ClientAuth | None, _security("admin_ssl_client_auth")] = None
+    api_keys_file: Annotated[str, _security("api_keys_file")] = ""
+    allow_insecure: Annotated[bool, _security("allow_insecure")] = False
     # fmt: on
 
     def orchestrator_flags(self) -> tuple[str, ...]:
