@@ -16,15 +16,14 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
 from flyspec.errors import ConfigError
+from flyspec.flags import ClientAuth, Dtype, LogLevel
 from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
-from flyspec.security import ChannelSecurity, ClientAuth, PortSecurity, TlsFiles
+from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
 
 GENERATION_PORT = 50050
 DRAFT_PORT = 50051
 VERIFY_PORT = 50052
 ADMIN_PORT = 50053
-
-Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 
 
 class ServerSettings(BaseSettings):
@@ -35,7 +34,7 @@ class ServerSettings(BaseSettings):
     )
 
     host: str = Field("127.0.0.1", description="address to listen on")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="log level")
+    log_level: LogLevel = Field("info", description="log level")
     log_format: Literal["text", "json"] = Field(
         "text", description="log lines for people, or one JSON object each"
     )
@@ -69,7 +68,7 @@ class ServerSettings(BaseSettings):
     )
     ssl_client_auth: ClientAuth | None = Field(
         None,
-        description="whether clients must show a certificate; not given: required if there is "
+        description="whether clients must present a certificate; not given: required if there is "
         "--ssl-ca-certs",
     )
     ssl_client_names: str = Field(
@@ -79,8 +78,8 @@ class ServerSettings(BaseSettings):
     )
     allow_insecure: bool = Field(
         False,
-        description="listen in the clear, or for whoever comes, on an address that is not "
-        "loopback; else that is refused",
+        description="listen in the clear, or without knowing clients, on an address that is not "
+        "loopback; otherwise that is refused",
     )
     drain_grace_s: float = Field(
         10.0, ge=0, description="seconds that running calls get on SIGTERM"
@@ -132,7 +131,7 @@ class ModelServerSettings(ServerSettings):
         description="auto: the checkpoint's on a GPU, float32 on a CPU without bf16 matrices",
     )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves it to torch")
-    max_sessions: int = Field(32, ge=1, le=4096, description="sessions open at once")
+    max_sessions: int = Field(32, ge=1, le=4096, description="maximum concurrent sessions")
     kv_cache_memory_bytes: int = Field(
         0,
         ge=0,
@@ -164,7 +163,7 @@ class DraftSettings(ModelServerSettings):
         "", description="draft model, a directory or hub id; empty: prompt lookup only, no torch"
     )
     drafter: Literal["", "model", "prompt_lookup", "multi_level"] = Field(
-        "", description="drafter of requests that name none; empty: model if there is one"
+        "", description="default drafter: model, prompt_lookup or multi_level"
     )
     chunk_tokens: int = Field(16, ge=1, le=1024, description="proposed tokens a streamed message")
 
@@ -180,11 +179,11 @@ class VerifySettings(ModelServerSettings):
     max_queue: int = Field(256, ge=1, description="rounds that may wait for the model")
     batch_invariant: bool | None = Field(
         None,
-        description="logits that do not depend on what else a step consists of, bit for bit; "
-        "not given: in bfloat16 on CPUs where that costs little",
+        description="make logits bit-for-bit independent of what else is in a step; not given: in "
+        "bfloat16 on CPUs where that costs little",
     )
     tensor_parallel_size: int = Field(
-        1, ge=1, le=64, description="ranks that share the model, started on this host"
+        1, ge=1, le=64, description="processes here that share the model, a GPU or CPU threads each"
     )
     step_timeout_s: float = Field(
         60.0, gt=0, description="seconds without finishing a step after which a rank counts as lost"
@@ -203,15 +202,15 @@ class OrchestratorSettings(ServerSettings):
     admin_port: int = Field(ADMIN_PORT, ge=0, le=65535, description="admin port; 0 picks one")
     admin_host: str = Field("", description="address of the admin port; empty: as --host")
     admin_ssl_client_auth: ClientAuth | None = Field(
-        None, description="--ssl-client-auth of the admin port, with the same default"
+        None, description="the same for the admin port"
     )
     admin_ssl_client_names: str = Field(
         "", description="--ssl-client-names of the admin port: the operators"
     )
     api_keys_file: str = Field(
         "",
-        description="TOML file of API keys, which calls to the generation port then need, and "
-        "calls to the admin port unless that wants certificates",
+        description="TOML file of API keys (`flyspec keys new`): calls to the generation port then "
+        "need one, and calls to the admin port unless that wants certificates",
     )
     upstream_tls: bool | None = Field(
         None,
@@ -265,12 +264,14 @@ class OrchestratorSettings(ServerSettings):
         gt=0,
         description="seconds after which a generation ends whose client does not read its stream",
     )
-    rule: str = Field("fly", description="acceptance rule of requests that name none")
+    rule: str = Field(
+        "fly", description="default acceptance rule: a preset, or one of the rules file"
+    )
     rules_file: str = Field(
-        "", description="TOML file of named rules and of limits to what requests may ask for"
+        "", description="TOML file of named rules and of limits on what requests may ask for"
     )
     num_speculative_tokens: int = Field(
-        DEFAULT_NUM_SPECULATIVE_TOKENS, ge=0, le=1024, description="K of requests that give none"
+        DEFAULT_NUM_SPECULATIVE_TOKENS, ge=0, le=1024, description="default K"
     )
     round_timeout_s: float = Field(60.0, gt=0, description="seconds to wait for a verdict")
     draft_timeout_s: float = Field(

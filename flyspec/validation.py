@@ -6,32 +6,17 @@ Each message names the field, what is allowed and what was given. No torch here.
 from __future__ import annotations
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.ranges import Range
+from flyspec.flags import flags_of
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DistributionSpec
-from flyspec.values.tokens import SamplingParams
+from flyspec.values.tokens import LOGIT_BIAS, MAX_TEMPERATURE, MIN_TEMPERATURE, SamplingParams
 
-MIN_TEMPERATURE = 1e-3
-MAX_TEMPERATURE = 100.0
-MAX_TOP_K = 2**31 - 1
 MAX_LOGIT_BIAS_TOKENS = 1024
-MAX_TOP_LOGPROBS = 20
 BIAS_LENGTH = (MAX_LOGIT_BIAS_TOKENS, f"tokens; send at most {MAX_LOGIT_BIAS_TOKENS}")
 """As `flyspec.wire.check_lengths` takes it."""
 DISTRIBUTION_WARNING_ABOVE_MB = 1.0
 BYTES_PER_LOG_PROB = 2
-
-_SAMPLING_RANGES = {
-    "top_p": Range(0.0, 1.0, open=True),
-    "top_k": Range(0, MAX_TOP_K, " (0 keeps every token)"),
-    "min_p": Range(0.0, 1.0),
-    "repetition_penalty": Range(0.0, 10.0, open=True),
-    "presence_penalty": Range(-2.0, 2.0),
-    "frequency_penalty": Range(-2.0, 2.0),
-    "min_tokens": Range(0, 2**32 - 1),
-}
-_LOGIT_BIAS = Range(-100.0, 100.0)
 
 
 def validate_sampling(sampling: SamplingParams) -> None:
@@ -42,15 +27,16 @@ def validate_sampling(sampling: SamplingParams) -> None:
             f"sampling.temperature must be 0 (greedy) or between {MIN_TEMPERATURE:g} and "
             f"{MAX_TEMPERATURE:g}, got {temperature:g}"
         )
-    for name, range_ in _SAMPLING_RANGES.items():
-        range_.check(f"sampling.{name}", getattr(sampling, name))
+    for name, (_, flag) in flags_of(SamplingParams).items():
+        if flag.range is not None:
+            flag.range.check(f"sampling.{name}", getattr(sampling, name))
     if len(sampling.logit_bias) > MAX_LOGIT_BIAS_TOKENS:
         raise InvalidArgumentError(
             f"sampling.logit_bias: at most {MAX_LOGIT_BIAS_TOKENS} tokens, "
             f"got {len(sampling.logit_bias)}"
         )
     for token_id, bias in sampling.logit_bias:
-        _LOGIT_BIAS.check(f"sampling.logit_bias[{token_id}]", bias)
+        LOGIT_BIAS.check(f"sampling.logit_bias[{token_id}]", bias)
 
 
 def distribution_spec(rule: Rule, sampling: SamplingParams) -> DistributionSpec | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Container, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_args
 
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
 from flyspec.errors import ConfigError
+from flyspec.flags import flags_of
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 from loadtest.connection import Endpoint
@@ -18,6 +19,9 @@ from loadtest.prompts import FRESH, Source
 from loadtest.scenarios import SCENARIOS
 from loadtest.summary import Limits
 
+REQUEST = GenerateOptions(max_tokens=128)
+OF_REQUEST = ("num_speculative_tokens", "drafter", "max_tokens", "ignore_eos")
+OF_SAMPLING = ("temperature", "top_p")
 SUFFIXES = {"html": (".html",), "json": (".json",), "plot": (".svg", ".png", ".pdf"),
             "records": (".jsonl", ".gz")}  # fmt: skip
 
@@ -57,23 +61,27 @@ def _add_admin(to: argparse.ArgumentParser) -> None:
     to.add_argument("--every", type=_positive, default=1.0, help="seconds between looks (1)")
 
 
+def add_flags(
+    to: argparse._ArgumentGroup, defaults: object, names: Container[str] | None = None
+) -> None:
+    """The fields of `defaults` that are declared as flags, or those of these names."""
+    for name, (kind, flag) in flags_of(type(defaults)).items():
+        default, typed = getattr(defaults, name), flag.typed(name)
+        if names is not None and name not in names:
+            continue
+        if kind is bool:
+            to.add_argument(typed, action="store_true", help=flag.help)
+        else:
+            (number,) = {int, float, str} & {kind, *get_args(kind)}
+            shown = f"or {flag.env}" if flag.env else flag.default or default
+            read = _natural if flag.least == 1 else number
+            to.add_argument(typed, type=read, default=default, help=f"{flag.help} ({shown})")
+
+
 def add_access(to: argparse.ArgumentParser) -> None:
     """How the installation is reached."""
     group = to.add_argument_group("access")
-    for flag, what in (
-        ("--api-key", "sent with every call"),
-        ("--ssl-ca-certs", "encrypt, and trust these authorities: a PEM file, or `system`"),
-        ("--ssl-certfile", "this client's own certificate, PEM"),
-        ("--ssl-keyfile", "its key, PEM"),
-        ("--ssl-target-name", "name in the server's certificate (default: of the address)"),
-    ):
-        variable = "FLYSPEC_" + flag[2:].upper().replace("-", "_")
-        group.add_argument(
-            flag, default=os.environ.get(variable, ""), help=f"{what} (or {variable})"
-        )
-    group.add_argument(
-        "--allow-insecure", action="store_true", help="send the key in the clear, elsewhere too"
-    )
+    add_flags(group, Credentials.from_environment())
     group.add_argument("--connections", type=_natural, default=4, help="TCP connections (4)")
 
 
@@ -91,15 +99,8 @@ def add_requests(to: argparse.ArgumentParser) -> None:
         help="ask an assistant, or continue (default: questions are asked, code is continued)",
     )  # fmt: skip
     group.add_argument("--rule", default="", help="acceptance rule (default: the server's)")
-    group.add_argument(
-        "--num-speculative-tokens", type=int, metavar="K",
-        help="0 is without speculation (default: the server's)",
-    )  # fmt: skip
-    group.add_argument("--drafter", default="", help="by name (default: the server's)")
-    group.add_argument("--max-tokens", type=_natural, default=128, help="of an output (128)")
-    group.add_argument("--ignore-eos", action="store_true", help="outputs of just so many")
-    group.add_argument("--temperature", type=float, default=0.0)
-    group.add_argument("--top-p", type=float, default=1.0)
+    add_flags(group, REQUEST, OF_REQUEST)
+    add_flags(group, REQUEST.sampling, OF_SAMPLING)
     group.add_argument("--timeout", type=_positive, default=120.0, help="of a request, seconds")
     group.add_argument("--seed", type=int, default=0, help="of prompts and arrivals")
 
@@ -171,14 +172,12 @@ def goals_of(args: argparse.Namespace) -> Goals:
 
 def generate_options(args: argparse.Namespace) -> GenerateOptions:
     """How requests ask."""
-    return GenerateOptions(
-        sampling=SamplingParams(temperature=args.temperature, top_p=args.top_p),
-        max_tokens=args.max_tokens,
-        ignore_eos=args.ignore_eos,
-        drafter=args.drafter,
+    return replace(
+        REQUEST,
+        sampling=SamplingParams(**{name: getattr(args, name) for name in OF_SAMPLING}),
         rule=Rule(args.rule) if args.rule else None,
-        num_speculative_tokens=args.num_speculative_tokens,
         timeout_s=args.timeout,
+        **{name: getattr(args, name) for name in OF_REQUEST},
     )
 
 

@@ -9,10 +9,10 @@ from flyspec.config import VerifySettings
 from flyspec.engine.distributions import check_received
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.rules import MAX_GUARDED_TOKENS
-from flyspec.validation import BIAS_LENGTH, MAX_TOP_LOGPROBS
+from flyspec.validation import BIAS_LENGTH
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DraftDistributions, VerifyRound
-from flyspec.values.tokens import TokenDistribution
+from flyspec.values.tokens import MAX_TOP_LOGPROBS, TokenDistribution
 
 
 def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, tuple[int, str]]:

@@ -10,10 +10,10 @@ from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import MAX_WINDOW_SIZE, Rule
 from flyspec.rules.resolve import validate_rule
-from flyspec.validation import MAX_TOP_LOGPROBS, validate_sampling
+from flyspec.validation import validate_sampling
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import OpenWindow, Verdict, VerifyOpen, VerifyRound
-from flyspec.values.tokens import SamplingParams
+from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:

@@ -4,23 +4,49 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from flyspec.cli.options import ConnectionFlags, with_flags
+from flyspec.cli.options import with_flags
+from flyspec.credentials import Credentials
+from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from flyspec.client import AdminClient, DrafterStatus
 
 T = TypeVar("T")
 
-AdminAddress = Annotated[str, typer.Option(help="Admin port of the orchestrator.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document.")]
 Name = Annotated[str, typer.Argument(help="Name that requests ask for.")]
-_ADMIN = "127.0.0.1:50053"
 
-app = typer.Typer(help="The drafters of a running stack.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+
+
+@dataclass(frozen=True)
+class _Admin(Credentials):
+    """Whom to ask, and how to show the answer."""
+
+    admin_address: Annotated[str, Flag("Admin port of the orchestrator.")] = "127.0.0.1:50053"
+    json: Annotated[bool, Flag("Print one JSON document.")] = False
+
+    def ask(self, call: Callable[[AdminClient], Awaitable[T]]) -> T:
+        """Ask the admin port."""
+        from flyspec.cli.runtime import run_async
+        from flyspec.client import AdminClient
+
+        async def asked() -> T:
+            async with AdminClient(self.admin_address, self) as admin:
+                return await call(admin)
+
+        return run_async(asked())
+
+    def show(self, drafter: DrafterStatus) -> None:
+        """Print a drafter."""
+        if self.json:
+            _print({"drafter": _document(drafter)})
+        else:
+            _table([drafter])
 
 
 @app.callback()
@@ -30,12 +56,10 @@ def _group() -> None:
 
 @app.command("list")
 @with_flags
-def list_drafters(
-    connection: ConnectionFlags, admin_address: AdminAddress = _ADMIN, json: Json = False
-) -> None:
+def list_drafters(admin: _Admin) -> None:
     """Show the drafters: who gets work, and how well each one drafts."""
-    drafters = _do(admin_address, connection, lambda admin: admin.list_drafters())
-    if json:
+    drafters = admin.ask(lambda client: client.list_drafters())
+    if admin.json:
         _print({"drafters": [_document(d) for d in drafters]})
     else:
         _table(drafters)
@@ -44,26 +68,22 @@ def list_drafters(
 @app.command("register")
 @with_flags
 def register(
-    connection: ConnectionFlags,
+    admin: _Admin,
     name: Name,
     address: Annotated[
         str,
-        typer.Option(
-            help="Where its draft service is: host:port, replicas with commas between, or "
+        Flag(
+            "Address of its draft service: host:port, replicas separated by commas, or "
             "dns:///host:port for every address of a name."
         ),
     ],
     kind: Annotated[
-        str, typer.Option(help="model, prompt_lookup or multi_level; empty: the service's default.")
+        str, Flag("Kind: model, prompt_lookup or multi_level; empty is the service's default.")
     ] = "",
-    admin_address: AdminAddress = _ADMIN,
-    json: Json = False,
 ) -> None:
     """Try a drafter, and add it: requests can name it from now on. A known name gets a replica."""
-    drafter, probe_ns = _do(
-        admin_address, connection, lambda admin: admin.register_drafter(name, address, kind)
-    )
-    if json:
+    drafter, probe_ns = admin.ask(lambda client: client.register_drafter(name, address, kind))
+    if admin.json:
         _print({"drafter": _document(drafter), "probe_ns": probe_ns})
     else:
         _table([drafter])
@@ -73,66 +93,44 @@ def register(
 @app.command("activate")
 @with_flags
 def activate(
-    connection: ConnectionFlags,
+    admin: _Admin,
     name: Name,
     share: Annotated[
         float | None,
-        typer.Option(
-            help="Share of the new generations, as a canary; 0 ends it. Without it: all of them, "
-            "and running ones move over."
+        Flag(
+            "Share of new generations, as a canary; 0 ends it. Without it: all of them, and "
+            "running ones move over."
         ),
     ] = None,
-    admin_address: AdminAddress = _ADMIN,
-    json: Json = False,
 ) -> None:
     """Give a drafter the generations that name none, or a share of them."""
-    _show(_do(admin_address, connection, lambda admin: admin.activate_drafter(name, share)), json)
+    admin.show(admin.ask(lambda client: client.activate_drafter(name, share)))
 
 
 @app.command("drain")
 @with_flags
 def drain(
-    connection: ConnectionFlags,
+    admin: _Admin,
     name: Name,
-    wait: Annotated[
-        float, typer.Option(help="Seconds to wait for its generations to leave.", min=0)
-    ] = 10.0,
-    admin_address: AdminAddress = _ADMIN,
-    json: Json = False,
+    wait: Annotated[float, Flag("Seconds to wait for its generations to leave.", min=0)] = 10.0,
 ) -> None:
     """Give a drafter nothing new; its generations move on at their next round."""
-    _show(_do(admin_address, connection, lambda admin: admin.drain_drafter(name, wait)), json)
+    admin.show(admin.ask(lambda client: client.drain_drafter(name, wait)))
 
 
 @app.command("remove")
 @with_flags
 def remove(
-    connection: ConnectionFlags,
+    admin: _Admin,
     name: Name,
     force: Annotated[bool, typer.Option(help="Even if generations use it.")] = False,
-    admin_address: AdminAddress = _ADMIN,
-    json: Json = False,
 ) -> None:
     """Forget a drafter that is drained."""
-    _do(admin_address, connection, lambda admin: admin.remove_drafter(name, force))
-    if json:
+    admin.ask(lambda client: client.remove_drafter(name, force))
+    if admin.json:
         _print({"removed": name})
     else:
         print(f"{name} is removed")
-
-
-def _do(
-    address: str, connection: ConnectionFlags, call: Callable[[AdminClient], Awaitable[T]]
-) -> T:
-    """Ask the admin port."""
-    from flyspec.cli.runtime import run_async
-    from flyspec.client import AdminClient
-
-    async def ask() -> T:
-        async with AdminClient(address, connection.credentials()) as admin:
-            return await call(admin)
-
-    return run_async(ask())
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -155,13 +153,6 @@ def _document(drafter: DrafterStatus) -> dict[str, Any]:
         "tokens_per_s": stats.tokens_per_s,
     }
     return document
-
-
-def _show(drafter: DrafterStatus, json: bool) -> None:
-    if json:
-        _print({"drafter": _document(drafter)})
-    else:
-        _table([drafter])
 
 
 def _table(drafters: list[DrafterStatus]) -> None:

@@ -2,71 +2,51 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from flyspec.cli.options import ConnectionFlags, ModelFlags, with_flags
+from flyspec.cli.options import ModelFlags, measuring, with_flags
+from flyspec.cli.stack import Stack, StackOptions
+from flyspec.credentials import Credentials
+from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from flyspec.bench.accuracy import ConditionReport, Results
-    from flyspec.cli.stack import Stack
     from flyspec.client import Client
-
-_PIPED_WIDTH = 132  # of a table that no terminal shows
 
 
 @with_flags
 def evaluate(
     models: ModelFlags,
-    connection: ConnectionFlags,
-    problems: Annotated[int, typer.Option(help="Fresh word problems.", min=1)] = 100,
-    problem_seed: Annotated[int, typer.Option(help="Seed of the word problems.")] = 7,
+    connection: Credentials,
+    problems: Annotated[int, Flag("Number of fresh word problems.", min=1)] = 100,
+    problem_seed: measuring.ProblemSeed = 7,
     prompt_file: Annotated[
         str | None,
-        typer.Option(
-            help="Prompts instead of fresh problems. Without answers (HumanEval), the target's "
-            "log-likelihood of the texts is told instead of accuracy.",
-        ),
+        Flag("Prompts instead of fresh problems. Without answers (HumanEval), the target's "
+             "log-likelihood of the texts is reported instead of accuracy."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Most prompts of the file.", min=1)] = None,
+    limit: measuring.Limit = None,
     rules: Annotated[
         str | None,
-        typer.Option(
-            help="Rules to compare, with commas and parameters as in "
-            "fly,margin:margin_threshold=0.2,fly_window_size=4; `all` is every rule. Shows what "
-            "each lost.",
-            show_default="exact, fly and fly with W = 0",
-        ),
+        Flag("Rules to compare, with commas and parameters as in "
+             "fly,margin:margin_threshold=0.2,fly_window_size=4; `all` is every rule. Shows what "
+             "each lost.", default="exact, fly and fly with W = 0"),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="Of a running stack.", show_default="one is started for this command"),
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Start a stack (the default).")] = False,
-    drafter: Annotated[str, typer.Option(help="Drafter to use.", show_default="the server's")] = "",
-    num_speculative_tokens: Annotated[int, typer.Option(help="K.", min=1)] = 15,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of a text.", min=1)] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy decoding.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
+    address: measuring.Address = None,
+    local: measuring.Local = False,
+    drafter: measuring.Drafter = "",
+    num_speculative_tokens: measuring.K = 15,
+    max_tokens: measuring.MaxTokens = 256,
+    temperature: measuring.Temperature = 0.0,
+    top_p: measuring.TopP = 1.0,
     seed: Annotated[
-        int, typer.Option(help="Of the first prompt's sampling; the next has the next.", min=0)
+        int, Flag("Sampling seed of the first prompt; each later prompt adds one.", min=0)
     ] = 0,
-    concurrency: Annotated[int, typer.Option(help="Prompts at once.", min=1)] = 8,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Ask an assistant.",
-            show_default="questions are asked, code is continued",
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Also write the JSON document, with all texts, here.")
-    ] = None,
-) -> None:
+    concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 8,
+    chat: measuring.Chat = None,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+) -> None:  # fmt: skip
     """Compare the texts of plain decoding and of acceptance rules, by answers or log-likelihood."""
     from flyspec.bench import accuracy, conditions
     from flyspec.bench.prompts import Group, fresh_problems
@@ -140,8 +120,8 @@ def evaluate(
                 reference, results, lambda: progress.advance(bar)
             )
 
-    stack_options = models.to_stack_options(log_level="warning") if address is None else None
-    results, scores = run_async(with_server(stack_options, address, use, connection.credentials()))
+    stack_options = StackOptions(**vars(models), log_level="warning") if address is None else None
+    results, scores = run_async(with_server(stack_options, address, use, connection))
     reports = accuracy.report(group, results, scores)
     if output is not None:
         samples = accuracy.to_samples(group, results, scores)
@@ -154,15 +134,12 @@ def evaluate(
 
 
 def _print(name: str, reports: list[ConditionReport], every_column: bool) -> None:
-    from rich.console import Console
-
     from flyspec.bench.tables import RULES_NOTES, accuracy_table, rules_table
+    from flyspec.cli.bench.common import result_console
 
-    console = Console(highlight=False)
+    console = result_console()
     if not every_column:
         console.print(accuracy_table(name, reports))
         return
-    if not console.is_terminal:
-        console.width = max(console.width, _PIPED_WIDTH)
     console.print(rules_table(name, reports))
     console.print(RULES_NOTES, style="dim")

@@ -14,74 +14,46 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flyspec.cli.options import (
-    Color,
-    ConnectionFlags,
-    ModelFlags,
-    RuleFlags,
-    SamplingFlags,
-    SpeculationFlags,
-    to_generate_options,
-    with_flags,
-)
+from flyspec.cli.options import Color, ModelFlags, measuring, with_flags
+from flyspec.cli.stack import Stack, StackOptions
+from flyspec.credentials import Credentials
+from flyspec.flags import Flag
+from flyspec.rules import Rule
+from flyspec.values.generation import GenerateOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
     from flyspec.cli.screen import Screen
-    from flyspec.cli.stack import Stack
-    from flyspec.client import Client, GenerateOptions, Generation
+    from flyspec.client import Client, Generation
     from flyspec.prompts import Prompt
 
 
+_DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
+
+
+# fmt: off
 @with_flags
 def generate(
     models: ModelFlags,
-    sampling: SamplingFlags,
-    speculation: SpeculationFlags,
-    rule: RuleFlags,
-    connection: ConnectionFlags,
-    prompts: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[PROMPT]...", help="Prompts; '-' reads standard input as a prompt file."
-        ),
-    ] = None,
-    address: Annotated[
-        str | None, typer.Option(help="Of a running stack.", show_default="127.0.0.1:50050")
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Start a stack for this command.")] = False,
-    prompt_file: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Lines, HumanEval, GSM8K, Spec-Bench or MGSM, told by the content; repeatable."
-        ),
-    ] = None,
-    chat: Annotated[
-        bool, typer.Option("--chat", help="A prompt is a user's message to an assistant.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=1)] = 256,
-    limit: Annotated[int | None, typer.Option(help="Most prompts of a file.", min=1)] = None,
-    concurrency: Annotated[int, typer.Option(help="Prompts at once.", min=1)] = 1,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds for each prompt, waiting for its turn included.", show_default="no limit"
-        ),
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="One JSON document a prompt on standard output.")
-    ] = False,
-    return_rounds: Annotated[
-        bool,
-        typer.Option(
-            "--return-rounds",
-            help="With --json: each round's drafts and decisions, to replay the run with.",
-        ),
-    ] = False,
-    color: Annotated[Color, typer.Option(help="Colour tokens by their origin.")] = "auto",
+    connection: Credentials,
+    options: GenerateOptions = _DEFAULTS,
+    prompts: Annotated[list[str] | None, typer.Argument(
+        metavar="[PROMPT]...", help="Prompts; '-' reads standard input as a prompt file.",
+    )] = None,
+    address: Annotated[str | None, Flag(
+        "Address of a running stack.", default="127.0.0.1:50050",
+    )] = None,
+    local: Annotated[bool, Flag("Start a stack for this command.")] = False,
+    prompt_file: measuring.PromptFiles = (),
+    chat: Annotated[bool, Flag("Send each prompt as a user's message to an assistant.")] = False,
+    limit: measuring.Limit = None,
+    concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 1,
+    json: Annotated[bool, Flag("Print one JSON document per prompt on standard output.")] = False,
+    color: Annotated[Color, Flag("Color tokens by their origin.")] = "auto",
 ) -> None:
+    # fmt: on
     """Stream the continuation of prompts, each token coloured by its origin.
 
     Without prompts, standard input is read as a prompt file.
@@ -89,13 +61,11 @@ def generate(
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 
     refuse_model_flags(models, local, address)
-    if sampling.logprobs is not None and not json:
+    if options.logprobs is not None and not json:
         raise typer.BadParameter("--logprobs: only with --json, which shows them")
-    if return_rounds and not json:
+    if options.return_rounds and not json:
         raise typer.BadParameter("--return-rounds: only with --json, which shows them")
-    what = _prompts(prompts or [], prompt_file or [], limit)
-    options = to_generate_options(max_tokens, sampling, speculation, rule)
-    options = replace(options, timeout_s=timeout, return_rounds=return_rounds)
+    what = _prompts(prompts or [], prompt_file, limit)
     output = _Output(json=json, color=_wants_color(color))
 
     async def use(client: Client, _: Stack | None) -> None:
@@ -104,8 +74,8 @@ def generate(
         else:
             await _many(client, what, options, chat, concurrency, output)
 
-    stack = models.to_stack_options(log_level="warning") if local else None
-    run_async(with_server(stack, address, use, connection.credentials()))
+    stack = StackOptions(**vars(models), log_level="warning") if local else None
+    run_async(with_server(stack, address, use, connection))
 
 
 @dataclass(frozen=True)
@@ -116,7 +86,7 @@ class _Output:
     color: bool
 
 
-def _prompts(arguments: list[str], files: list[str], limit: int | None) -> list[Prompt]:
+def _prompts(arguments: list[str], files: Sequence[str], limit: int | None) -> list[Prompt]:
     from flyspec.errors import ConfigError
     from flyspec.prompts import Prompt, read_prompts
 

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from flyspec.cli.options import ConnectionFlags, with_flags
-
-if TYPE_CHECKING:
-    from flyspec.client import Credentials
+from flyspec.cli.options import with_flags
+from flyspec.credentials import Credentials
+from flyspec.flags import Flag
 
 
 @with_flags
 def healthcheck(
-    connection: ConnectionFlags,
+    connection: Credentials,
     address: Annotated[
-        str, typer.Option(help="Any server of flyspec: orchestrator, draft or verify.")
+        str, Flag("Address of any flyspec server: orchestrator, draft or verify.")
     ] = "127.0.0.1:50050",
     admin_address: Annotated[
-        str | None, typer.Option(help="Also ask the orchestrator how things stand.")
+        str | None, Flag("Admin port of the orchestrator, to ask for its state as well.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.1)] = 5.0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    timeout: Annotated[float, Flag("Seconds to wait for an answer.", min=0.1)] = 5.0,
+    json: Annotated[bool, Flag("Print one JSON document.")] = False,
 ) -> None:
     """Exit with 0 if the server is ready, with 1 if it is not or does not answer."""
     from flyspec.cli.runtime import print_json, run_async
 
-    report = run_async(_check(address, admin_address, timeout, connection.credentials()))
+    report = run_async(_check(address, admin_address, timeout, connection))
     if json:
         print_json(report)
     else:

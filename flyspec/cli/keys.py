@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="API keys.", no_args_is_help=True)
+from flyspec.cli.options import with_flags
+from flyspec.flags import Flag
+from flyspec.values.generation import SERVERS
+
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
@@ -16,32 +21,29 @@ def _group() -> None:
 
 
 @app.command("new")
+@with_flags
 def new(
     name: Annotated[str, typer.Argument(help="Whose key it is; in logs and limits.")],
     scope: Annotated[
-        list[str] | None,
-        typer.Option(help="generate or admin; repeatable.", show_default="generate"),
-    ] = None,
+        Sequence[str], Flag("generate or admin; repeatable.", default="generate")
+    ] = (),
     max_concurrent: Annotated[
-        int | None, typer.Option(help="Requests at once.", min=1, show_default="the server's")
+        int | None, Flag("Maximum concurrent requests.", min=1, default=SERVERS)
     ] = None,
     max_requests_per_minute: Annotated[
-        int | None, typer.Option(help="Requests a minute.", min=1, show_default="the server's")
+        int | None, Flag("Maximum requests per minute.", min=1, default=SERVERS)
     ] = None,
     max_tokens_per_request: Annotated[
-        int | None,
-        typer.Option(help="Prompt and output tokens of a request.", min=1, show_default="no limit"),
+        int | None, Flag("Maximum prompt and output tokens per request.", min=1, default="no limit")
     ] = None,
-    days: Annotated[
-        float | None, typer.Option(help="Days that it is valid.", min=0, show_default="for good")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    days: Annotated[float | None, Flag("Days of validity.", min=0, default="for good")] = None,
+    json: Annotated[bool, Flag("Print one JSON document.")] = False,
 ) -> None:
     """Make a key: print it, which nothing else ever does, and what to add to the server's file."""
     from flyspec.cli.runtime import print_json
     from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
 
-    if unknown := set(scope or ()) - set(Scope):
+    if unknown := set(scope) - set(Scope):
         raise typer.BadParameter(f"--scope {unknown.pop()}: there are {', '.join(Scope)}")
     now = datetime.datetime.now(datetime.UTC)
     owner = ApiKey(

@@ -4,27 +4,52 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from flyspec.cli import bench, drafters, evaluate, generate, healthcheck, keys, serve
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, NotFoundError
+
+_COMMANDS = {
+    "serve": ("serve", "Start draft service, verify service and orchestrator; stop on Ctrl-C."),
+    "generate": ("generate", "Stream the continuation of prompts, each token colored by origin."),
+    "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, with 1 if it is not."),
+    "drafters": ("app", "Show, add, swap and remove the drafters of a running stack."),
+    "keys": ("app", "Make API keys."),
+    "bench": ("app", "Compare plain decoding, acceptance rules and transformers for speed."),
+    "eval": ("evaluate", "Compare the texts of plain decoding and of acceptance rules."),
+}
+"""What holds each command in its module, and what the list of commands says of it."""
+
+
+class _OnDemand(TyperGroup):
+    """Imports a command once it is called; before, only its line of help is known."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in _COMMANDS:
+            name, (attribute, _) = args[0], _COMMANDS[args[0]]
+            module = import_module(f"flyspec.cli.{'evaluate' if name == 'eval' else name}")
+            found, alone = getattr(module, attribute), typer.Typer(add_completion=False)
+            if attribute == "app":
+                alone.add_typer(found, name=name)
+            else:
+                alone.command(name)(found)
+            self.commands[name] = get_group(alone).commands[name]
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="flyspec",
-    help="Speculative decoding as a service.",
+    cls=_OnDemand,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("serve")(serve.serve)
-app.command("generate")(generate.generate)
-app.command("healthcheck")(healthcheck.healthcheck)
-app.add_typer(drafters.app, name="drafters")
-app.add_typer(keys.app, name="keys")
-app.add_typer(bench.app, name="bench")
-app.command("eval")(evaluate.evaluate)
+for _name, (_, _help) in _COMMANDS.items():
+    app.command(_name, help=_help)(lambda: None)
 
 
 def _version(show: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from rich.color import ColorSystem
@@ -41,20 +41,12 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 def speculation_document(metrics: SpeculationMetrics) -> dict[str, Any]:
     """`metrics.speculative_decoding`, with vLLM's names and ours."""
+    counts = asdict(metrics)
+    del counts["num_rounds"]  # plain ones included
     return {
         "mean_acceptance_length": metrics.mean_acceptance_length,
         "draft_acceptance_rate": metrics.draft_acceptance_rate,
-        "num_spec_steps": metrics.num_spec_steps,
-        "num_draft_tokens": metrics.num_draft_tokens,
-        "num_accepted_draft_tokens": metrics.num_accepted_draft_tokens,
-        "num_loose_tokens": metrics.num_loose_tokens,
-        "loose_cost_nats": metrics.loose_cost_nats,
-        "num_rollbacks": metrics.num_rollbacks,
-        "num_rejected_tokens": metrics.num_rejected_tokens,
-        "rejected_cost_nats": metrics.rejected_cost_nats,
-        "round_bytes": metrics.round_bytes,
-        "distribution_bytes": metrics.distribution_bytes,
-        "acceptance_histogram": list(metrics.acceptance_histogram),
+        **counts,
     }
 
 
@@ -91,17 +83,13 @@ def document(generation: Generation) -> dict[str, Any]:
 def round_document(record: RoundRecord) -> dict[str, Any]:
     """A round for `--return-rounds`: drafts, decisions, and what the verdict depended on."""
     window = record.open_window
+    facts = {field.name: getattr(record, field.name) for field in fields(record)}
+    del facts["budget"]
     return {
-        "start_length": record.start_length,
-        "drafter": record.drafter,
-        "draft_token_ids": list(record.draft_token_ids),
+        **facts,
         "decisions": [d._asdict() | {"outcome": d.outcome.name} for d in record.decisions],
-        "keep_length": record.keep_length,
-        "next_token_id": record.next_token_id,
-        "committed_length": record.committed_length,
         "remaining_loose_tokens": record.budget.loose_tokens,
         "remaining_loose_cost_nats": record.budget.loose_cost_nats,
-        "exact_until_position": record.exact_until_position,
         "open_window": window._asdict() if window else None,
     }
 

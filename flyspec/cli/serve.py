@@ -6,76 +6,34 @@ import asyncio
 import contextlib
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from dataclasses import replace
+from typing import Annotated
 
 import typer
 
-from flyspec.cli.options import ListeningFlags, ModelFlags, with_flags
+from flyspec.cli.options import ListeningFlags, with_flags
+from flyspec.cli.stack import Stack, StackOptions
+from flyspec.flags import Flag
 
-if TYPE_CHECKING:
-    from flyspec.cli.stack import Stack, StackOptions
-
-_PORTS = "Where to listen"
+_DEFAULTS = StackOptions(
+    admin_host="", port=50050, admin_port=50053, draft_port=50051, verify_port=50052
+)
 
 
 @with_flags
 def serve(
-    models: ModelFlags,
     listening: ListeningFlags,
-    drafter: Annotated[
-        str, typer.Option(help="Default drafter: model, prompt_lookup or multi_level.")
-    ] = "",
-    rule: Annotated[
-        str, typer.Option(help="Default acceptance rule, a preset or one of the rules file.")
-    ] = "fly",
-    num_speculative_tokens: Annotated[int, typer.Option(help="Default K.", min=0)] = 15,
-    max_sessions: Annotated[int, typer.Option(help="Generations at once.", min=1)] = 32,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Of the generation and admin ports; draft and verify stay on loopback.",
-            rich_help_panel=_PORTS,
-        ),
-    ] = "127.0.0.1",
-    admin_host: Annotated[
-        str,
-        typer.Option(help="Of the admin port.", show_default="--host", rich_help_panel=_PORTS),
-    ] = "",
-    port: Annotated[
-        int, typer.Option(help="Generation; 0 picks one.", min=0, rich_help_panel=_PORTS)
-    ] = 50050,
-    admin_port: Annotated[
-        int, typer.Option(help="Administration; 0 picks one.", min=0, rich_help_panel=_PORTS)
-    ] = 50053,
-    draft_port: Annotated[
-        int, typer.Option(help="Draft service; 0 picks one.", min=0, rich_help_panel=_PORTS)
-    ] = 50051,
-    verify_port: Annotated[
-        int, typer.Option(help="Verify service; 0 picks one.", min=0, rich_help_panel=_PORTS)
-    ] = 50052,
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="Of all services.")
-    ] = "info",
+    stack: StackOptions = _DEFAULTS,
     json: Annotated[
-        bool,
-        typer.Option("--json", help="Print addresses and process ids as one JSON line when ready."),
+        bool, Flag("Print addresses and process ids as one JSON line when ready.")
     ] = False,
 ) -> None:
     """Start draft service, verify service and orchestrator; stop them on Ctrl-C."""
     from flyspec.cli.runtime import run_async
 
-    options = models.to_stack_options(
-        drafter=drafter,
-        rule=rule,
-        num_speculative_tokens=num_speculative_tokens,
-        max_sessions=max_sessions,
-        host=host,
-        admin_host=admin_host or host,
-        port=port,
-        admin_port=admin_port,
-        draft_port=draft_port,
-        verify_port=verify_port,
-        log_level=log_level,
+    options = replace(
+        stack,
+        admin_host=stack.admin_host or stack.host,
         orchestrator_flags=listening.orchestrator_flags(),
     )
     raise typer.Exit(run_async(_serve(options, json)))
@@ -84,7 +42,6 @@ def serve(
 async def _serve(options: StackOptions, json: bool) -> int:
     """Serve until SIGINT or SIGTERM; exit code 0. A dead service is an error."""
     from flyspec.cli.runtime import error_console, narrate, print_json
-    from flyspec.cli.stack import Stack
 
     console = error_console()
     stop = asyncio.Event()

@@ -12,18 +12,25 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
+from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.service import ROOT, Child, ServiceDiedError
+from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings, from_command_line
 from flyspec.errors import ConfigError
+from flyspec.flags import Flag, LogLevel
 from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
 
 T = TypeVar("T")
 
 DEMO_MODELS = ROOT / "demo" / "models"
 LOOPBACK = "127.0.0.1"
+_PORTS = "Where to listen"
+_port = partial(Flag, min=0, group=_PORTS)
+_orchestrator = partial(setting, OrchestratorSettings)
 
 
 def _ignore(_: str) -> None:
@@ -35,8 +42,9 @@ def default_threads() -> int:
     return max(1, (os.cpu_count() or 1) // 2)
 
 
+# fmt: off
 @dataclass(frozen=True)
-class StackOptions:
+class StackOptions(ModelFlags):
     """What to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
 
     Ports of 0 are picked. Only the orchestrator listens on `host` and, for its operator,
@@ -45,28 +53,22 @@ class StackOptions:
     the `service_flags` of draft and verify service, are passed on as they are.
     """
 
-    model: str | None = None
-    draft_model: str | None = None
-    device: str = "auto"
-    draft_device: str | None = None
-    dtype: str = "auto"
-    draft_dtype: str = "auto"
-    threads: int = 0
-    draft_threads: int = 0
-    batch_invariant: bool | None = None
-    tensor_parallel_size: int = 1
-    host: str = LOOPBACK
-    admin_host: str = LOOPBACK
-    port: int = 0
-    admin_port: int = 0
-    draft_port: int = 0
-    verify_port: int = 0
-    drafter: str = ""
-    rule: str = "fly"
-    num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS
-    rules_file: str | None = None
-    max_sessions: int = 32
-    log_level: str = "info"
+    drafter: Annotated[str, setting(DraftSettings, "drafter")] = ""
+    rule: Annotated[str, _orchestrator("rule")] = "fly"
+    num_speculative_tokens: Annotated[
+        int, _orchestrator("num_speculative_tokens")
+    ] = DEFAULT_NUM_SPECULATIVE_TOKENS
+    max_sessions: Annotated[int, setting(VerifySettings, "max_sessions")] = 32
+    host: Annotated[str, _orchestrator(
+        "host", group=_PORTS, help="Address to listen on; draft and verify stay on loopback.",
+    )] = LOOPBACK
+    admin_host: Annotated[str, _orchestrator("admin_host", group=_PORTS)] = LOOPBACK
+    port: Annotated[int, _orchestrator("port", group=_PORTS)] = 0
+    admin_port: Annotated[int, _orchestrator("admin_port", group=_PORTS)] = 0
+    draft_port: Annotated[int, _port("Draft service's port; 0 picks one.")] = 0
+    verify_port: Annotated[int, _port("Verify service's port; 0 picks one.")] = 0
+    log_level: Annotated[LogLevel, _orchestrator("log_level")] = "info"
+    # fmt: on
     drain_grace_s: float = 10.0
     orchestrator_flags: tuple[str, ...] = ()
     service_flags: tuple[str, ...] = ()
@@ -93,7 +95,12 @@ class StackOptions:
         changes["draft_threads"] = self.draft_threads or default_threads()
         if self.rules_file:
             changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
-        return StackOptions(**{**vars(self), **changes})
+        return replace(self, **changes)
+
+    def flags(self, *names: str) -> list[str]:
+        """These fields as a service takes them, without the prefix that tells services apart."""
+        values = {n.removeprefix("draft_").removeprefix("verify_"): getattr(self, n) for n in names}
+        return to_flags(**values)
 
 
 class Stack:
@@ -228,7 +235,6 @@ class Stack:
 
     def _check_security(self) -> None:
         """Find certificates or keys that cannot work now, and ports that are open by oversight."""
-        from flyspec.config import OrchestratorSettings, from_command_line
         from flyspec.security import ApiKeys
 
         o = self.options
@@ -241,8 +247,6 @@ class Stack:
 
     def _services_speak_tls(self) -> bool:
         """Whether draft and verify service have certificates, by flags or by environment."""
-        from flyspec.config import VerifySettings, from_command_line
-
         flags = ["--model", str(self.options.model), *self.options.service_flags]
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
 
@@ -251,17 +255,12 @@ class Stack:
         self._check_ports()
         self._check_rules()
         o = self.options
-        common = ["--log-level", o.log_level, "--drain-grace-s", str(o.drain_grace_s)]
-        limits = [*common, "--host", LOOPBACK, "--max-sessions", str(o.max_sessions),
-                  *o.service_flags]  # fmt: skip
-        verify = ["--model", str(o.model), "--port", str(o.verify_port), "--device", o.device,
-                  "--dtype", o.dtype, "--threads", str(o.threads),
-                  "--tensor-parallel-size", str(o.tensor_parallel_size)]  # fmt: skip
-        if o.batch_invariant is not None:
-            verify += ["--batch-invariant", str(o.batch_invariant).lower()]
-        draft = ["--model", str(o.draft_model), "--port", str(o.draft_port), "--device",
-                 str(o.draft_device), "--dtype", o.draft_dtype, "--threads",
-                 str(o.draft_threads), "--drafter", o.drafter]  # fmt: skip
+        common = o.flags("log_level", "drain_grace_s")
+        limits = [*common, "--host", LOOPBACK, *o.flags("max_sessions"), *o.service_flags]
+        verify = o.flags("model", "verify_port", "device", "dtype", "threads",
+                         "tensor_parallel_size", "batch_invariant")  # fmt: skip
+        draft = o.flags("draft_model", "draft_port", "draft_device", "draft_dtype",
+                        "draft_threads", "drafter")  # fmt: skip
         self._on_event(f"loading the target {o.model}")
         self._on_event(f"loading the draft model {o.draft_model}" if o.draft_model
                        else "drafting by prompt lookup, without a model")  # fmt: skip
@@ -270,15 +269,12 @@ class Stack:
             await self._spawn("draft", "draft_service", [*limits, *draft], o.draft_threads),
         ]
         await _all_or_first_error([self._ready(service) for service in first])
-        orchestrator = [*common, "--host", o.host, "--port", str(o.port),
-                        "--admin-host", o.admin_host, "--admin-port", str(o.admin_port),
+        orchestrator = [*common, *o.flags("host", "port", "admin_host", "admin_port", "rule",
+                                          "num_speculative_tokens", "rules_file"),
                         "--verify-address", self.verify_address,
-                        "--draft-address", self.draft_address, "--rule", o.rule,
-                        "--num-speculative-tokens", str(o.num_speculative_tokens)]  # fmt: skip
+                        "--draft-address", self.draft_address]  # fmt: skip
         if not self._services_speak_tls():  # they listen on loopback in the clear
             orchestrator += ["--upstream-tls", "false"]
-        if o.rules_file:
-            orchestrator += ["--rules-file", o.rules_file]
         orchestrator += o.orchestrator_flags
         self._on_event("starting the orchestrator")
         last = await self._spawn("orchestrator", "orchestrator", orchestrator, 1)

@@ -5,9 +5,9 @@ keeps track of a stream. What they take and give is in `flyspec.values`.
 """
 
 from flyspec.client.admin import DEFAULT_ADMIN_ADDRESS, AdminClient
-from flyspec.client.credentials import Credentials
 from flyspec.client.generation import DEFAULT_ADDRESS, Client
 from flyspec.client.transcript import Transcript
+from flyspec.credentials import Credentials
 from flyspec.values.admin import DrafterStats, DrafterStatus, Status, UpstreamStatus
 from flyspec.values.generation import (
     Chat,

@@ -6,8 +6,8 @@ from typing import Any
 
 from flyspec import wire
 from flyspec.client.connection import Connection
-from flyspec.client.credentials import Credentials
 from flyspec.config import ADMIN_PORT
+from flyspec.credentials import Credentials
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
 from flyspec.values.admin import DrafterStatus, Status
 

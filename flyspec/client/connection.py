@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import rpc
-from flyspec.client.credentials import Credentials
+from flyspec.credentials import Credentials
 from flyspec.errors import DeadlineExceededError, FlyspecError, UnavailableError
 
 # What gRPC says when there is no such port or no such host.

@@ -13,9 +13,9 @@ import grpc
 from flyspec import rpc, wire
 from flyspec.client import messages
 from flyspec.client.connection import Connection
-from flyspec.client.credentials import Credentials
 from flyspec.client.transcript import Transcript
 from flyspec.config import GENERATION_PORT
+from flyspec.credentials import Credentials
 from flyspec.errors import (
     DeadlineExceededError,
     FlyspecError,

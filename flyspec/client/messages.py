@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from flyspec.errors import InvalidArgumentError
+from flyspec.flags import UINT32, flags_of
 from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY, is_request_id, is_traceparent
 from flyspec.rules import PARAMETERS, Rule
-from flyspec.validation import MAX_TOP_K, MAX_TOP_LOGPROBS
 from flyspec.values.generation import Chat, GenerateOptions, Prompt
-
-_UINT32, _UINT64 = 2**32 - 1, 2**64 - 1
 
 
 def metadata_of(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
@@ -40,29 +38,19 @@ def misfit(prompt: Prompt, options: GenerateOptions) -> str | None:
         ("rule.guarded_token_ids", rule.guarded_token_ids),
     ):
         for token_id in token_ids:
-            if not _fits(token_id, 0, _UINT32):
-                return f"{name}: token id {token_id} is out of range; ids are 0 to {_UINT32}"
-    for name, value, low, high in (
-        ("seed", options.seed, 0, _UINT64),
-        ("max_tokens", options.max_tokens, 1, _UINT32),
-        ("logprobs", options.logprobs, 0, MAX_TOP_LOGPROBS),
-        ("sampling.top_k", sampling.top_k, 0, MAX_TOP_K),
-        ("sampling.min_tokens", sampling.min_tokens, 0, _UINT32),
-        ("speculation.num_speculative_tokens", options.num_speculative_tokens, 0, _UINT32),
-        ("speculation.max_loose_tokens", options.max_loose_tokens, 0, _UINT32),
-        ("speculation.exact_prefix_tokens", options.exact_prefix_tokens, 0, _UINT32),
-        *(
-            (f"rule.{name}", getattr(rule, name), range_.low, range_.high)
-            for name, parameter in PARAMETERS.items()
-            for range_ in parameter.ranges.values()
-            if range_.integers
-        ),
-    ):
-        if not _fits(value, low, high):
-            return f"{name} must be an integer between {low} and {high}, got {value}"
+            if isinstance(token_id, int) and token_id not in UINT32:
+                return f"{name}: token id {token_id} is out of range; ids are 0 to {UINT32.high}"
+    ranges = [
+        (f"rule.{name}", getattr(rule, name), range_)
+        for name, parameter in PARAMETERS.items()
+        for range_ in parameter.ranges.values()
+    ]
+    for holder, message in ((sampling, "sampling."), (options, "")):
+        for name, (_, flag) in flags_of(type(holder)).items():
+            within = "speculation." if flag.group == "Speculation" else message
+            if flag.range is not None:
+                ranges.append((within + name, getattr(holder, name), flag.range))
+    for name, value, range_ in ranges:  # what is no integer is not judged here
+        if range_.integers and type(value) is int and value not in range_:
+            return f"{name} must be an integer between {range_.low} and {range_.high}, got {value}"
     return None
-
-
-def _fits(value: object, low: float, high: float) -> bool:
-    """Whether an integer is in range; what is no integer is not judged here."""
-    return not isinstance(value, int) or low <= value <= high

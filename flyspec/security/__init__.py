@@ -11,7 +11,7 @@ A port that does not speak gRPC, such as the one for metrics, takes the same fil
 from flyspec.security.certificates import SYSTEM, Certificates, TlsFiles, watch_certificates
 from flyspec.security.credentials import ChannelSecurity, server_credentials
 from flyspec.security.keys import ApiKey, ApiKeys, Scope
-from flyspec.security.listening import ClientAuth, PortSecurity, is_loopback
+from flyspec.security.listening import PortSecurity, is_loopback
 
 __all__ = [
     "SYSTEM",
@@ -19,7 +19,6 @@ __all__ = [
     "ApiKeys",
     "Certificates",
     "ChannelSecurity",
-    "ClientAuth",
     "PortSecurity",
     "Scope",
     "TlsFiles",

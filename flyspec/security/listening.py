@@ -5,17 +5,15 @@ from __future__ import annotations
 import ipaddress
 import logging
 from dataclasses import dataclass
-from typing import Literal
 
 import grpc
 
 from flyspec.errors import ConfigError
+from flyspec.flags import ClientAuth
 from flyspec.security.certificates import TlsFiles
 from flyspec.security.credentials import server_credentials
 
 log = logging.getLogger(__name__)
-
-ClientAuth = Literal["required", "none"]
 
 
 def is_loopback(host: str) -> bool:

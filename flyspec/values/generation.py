@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
+from typing import Annotated
 
+from flyspec.flags import UINT32, UINT64, Flag
+from flyspec.ranges import Range
 from flyspec.rules import Rule
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import Budget, Decision, OpenWindow
-from flyspec.values.tokens import Origin, SamplingParams, TokenLogprobs
+from flyspec.values.tokens import (
+    MAX_TOP_LOGPROBS,
+    Origin,
+    SamplingParams,
+    TokenLogprobs,
+    sampling_flag,
+)
+
+SERVERS = "the server's"
+"""The default of what is left to the server, as help shows it."""
+_speculation = partial(Flag, group="Speculation")
 
 
 class FinishReason(IntEnum):
@@ -45,36 +59,64 @@ class Chat:
 Prompt = str | Sequence[int] | Chat
 
 
+# fmt: off
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
     """How to generate; the fields of `GenerateRequest`. None leaves it to the server.
 
-    `eager` streams tokens before they are final, and `Retract` when they did not stand.
-    `logprobs` asks for each token's log-probability and those of so many most likely ones, 0 to 20;
-    None asks for none. `return_rounds` streams a `RoundRecord` for every round. `timeout_s` is for
-    all of it, the wait for a slot included; None waits without end. `request_id`, 1 to 128 letters,
-    digits and `._:@/+=-`, is the request's in logs and traces, and `traceparent` (W3C) the span
-    that waits for it; they go as metadata, and empty ones not at all.
+    `eager` streams tokens before they are final, and `Retract` when they did not stand;
+    `return_rounds` a `RoundRecord` for every round. `request_id`, 1 to 128 letters, digits and
+    `._:@/+=-`, is the request's in logs and traces, and `traceparent` (W3C) the span that waits for
+    it; they go as metadata, and empty ones not at all.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    seed: int | None = None
-    max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    ignore_eos: bool = False
-    drafter: str = ""
+    seed: Annotated[int | None, sampling_flag(
+        "Seed of the sampling; random if not given.", UINT64,
+    )] = None
+    max_tokens: Annotated[int | None, Flag("Maximum output tokens.", Range(1, UINT32.high))] = None
+    stop: Annotated[Sequence[str], sampling_flag("Text that ends the output; repeatable.")] = ()
+    ignore_eos: Annotated[bool, sampling_flag("Continue past the end of sequence.")] = False
+    drafter: Annotated[str, _speculation(
+        "Drafter: model, prompt_lookup, multi_level or one registered by name.", default=SERVERS,
+    )] = ""
     rule: Rule | None = None
-    num_speculative_tokens: int | None = None
-    max_loose_tokens: int | None = None
-    max_loose_cost_nats: float | None = None
-    exact_prefix_tokens: int = 0
-    eager: bool = False
-    disable_loop_guard: bool = False
-    logprobs: int | None = None
-    return_rounds: bool = False
-    timeout_s: float | None = None
+    num_speculative_tokens: Annotated[int | None, _speculation(
+        "K: maximum drafted tokens per round; 0 is plain decoding.", UINT32, default=SERVERS,
+    )] = None
+    max_loose_tokens: Annotated[int | None, _speculation(
+        "Maximum loosely accepted tokens; decoding is exact after that.", UINT32,
+        default="without bound",
+    )] = None
+    max_loose_cost_nats: Annotated[float | None, _speculation(
+        "Maximum total cost of loosely accepted tokens, in nats; decoding is exact after that.",
+        default="without bound",
+    )] = None
+    exact_prefix_tokens: Annotated[int, _speculation(
+        "Judge this many tokens exactly first.", UINT32,
+    )] = 0
+    eager: Annotated[bool, _speculation(
+        "Show tokens before their window closes. A terminal redraws those that do not stand; a "
+        "file or pipe still gets only final text.",
+    )] = False
+    disable_loop_guard: Annotated[bool, _speculation(
+        "Do not switch to exact decoding when the output begins to repeat itself.",
+        name="--no-loop-guard",
+    )] = False
+    logprobs: Annotated[int | None, sampling_flag(
+        "With --json: report each token's log-probability under the target, and those of this "
+        f"many most likely tokens, 0 to {MAX_TOP_LOGPROBS}.", Range(0, MAX_TOP_LOGPROBS),
+    )] = None
+    return_rounds: Annotated[bool, Flag(
+        "With --json: report each round's drafts and decisions, to replay the run with.",
+    )] = False
+    timeout_s: Annotated[float | None, Flag(
+        "Seconds allowed for each request, including the wait for its turn.",
+        name="--timeout", default="no limit",
+    )] = None
     request_id: str = ""
     traceparent: str = ""
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)

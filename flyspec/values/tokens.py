@@ -9,7 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from functools import partial
+from typing import Annotated, NamedTuple
+
+from flyspec.flags import UINT32, Flag
+from flyspec.ranges import Range
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 100.0
+MAX_TOP_LOGPROBS = 20
+LOGIT_BIAS = Range(-100.0, 100.0)
+
+sampling_flag = partial(Flag, group="Sampling")
 
 
 class Origin(IntEnum):
@@ -23,22 +33,61 @@ class Origin(IntEnum):
     PLAIN = 6
 
 
+def read_logit_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    """Biases by token id, from ID=BIAS each. Raises `ValueError`."""
+    biases: dict[int, float] = {}
+    for text in texts:
+        token_id, _, bias = text.partition("=")
+        try:
+            number, value = int(token_id), float(bias)
+        except ValueError:
+            raise ValueError(f"{text!r}: write a token id and a number, such as 42=-1.5") from None
+        if number in biases:
+            raise ValueError(f"{text!r}: token {number} is given twice")
+        biases[number] = value
+    return tuple(sorted(biases.items()))
+
+
+# fmt: off
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen from logits (see the proto message of this name).
 
-    `temperature` 0 is greedy; `top_k` 0 keeps all; `logit_bias` is sorted by token id.
+    `logit_bias` is sorted by token id.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    min_tokens: int = 0
+    temperature: Annotated[float, sampling_flag(
+        f"0 is greedy decoding; otherwise {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}.",
+    )] = 0.0
+    top_p: Annotated[float, sampling_flag(
+        "Nucleus mass, above 0 and at most 1.", Range(0.0, 1.0, open=True),
+    )] = 1.0
+    top_k: Annotated[int, sampling_flag(
+        "Keep this many of the most likely tokens; 0 keeps all.",
+        Range(0, 2**31 - 1, " (0 keeps every token)"),
+    )] = 0
+    min_p: Annotated[float, sampling_flag(
+        "Drop tokens below this share of the most likely token's probability, 0 to 1.",
+        Range(0.0, 1.0),
+    )] = 0.0
+    repetition_penalty: Annotated[float, sampling_flag(
+        "Divide the positive logits of tokens in the prompt or output by this, and multiply the "
+        "negative ones; above 0 and at most 10.", Range(0.0, 10.0, open=True),
+    )] = 1.0
+    presence_penalty: Annotated[float, sampling_flag(
+        "Subtract this from the logits of tokens in the output, -2 to 2.", Range(-2.0, 2.0),
+    )] = 0.0
+    frequency_penalty: Annotated[float, sampling_flag(
+        "Subtract this once for each time the token is in the output, -2 to 2.", Range(-2.0, 2.0),
+    )] = 0.0
+    logit_bias: Annotated[tuple[tuple[int, float], ...], sampling_flag(
+        f"Add BIAS, {LOGIT_BIAS}, to the logit of token ID; repeatable.",
+        metavar="ID=BIAS", read=read_logit_biases,
+    )] = ()
+    min_tokens: Annotated[int, sampling_flag(
+        "Do not end the sequence before this many tokens; at most --max-tokens.", UINT32,
+    )] = 0
+    # fmt: on
 
     @property
     def greedy(self) -> bool:

@@ -11,16 +11,11 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
-from flyspec.validation import (
-    MAX_TOP_LOGPROBS,
-    distribution_spec,
-    distribution_warnings,
-    validate_sampling,
-)
+from flyspec.validation import distribution_spec, distribution_warnings, validate_sampling
 from flyspec.values.admin import VerifyServiceInfo
 from flyspec.values.generation import GenerateOptions, GenerationRequest, Started
 from flyspec.values.rounds import DistributionSpec
-from flyspec.values.tokens import SamplingParams
+from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 from orchestrator.generation.prompt import check_ids, encode_prompt
 from orchestrator.generation.rule_files import RuleBook
 

@@ -9,17 +9,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flyspec.cli.options import (
-    RuleFlags,
-    SamplingFlags,
-    SpeculationFlags,
-    to_generate_options,
-    with_flags,
-)
+from flyspec.cli.options import with_flags
 from flyspec.client import GenerateOptions
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.tokens import SamplingParams
+
+DEFAULTS = GenerateOptions(max_tokens=5, rule=Rule(""))
 
 
 def parse(*arguments: str) -> tuple[GenerateOptions | None, str]:
@@ -29,13 +25,8 @@ def parse(*arguments: str) -> tuple[GenerateOptions | None, str]:
 
     @app.command()
     @with_flags
-    def command(
-        sampling: SamplingFlags,
-        speculation: SpeculationFlags,
-        rule: RuleFlags,
-        max_tokens: int = 5,
-    ) -> None:
-        asked.append(to_generate_options(max_tokens, sampling, speculation, rule))
+    def command(options: GenerateOptions = DEFAULTS) -> None:
+        asked.append(options)
 
     result = CliRunner(env={"COLUMNS": "200", "NO_COLOR": "1"}).invoke(app, list(arguments))
     assert (result.exit_code == 0) == (bool(asked) or "--help" in arguments)
@@ -59,6 +50,8 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--eager"], {"eager": True}),
     (["--no-loop-guard"], {"disable_loop_guard": True}),
     (["--logprobs", "0"], {"logprobs": 0}),
+    (["--return-rounds"], {"return_rounds": True}),
+    (["--timeout", "2.5"], {"timeout_s": 2.5}),
 ]
 SAMPLING: list[tuple[list[str], dict[str, Any]]] = [
     (["--temperature", "0.7"], {"temperature": 0.7}),
@@ -112,12 +105,8 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("table", "kind", "apart"),
     [
-        # timeout_s is a flag of `generate` alone; rounds and ids are for programs.
-        (
-            FLAGS,
-            GenerateOptions,
-            {"sampling", "rule", "timeout_s", "return_rounds", "request_id", "traceparent"},
-        ),
+        # Ids are for programs.
+        (FLAGS, GenerateOptions, {"sampling", "rule", "request_id", "traceparent"}),
         (SAMPLING, SamplingParams, set()),
         (RULE, Rule, set()),
     ],

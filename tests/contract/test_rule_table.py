@@ -14,7 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from flyspec import wire
 from flyspec.bench.conditions import parse_conditions
-from flyspec.cli.options import RuleFlags
+from flyspec.cli.options.binding import fields_of, take
 from flyspec.rules import PARAMETERS, Parameter, Rule
 from flyspec.rules.__main__ import write_tables
 from flyspec.rules.presets import RULE_PRESETS
@@ -69,8 +69,9 @@ def test_a_parameter_reaches_everything_by_its_name(parameter: Parameter) -> Non
     assert wire.unwrap(wire.encode(opening)).rule == rule
     shown = parameter.show(value)
     assert parameter.read(shown) == value
-    flags = RuleFlags(**{parameter.name: shown if parameter.members else value})
-    assert flags.to_rule(name) == rule
+    given = {field.parameter: None for field in fields_of(Rule).values()}
+    given |= {"rule": name, parameter.name: shown if parameter.members else value}
+    assert take(Rule(""), given) == rule
     (condition,) = parse_conditions(f"{name}:{parameter.name}={shown}")
     assert condition.rule == rule
     in_file = shown if parameter.members else value

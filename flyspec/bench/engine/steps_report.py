@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from flyspec.config import Dtype
+from flyspec.flags import Dtype
 
 
 @dataclass(frozen=True)

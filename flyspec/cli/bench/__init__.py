@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +10,12 @@ from flyspec.cli.bench.engine import bench_engine
 from flyspec.cli.bench.judge import bench_judge
 from flyspec.cli.bench.stall import bench_stall
 from flyspec.cli.bench.throughput import bench_throughput
-from flyspec.cli.options import ConnectionFlags, ModelFlags, with_flags
+from flyspec.cli.options import ModelFlags, measuring, with_flags
+from flyspec.cli.stack import Stack, StackOptions
+from flyspec.credentials import Credentials
+from flyspec.flags import Flag
 
 if TYPE_CHECKING:
-    from flyspec.cli.stack import Stack
     from flyspec.client import Client
 
 app = typer.Typer(invoke_without_command=True)
@@ -29,56 +30,31 @@ app.command("prefill-stall")(bench_stall)
 def bench(
     context: typer.Context,
     models: ModelFlags,
-    connection: ConnectionFlags,
-    prompt_file: Annotated[
-        list[str] | None,
-        typer.Option(help="Lines, HumanEval, GSM8K, Spec-Bench or MGSM; repeatable."),
-    ] = None,
+    connection: Credentials,
+    prompt_file: measuring.PromptFiles = (),
     problems: Annotated[
         int | None,
-        typer.Option(
-            help="Fresh word problems.", min=0, show_default="20 if no --prompt-file is given"
-        ),
+        Flag("Number of fresh word problems.", min=0, default="20 if no --prompt-file is given"),
     ] = None,
-    problem_seed: Annotated[int, typer.Option(help="Seed of the word problems.")] = 7,
-    limit: Annotated[int | None, typer.Option(help="Most prompts of a file.", min=1)] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="Of a running stack.", show_default="one is started for this command"),
-    ] = None,
-    local: Annotated[bool, typer.Option("--local", help="Start a stack (the default).")] = False,
+    problem_seed: measuring.ProblemSeed = 7,
+    limit: measuring.Limit = None,
+    address: measuring.Address = None,
+    local: measuring.Local = False,
     rules: Annotated[
         str,
-        typer.Option(
-            help="Rules to measure, with commas and parameters as in "
-            "exact,margin:margin_threshold=0.2,fly_window_size=4."
-        ),
+        Flag("Rules to measure, with commas and parameters as in "
+             "exact,margin:margin_threshold=0.2,fly_window_size=4."),
     ] = "exact,fly",
-    drafter: Annotated[
-        str, typer.Option(help="Drafter to measure.", show_default="the server's")
-    ] = "",
-    num_speculative_tokens: Annotated[int, typer.Option(help="K.", min=1)] = 15,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=1)] = 128,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Outputs of max-tokens, whatever is in them.")
-    ] = False,
-    repeats: Annotated[int, typer.Option(help="Runs of every prompt and mode.", min=1)] = 3,
-    chat: Annotated[
-        bool | None,
-        typer.Option(
-            "--chat/--no-chat",
-            help="Ask an assistant.",
-            show_default="questions are asked, code is continued",
-        ),
-    ] = None,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Time transformers' greedy generate as well.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
-    output: Annotated[
-        Path | None, typer.Option(help="Also write the JSON document, with all samples, here.")
-    ] = None,
-) -> None:
+    drafter: measuring.Drafter = "",
+    num_speculative_tokens: measuring.K = 15,
+    max_tokens: measuring.MaxTokens = 128,
+    ignore_eos: measuring.IgnoreEos = False,
+    repeats: Annotated[int, Flag("Runs of each prompt and mode.", min=1)] = 3,
+    chat: measuring.Chat = None,
+    reference: Annotated[bool, Flag("Also time transformers' greedy generate.")] = False,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+) -> None:  # fmt: skip
     """Compare plain decoding, acceptance rules and transformers, prompt by prompt in turn."""
     if context.invoked_subcommand is not None:
         _refuse_flags_before_command(context)
@@ -98,7 +74,7 @@ def bench(
 
     check_output(output)
     refuse_model_flags(models, local or address is None, address)
-    groups = read_groups(prompt_file or [], problems, problem_seed, limit)
+    groups = read_groups(prompt_file, problems, problem_seed, limit)
     options = SpeedOptions(
         conditions=parse_conditions(rules),
         num_speculative_tokens=num_speculative_tokens,
@@ -148,8 +124,8 @@ def bench(
             _print(reports, bare_ms)
         return document
 
-    stack_options = models.to_stack_options(log_level="warning") if address is None else None
-    document = run_async(with_server(stack_options, address, use, connection.credentials()))
+    stack_options = StackOptions(**vars(models), log_level="warning") if address is None else None
+    document = run_async(with_server(stack_options, address, use, connection))
     if json:
         print_json(document)
 

@@ -1,11 +1,8 @@
-"""What the subcommands of `flyspec bench` share: flags, lists of numbers, where results go."""
+"""What the subcommands of `flyspec bench` share: lists of numbers, where results go."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from flyspec.errors import ConfigError
 
@@ -13,25 +10,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _PIPED_WIDTH = 132  # of a table that no terminal shows
-
-ModelFlag = Annotated[
-    str | None,
-    typer.Option(
-        "--model", help="A directory or hub id.", show_default="the bundled pair's target"
-    ),
-]
-DeviceFlag = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:N or auto.")]
-ThreadsFlag = Annotated[
-    int, typer.Option("--threads", help="CPU threads.", min=0, show_default="all cores")
-]
-JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document, no table.")]
-OutputFlag = Annotated[
-    Path | None, typer.Option("--output", help="Also write the JSON document here.")
-]
-PlotFlag = Annotated[
-    Path | None,
-    typer.Option("--plot", help="Draw a plot: a file .svg, .png or .pdf. Needs matplotlib."),
-]
 
 
 def default_model(model: str | None) -> str:

@@ -5,46 +5,37 @@ from __future__ import annotations
 import json as json_library
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flyspec.cli.bench.common import (
-    DeviceFlag,
-    JsonFlag,
-    ModelFlag,
-    OutputFlag,
-    PlotFlag,
-    ThreadsFlag,
-    default_model,
-    numbers,
-    result_console,
-    silence_loading,
-)
-from flyspec.cli.options import Dtype
+from flyspec.cli.bench.common import default_model, numbers, result_console, silence_loading
+from flyspec.cli.options import measuring, with_flags
+from flyspec.cli.options.stack import to_flags
+from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from flyspec.bench.engine.steps_report import EngineOptions, EngineReport
 
 
+@with_flags
 def bench_engine(
-    model: ModelFlag = None,
-    device: DeviceFlag = "auto",
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "auto",
-    threads: ThreadsFlag = 0,
-    batch: Annotated[str, typer.Option(help="Sequences a step.")] = "1,2,4,8,16,32",
-    k: Annotated[str, typer.Option("--k", help="K; 0 is plain decoding.")] = "0,4,8,16",
-    context: Annotated[str, typer.Option(help="Tokens that are cached.")] = "128,512,2048",
-    chunk: Annotated[
-        str, typer.Option(help="Tokens of a prompt a step, to time prefill.")
-    ] = "128,256,512,1024",
+    model: measuring.Model = None,
+    device: measuring.Device = "auto",
+    dtype: measuring.ModelDtype = "auto",
+    threads: measuring.Threads = 0,
+    batch: Annotated[str, Flag("Sequences per step.")] = "1,2,4,8,16,32",
+    k: Annotated[str, Flag("K; 0 is plain decoding.")] = "0,4,8,16",
+    context: Annotated[str, Flag("Cached tokens per sequence.")] = "128,512,2048",
+    chunk: Annotated[str, Flag("Prompt tokens per step, to time prefill.")] = "128,256,512,1024",
     tensor_parallel_size: Annotated[
-        str, typer.Option(help="Processes that share the model; several sizes are compared.")
+        str, Flag("Processes that share the model; several sizes are compared.")
     ] = "1",
-    repeats: Annotated[int, typer.Option(help="Timed runs of everything.", min=1)] = 7,
-    json: JsonFlag = False,
-    output: OutputFlag = None,
-    plot: PlotFlag = None,
+    repeats: measuring.Repeats = 7,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+    plot: measuring.Plot = None,
 ) -> None:
     """Time steps over batch, K and context, prefill, attention; tell the memory of a slot."""
     from flyspec.bench.engine.plots import plot_engine
@@ -99,19 +90,15 @@ def _measure_apart(options: EngineOptions, sizes: tuple[int, ...]) -> EngineRepo
     """Each size in a process of its own: a process joins its ranks once."""
     from flyspec.bench.engine.steps_report import EngineReport
 
-    flags = {
-        "--model": options.model,
-        "--device": options.device,
-        "--dtype": options.dtype,
-        "--threads": options.threads,
-        "--batch": _joined(options.batches),
-        "--k": _joined(options.num_speculative_tokens),
-        "--context": _joined(options.contexts),
-        "--chunk": _joined(options.chunks),
-        "--repeats": options.repeats,
-    }
-    command = [sys.executable, "-m", "flyspec.cli", "bench", "engine", "--json"]
-    command += [str(part) for flag in flags.items() for part in flag]
+    def joined(values: Sequence[int]) -> str:
+        return ",".join(map(str, values))
+
+    flags = to_flags(
+        model=options.model, device=options.device, dtype=options.dtype, threads=options.threads,
+        batch=joined(options.batches), k=joined(options.num_speculative_tokens),
+        context=joined(options.contexts), chunk=joined(options.chunks), repeats=options.repeats,
+    )  # fmt: skip
+    command = [sys.executable, "-m", "flyspec.cli", "bench", "engine", "--json", *flags]
     documents = []
     for size in sizes:
         done = subprocess.run(
@@ -121,11 +108,6 @@ def _measure_apart(options: EngineOptions, sizes: tuple[int, ...]) -> EngineRepo
             raise typer.Exit(done.returncode)
         documents.append(json_library.loads(done.stdout))
     return EngineReport.from_documents(documents)
-
-
-def _joined(values: object) -> str:
-    assert isinstance(values, tuple)
-    return ",".join(map(str, values))
 
 
 def _print(report: EngineReport) -> None:

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
-from flyspec.cli.bench.common import JsonFlag, OutputFlag, result_console
+from flyspec.cli.bench.common import result_console
+from flyspec.cli.options import measuring, with_flags
+from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from flyspec.bench.judging import JudgeReport
 
 
+@with_flags
 def bench_judge(
-    vocab_size: Annotated[int, typer.Option(help="V.", min=64)] = 128_256,
-    hidden_size: Annotated[int, typer.Option(help="Of the output layer.", min=1)] = 4096,
+    vocab_size: Annotated[int, Flag("V.", min=64)] = 128_256,
+    hidden_size: Annotated[int, Flag("Hidden size of the output layer.", min=1)] = 4096,
     num_speculative_tokens: Annotated[
-        list[int] | None, typer.Option(help="K; repeatable.", min=1, show_default="15 and 25")
-    ] = None,
+        Sequence[int], Flag("K; repeatable.", min=1, default="15 and 25")
+    ] = (),
     rules: Annotated[
         str | None,
-        typer.Option(
-            help="Rules to judge by, with commas and parameters as in `flyspec eval --rules`.",
-            show_default="every preset",
-        ),
+        Flag("Rules, with commas and parameters as in `flyspec eval --rules`.",
+             default="every preset"),
     ] = None,
-    repeats: Annotated[int, typer.Option(help="Timed runs of everything.", min=1)] = 9,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
+    repeats: measuring.Repeats = 9,
+    device: measuring.Device = "auto",
     dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option(help="Of layer and logits.")
+        Literal["bfloat16", "float16", "float32"], Flag("Data type of the layer and logits.")
     ] = "bfloat16",
-    threads: Annotated[int, typer.Option(help="CPU threads.", min=0, show_default="all cores")] = 0,
-    json: JsonFlag = False,
-    output: OutputFlag = None,
-) -> None:
+    threads: measuring.Threads = 0,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+) -> None:  # fmt: skip
     """Time the judging of rounds against the forward of the target's output layer."""
     import torch
 

@@ -4,43 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from flyspec.cli.bench.common import (
-    DeviceFlag,
-    JsonFlag,
-    ModelFlag,
-    OutputFlag,
-    PlotFlag,
-    ThreadsFlag,
-    default_model,
-    numbers,
-    result_console,
-    silence_loading,
-)
-from flyspec.cli.options import Dtype
+from flyspec.cli.bench.common import default_model, numbers, result_console, silence_loading
+from flyspec.cli.options import measuring, with_flags
+from flyspec.flags import Flag
 
 
+@with_flags
 def bench_stall(
-    model: ModelFlag = None,
-    device: DeviceFlag = "auto",
-    dtype: Annotated[Dtype, typer.Option(help="Of the weights.")] = "auto",
-    threads: ThreadsFlag = 0,
-    sessions: Annotated[int, typer.Option(help="That are decoding.", min=1)] = 32,
-    num_speculative_tokens: Annotated[int, typer.Option(help="K of their rounds.", min=0)] = 8,
-    context: Annotated[int, typer.Option(help="Tokens of each of them.", min=1)] = 128,
-    prompt_tokens: Annotated[int, typer.Option(help="Of the prompt that arrives.", min=2)] = 1500,
+    model: measuring.Model = None,
+    device: measuring.Device = "auto",
+    dtype: measuring.ModelDtype = "auto",
+    threads: measuring.Threads = 0,
+    sessions: Annotated[int, Flag("Decoding sessions.", min=1)] = 32,
+    num_speculative_tokens: measuring.PlainOrK = 8,
+    context: Annotated[int, Flag("Tokens of each decoding session.", min=1)] = 128,
+    prompt_tokens: Annotated[int, Flag("Tokens of the prompt that arrives.", min=2)] = 1500,
     prefill_chunk: Annotated[
-        str, typer.Option(help="Most tokens of it a step; also with commas. Compared with not cut.")
+        str, Flag("Maximum prompt tokens per step, or several with commas; compared with not cut.")
     ] = "512",
-    max_num_batched_tokens: Annotated[
-        int, typer.Option(help="Most tokens a step.", min=128)
-    ] = 2048,
-    steps: Annotated[int, typer.Option(help="Before and after an arrival.", min=1)] = 60,
-    repeats: Annotated[int, typer.Option(help="Arrivals a size of chunk.", min=1)] = 5,
-    json: JsonFlag = False,
-    output: OutputFlag = None,
-    plot: PlotFlag = None,
+    max_num_batched_tokens: Annotated[int, Flag("Maximum tokens per step.", min=128)] = 2048,
+    steps: Annotated[int, Flag("Timed steps before and after an arrival.", min=1)] = 60,
+    repeats: Annotated[int, Flag("Arrivals for each chunk size.", min=1)] = 5,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+    plot: measuring.Plot = None,
 ) -> None:
     """Time the steps of sessions that decode while a long prompt arrives, cut and not cut."""
     import torch

@@ -4,43 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from flyspec.cli.bench.common import (
-    JsonFlag,
-    OutputFlag,
-    PlotFlag,
-    numbers,
-    result_console,
-)
-from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.bench.common import numbers, result_console
+from flyspec.cli.options import ModelFlags, measuring, with_flags
+from flyspec.cli.stack import Stack, StackOptions
 from flyspec.errors import ConfigError
+from flyspec.flags import Flag
 
 if TYPE_CHECKING:
-    from flyspec.cli.stack import Stack
     from flyspec.client import Client
 
 
 @with_flags
 def bench_throughput(
     models: ModelFlags,
-    concurrency: Annotated[str, typer.Option(help="Requests at once.")] = "1,2,4,8,16,32",
+    concurrency: Annotated[str, Flag("Concurrent requests.")] = "1,2,4,8,16,32",
     rule: Annotated[
-        str, typer.Option(help="Rule, with parameters as in margin:margin_threshold=0.2.")
+        str, Flag("Rule, with parameters as in margin:margin_threshold=0.2.")
     ] = "exact",
-    drafter: Annotated[
-        str, typer.Option(help="Drafter to measure.", show_default="the server's")
-    ] = "",
-    num_speculative_tokens: Annotated[int, typer.Option(help="K; 0 is plain decoding.", min=0)] = 8,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an output.", min=2)] = 96,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Outputs of max-tokens, whatever is in them.")
-    ] = False,
-    problem_seed: Annotated[int, typer.Option(help="Seed of the word problems.")] = 7,
-    repeats: Annotated[int, typer.Option(help="Runs of every number and way.", min=1)] = 3,
-    json: JsonFlag = False,
-    output: OutputFlag = None,
-    plot: PlotFlag = None,
+    drafter: measuring.Drafter = "",
+    num_speculative_tokens: measuring.PlainOrK = 8,
+    max_tokens: Annotated[int, Flag("Maximum output tokens.", min=2)] = 96,
+    ignore_eos: measuring.IgnoreEos = False,
+    problem_seed: measuring.ProblemSeed = 7,
+    repeats: Annotated[int, Flag("Runs of each concurrency and mode.", min=1)] = 3,
+    json: measuring.Json = False,
+    output: measuring.Output = None,
+    plot: measuring.Plot = None,
 ) -> None:
     """Compare requests at once with the same one after another, through a stack of its own."""
     from flyspec.bench.conditions import parse_conditions
@@ -111,7 +100,7 @@ def bench_throughput(
             console.print(THROUGHPUT_NOTES, style="dim")
         return document
 
-    stack_options = models.to_stack_options(log_level="warning", max_sessions=sessions)
+    stack_options = StackOptions(**vars(models), log_level="warning", max_sessions=sessions)
     document = run_async(with_server(stack_options, None, use))
     if json:
         print_json(document)

@@ -1,29 +1,14 @@
-"""Flags that several commands share, as dataclasses, and how a command takes them.
+"""Flags that several commands share, and how a command takes them.
 
-A command marked `with_flags` may have parameters whose type is one of these dataclasses; each field
-becomes a flag, and the command gets one value.
+A command marked `with_flags` may have parameters that are dataclasses whose fields are declared as
+flags, and such flags alone; each becomes a flag of the command.
 """
 
 from typing import Literal
 
 from flyspec.cli.options.binding import with_flags
-from flyspec.cli.options.connection import ConnectionFlags
-from flyspec.cli.options.listening import ListeningFlags
-from flyspec.cli.options.request import SamplingFlags, to_generate_options
-from flyspec.cli.options.speculation import RuleFlags, SpeculationFlags
-from flyspec.cli.options.stack import Dtype, ModelFlags
+from flyspec.cli.options.stack import ListeningFlags, ModelFlags
 
 Color = Literal["auto", "always", "never"]
 
-__all__ = [
-    "Color",
-    "ConnectionFlags",
-    "Dtype",
-    "ListeningFlags",
-    "ModelFlags",
-    "RuleFlags",
-    "SamplingFlags",
-    "SpeculationFlags",
-    "to_generate_options",
-    "with_flags",
-]
+__all__ = ["Color", "ListeningFlags", "ModelFlags", "with_flags"]

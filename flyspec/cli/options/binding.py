@@ -1,40 +1,119 @@
-"""How a command takes groups of flags: dataclass parameters become one flag a field."""
+"""How a command takes flags that are declared as `Flag`, alone or as the fields of a dataclass."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+
+import typer
+
+from flyspec.cli.options.rules import RULE_FLAGS
+from flyspec.flags import Flag, flags_of
+from flyspec.rules import Rule
+
+
+class _Field(NamedTuple):
+    """A flag: its parameter of the command, the type of the value, what is known of it."""
+
+    parameter: str
+    kind: Any
+    flag: Flag
+
+    @property
+    def several(self) -> bool:
+        """Whether it may be repeated."""
+        return get_origin(self.kind) in (Sequence, tuple)
+
+    def option(self, default: Any) -> inspect.Parameter:
+        """As typer takes it."""
+        flag, kind = self.flag, self.kind
+        if self.several:
+            kind, default = list[str if flag.read else get_args(kind)[0]] | None, None  # type: ignore[misc]
+        typed = flag.typed(self.parameter)
+        if kind == bool | None:
+            typed += "/--no-" + typed.removeprefix("--")
+        option = typer.Option(
+            typed, help=flag.help, min=flag.least, metavar=flag.metavar, envvar=flag.env,
+            show_default=True if flag.default is None else flag.default, rich_help_panel=flag.group,
+        )  # fmt: skip
+        keyword, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[kind, option]
+        return inspect.Parameter(self.parameter, keyword, default=default, annotation=annotation)
+
+    def value(self, given: Any) -> Any:
+        """What was given, as the field holds it."""
+        if self.several:
+            given = tuple(given or ())
+        if self.flag.read is None or given is None:
+            return given
+        try:
+            return self.flag.read(given)
+        except ValueError as error:
+            raise typer.BadParameter(f"{self.flag.typed(self.parameter)} {error}") from None
+
+
+def fields_of(owner: Any) -> dict[str, _Field]:
+    """The flags of a dataclass by field, or of a command by parameter."""
+    flags = RULE_FLAGS if owner is Rule else flags_of(owner)
+    return {
+        name: _Field(flag.name.removeprefix("--").replace("-", "_") or name, kind, flag)
+        for name, (kind, flag) in flags.items()
+    }
+
+
+def _nested(defaults: Any) -> list[tuple[str, Any]]:
+    """Fields that hold dataclasses themselves."""
+    return [
+        (name, value)
+        for name in (field.name for field in dataclasses.fields(defaults))
+        if dataclasses.is_dataclass(value := getattr(defaults, name))
+    ]
+
+
+def _options(defaults: Any) -> Iterator[inspect.Parameter]:
+    for _, nested in _nested(defaults):
+        yield from _options(nested)
+    for name, field in fields_of(type(defaults)).items():
+        yield field.option(getattr(defaults, name))
+
+
+def take(defaults: Any, given: dict[str, Any]) -> Any:
+    """A dataclass like `defaults` with what was given, which is taken out."""
+    values = {name: take(nested, given) for name, nested in _nested(defaults)}
+    for name, field in fields_of(type(defaults)).items():
+        values[name] = field.value(given.pop(field.parameter))
+    return dataclasses.replace(defaults, **values)
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's dataclass parameters by one flag a field."""
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type[Any]] = {}
-    parameters: dict[str, inspect.Parameter] = {}
-    for name, parameter in inspect.signature(command).parameters.items():
-        if dataclasses.is_dataclass(hints[name]):
-            groups[name] = hints[name]
-            fields = get_type_hints(hints[name], include_extras=True)
-            for f in dataclasses.fields(hints[name]):
-                parameters[f.name] = inspect.Parameter(
-                    f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default,
-                    annotation=fields[f.name],
-                )  # fmt: skip
+    """Replace a command's parameters that are dataclasses by one flag a field that is declared.
+
+    The parameter's default, or else the dataclass without arguments, has the flags' defaults.
+    """
+    groups: dict[str, Any] = {}
+    options: list[inspect.Parameter] = []
+    single = fields_of(command)
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        if name == "return":
+            continue
+        parameter = inspect.signature(command).parameters[name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            groups[name] = hint() if parameter.default is parameter.empty else parameter.default
+            options += _options(groups[name])
+        elif name in single:
+            options.append(single[name].option(parameter.default))
         else:
-            parameters[name] = parameter.replace(
-                kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]
-            )
+            options.append(parameter.replace(kind=parameter.KEYWORD_ONLY, annotation=hint))
 
     @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{f.name: values.pop(f.name) for f in dataclasses.fields(group)})
-        command(**values)
+    def wrapper(**given: Any) -> None:
+        values = {name: take(defaults, given) for name, defaults in groups.items()}
+        values |= {name: field.value(given.pop(name)) for name, field in single.items()}
+        command(**values, **given)
 
-    wrapper.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {name: p.annotation for name, p in parameters.items()}
+    wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {option.name: option.annotation for option in options}
     del wrapper.__wrapped__
     return wrapper

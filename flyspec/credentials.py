@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 from flyspec.errors import ConfigError
+from flyspec.flags import Flag, flags_of
 from flyspec.metadata import AUTHORIZATION_KEY
-from flyspec.security import ChannelSecurity, TlsFiles, is_loopback
 
-ENVIRONMENT = "FLYSPEC_"
+if TYPE_CHECKING:
+    from flyspec.security import ChannelSecurity
+
+_flag = partial(Flag, group="Connection to a running server")
 
 
 @dataclass(frozen=True)
@@ -22,27 +27,33 @@ class Credentials:
     empty: that of its address. `allow_insecure` sends the key in the clear to other machines.
     """
 
-    api_key: str = field(default="", repr=False)
-    ssl_ca_certs: str = ""
-    ssl_certfile: str = ""
-    ssl_keyfile: str = ""
-    ssl_target_name: str = ""
-    allow_insecure: bool = False
+    # fmt: off
+    api_key: Annotated[str, _flag(
+        "API key. Other users of this machine can see flags: prefer the environment.",
+        env="FLYSPEC_API_KEY",
+    )] = field(default="", repr=False)
+    ssl_ca_certs: Annotated[str, _flag(
+        "Use TLS, trusting the authorities in this PEM file, or 'system' for the well-known ones.",
+        env="FLYSPEC_SSL_CA_CERTS",
+    )] = ""
+    ssl_certfile: Annotated[str, _flag(
+        "PEM file of the certificate to present.", env="FLYSPEC_SSL_CERTFILE",
+    )] = ""
+    ssl_keyfile: Annotated[str, _flag("PEM file of its key.", env="FLYSPEC_SSL_KEYFILE")] = ""
+    ssl_target_name: Annotated[str, _flag(
+        "Name that the server's certificate must have.", env="FLYSPEC_SSL_TARGET_NAME",
+        default="that of the address",
+    )] = ""
+    allow_insecure: Annotated[bool, _flag(
+        "Send the API key in the clear, even to other machines.",
+    )] = False
+    # fmt: on
 
     @classmethod
     def from_environment(cls) -> Credentials:
         """As `FLYSPEC_API_KEY`, `FLYSPEC_SSL_CA_CERTS` and so on say."""
-
-        def read(name: str) -> str:
-            return os.environ.get(ENVIRONMENT + name.upper(), "")
-
-        return cls(
-            read("api_key"),
-            read("ssl_ca_certs"),
-            read("ssl_certfile"),
-            read("ssl_keyfile"),
-            read("ssl_target_name"),
-        )
+        given = {name: flag.env for name, (_, flag) in flags_of(cls).items() if flag.env}
+        return cls(**{name: os.environ.get(env, "") for name, env in given.items()})  # type: ignore[arg-type]
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call. Raises `ConfigError` for a key that cannot be sent."""
@@ -53,6 +64,8 @@ class Credentials:
 
     def security(self, address: str) -> ChannelSecurity | None:
         """How to speak to a server there; None is in the clear. Raises `ConfigError`."""
+        from flyspec.security import ChannelSecurity, TlsFiles, is_loopback
+
         files = TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
         if files:
             return ChannelSecurity(files, self.ssl_target_name)

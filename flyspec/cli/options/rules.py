@@ -1,0 +1,48 @@
+"""The flags of an acceptance rule: its name, and its parameters as the table of rules has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from flyspec.flags import UINT32, Flag
+from flyspec.rules import PARAMETERS, Parameter, member_name
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.generation import SERVERS
+
+_RULE = "Parameters of the rule (those that it does not have are refused)"
+
+
+def _flag(parameter: Parameter) -> tuple[Any, Flag]:
+    """The type of a parameter's flag: its kind, help and default, and a whole number's least."""
+    rules = [name for name, preset in RULE_PRESETS.items() if parameter.name in preset.defaults]
+    defaults: dict[str, list[str]] = {}
+    for name in rules:
+        value = RULE_PRESETS[name].defaults[parameter.name]
+        shown = "min(6, K - 1)" if value is None else parameter.show(value)
+        defaults.setdefault(shown, []).append(name)
+    default = "; ".join(f"{', '.join(names)} {shown}" for shown, names in defaults.items())
+    ranges = "; ".join(dict.fromkeys(map(str, parameter.ranges.values())))
+    facts = ", ".join(filter(None, (parameter.symbol, ranges)))
+    members = tuple(map(member_name, parameter.members or ()))
+    kind: Any = Literal[members] if members else parameter.kind
+    return kind | None, Flag(
+        f"{rules[0]}{', ...' if rules[1:] else ''}: {parameter.help}{facts and f' ({facts})'}.",
+        next((range_ for range_ in parameter.ranges.values() if range_.integers), None),
+        default=default if defaults.keys() - {shown} else shown,
+        group=_RULE,
+        read=parameter.read if members else None,
+    )
+
+
+RULE_FLAGS: Mapping[str, tuple[Any, Flag]] = {
+    "name": (str, Flag(
+        f"Acceptance rule: {', '.join(RULE_PRESETS)}; or one named in the server's rules file.",
+        default=SERVERS, group="Speculation", name="--rule",
+    )),
+    "guarded_token_ids": (tuple[int, ...], Flag(
+        "Never accept this token loosely, nor give it up for one that is; repeatable.",
+        UINT32, group=_RULE, name="--guarded-token-id", metavar="ID",
+    )),
+    **{name: _flag(parameter) for name, parameter in PARAMETERS.items()},
+}  # fmt: skip
