@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -51,14 +51,14 @@ def one_of(rng: Random, makers: Sequence[tuple[float, Callable[[Random], Script]
     return make(rng)
 
 
-def spoil_one(steps: list[Action], message_of: Callable[[bytes], Any], rng: Random) -> list[Action]:
+def spoil_one(steps: list[Action], cls: type[Any], rng: Random) -> list[Action]:
     """The same with one message changed: a field or two, its bytes, its place, or twice."""
     sends = [i for i, step in enumerate(steps) if step.do is Do.SEND]
     at = rng.choice(sends)
     data = steps[at].data
     match rng.randrange(8):
         case 0 | 1 | 2 | 3:
-            message = message_of(data)
+            message = cls() if readable(cls, data) != BLAMELESS else cls.FromString(data)
             for _ in range(rng.choice((1, 1, 2, 4))):
                 mutate(message, rng)
             changed = [send(message)]
@@ -72,15 +72,24 @@ def spoil_one(steps: list[Action], message_of: Callable[[bytes], Any], rng: Rand
             other = rng.choice(sends)
             steps = list(steps)
             steps[other] = steps[at]
-            changed = [steps[other]] if other == at else [send(message_of(b""))]
+            changed = [steps[other]] if other == at else [send(cls())]
     return [*steps[:at], *changed, *steps[at + 1 :]]
 
 
-def unary_junk(rng: Random, methods: Iterable[tuple[str, Any, Callable[[Random], Any]]]) -> Script:
+UnaryMethod = tuple[str, Callable[[Random], Message]]
+"""A method's path, and what makes a right message for it."""
+
+
+def bare(method: str, cls: type[Message]) -> UnaryMethod:
+    """A method that is asked with an empty message."""
+    return method, lambda _: cls()
+
+
+def unary_junk(rng: Random, methods: Sequence[UnaryMethod]) -> Script:
     """A call of one of the unary methods, with a message that is right, bad, missing or doubled."""
-    method, cls, make = rng.choice(list(methods))
+    method, make = rng.choice(methods)
     message = make(rng)
-    good = message.SerializeToString()
+    cls, good = type(message), message.SerializeToString()
     how = rng.randrange(8)
     if how < 3 and cls.DESCRIPTOR.fields:
         mutate(message, rng)

@@ -2,117 +2,103 @@
 
 from __future__ import annotations
 
-from functools import partial
+import math
 from random import Random
+from typing import Any
 
-from bench.fuzz.facts import (
-    CANCEL,
-    LEAVE,
-    PAUSE,
-    Facts,
-    one_of,
-    send,
-    spoil_one,
-    unary_junk,
-)
-from bench.fuzz.script import BLAMELESS, FINE, Script
+from bench.fuzz.facts import Facts, bare
+from bench.fuzz.session import GoodSession, SessionSource
 from bench.fuzz.system import SYSTEM_METHODS
+from bench.fuzz.values import halves
 from bench.fuzz.verify_mistakes import BAD_OPENS, BAD_ROUNDS
-from bench.fuzz.verify_session import GoodVerifySession
-from flyspec.v1 import verify_pb2
+from flyspec.prefix import TokenSequence
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.v1 import common_pb2, verify_pb2
 
-METHOD = "/flyspec.v1.VerifyService/Verify"
-UNARY = [
-    (
-        "/flyspec.v1.VerifyService/Describe",
-        verify_pb2.VerifyServiceDescribeRequest,
-        lambda _: verify_pb2.VerifyServiceDescribeRequest(),
-    ),
-    (
-        "/flyspec.v1.VerifyService/GetTokenizer",
-        verify_pb2.GetTokenizerRequest,
-        lambda _: verify_pb2.GetTokenizerRequest(),
-    ),
-    *SYSTEM_METHODS,
-]
+SERVICE = "/flyspec.v1.VerifyService/"
 
 
-class VerifySource:
-    """Sessions of `Verify`, the other methods, and what every server has."""
+class GoodVerifySession(GoodSession):
+    """Rounds to be judged, with the distributions that the rule needs."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    request = verify_pb2.VerifyRequest
+    round_field = "round"
+    least_known = 4
 
-    def script(self, rng: Random) -> Script:
-        """A call: mostly a session with something wrong in it."""
-        return one_of(
-            rng,
-            (
-                (20, self._good),
-                (40, self._one_bad),
-                (25, self._spoiled),
-                (5, self._out_of_order),
-                (1, self._edge),
-                (4, self._abandoned),
-                (6, partial(unary_junk, methods=UNARY)),
-            ),
-        )
+    def __init__(self, facts: Facts, rng: Random) -> None:
+        super().__init__(facts, rng)
+        self.prompt_length = rng.randint(1, len(self.known))
+        self.rule = rng.choice(list(RULE_PRESETS))
 
-    def _good(self, rng: Random) -> Script:
-        session = GoodVerifySession(self._facts, rng)
-        steps = session.steps(rng.randint(0, 6), paced=rng.random() < 0.8)
-        return Script(METHOD, tuple(steps), "a good session", FINE, session.due)
+    def fill(self, opening: verify_pb2.VerifyOpen) -> None:
+        """Rule, top-p, log-probabilities."""
+        rng = self.rng
+        opening.prompt_length = self.prompt_length
+        opening.rule.name = self.rule
+        if opening.sampling.temperature:
+            opening.sampling.top_p = rng.choice((1.0, 0.9, 1e-6))
+        if rng.random() < 0.2:
+            opening.logprobs = rng.choice((0, 1, 20))
 
-    def _one_bad(self, rng: Random) -> Script:
-        """Good messages, then one that must be refused, then more."""
-        session = GoodVerifySession(self._facts, rng)
-        bad_open = rng.random() < 0.3
-        before = [] if bad_open else session.steps(rng.randint(0, 3), paced=rng.random() < 0.7)
-        make = rng.choice(BAD_OPENS if bad_open else BAD_ROUNDS)
-        made = make(session, rng)
-        messages, expects = made[:-1], made[-1]
-        steps = [*before, *(send(m) for m in messages)]
+    @property
+    def needs_drafts(self) -> bool:
+        """Whether the rule refuses drafts without distributions."""
+        return self.rule in ("fuzzy", "fuzzy-reference", "rejection")
+
+    def round(self, min_drafts: int = 0) -> list[Any]:
+        """A round that follows, its distributions before it."""
+        rng, message = self.rng, self.begin()
+        r = message.round
         if rng.random() < 0.5:
-            steps += [PAUSE, send(session.round()[-1], "after it")]
-        kind = make.__doc__ or make.__name__
-        return Script(METHOD, tuple(steps), kind.rstrip("."), expects)
+            r.prefix_hash = TokenSequence(self.known).hash
+        count = max(min_drafts, rng.choice((0, 0, 1, 3, 5, 8)))
+        at = len(self.known)
+        follows = list(self.text[at : at + count])
+        r.draft_token_ids.extend([*follows, *(self.token() for _ in range(count - len(follows)))])
+        if not count:
+            r.max_plain_tokens = rng.choice((0, 1, 2, 5))
+        if rng.random() < 0.3:
+            r.remaining_loose_tokens = rng.choice((0, 1, 100))
+            r.remaining_loose_cost_nats = rng.choice((0.0, 1.5, math.inf))
+        if count and self.needs_drafts:
+            return [*self.distributions(r), message]
+        return [message]
 
-    def _spoiled(self, rng: Random) -> Script:
-        session = GoodVerifySession(self._facts, rng)
-        steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
-        for _ in range(rng.choice((1, 1, 2))):
-            steps = spoil_one(steps, _read, rng)
-        return Script(METHOD, tuple(steps), "a message spoiled")
+    def distributions(self, r: verify_pb2.VerifyRound) -> list[verify_pb2.VerifyRequest]:
+        """The distributions of a round's drafts, in one piece or in two."""
+        whole = [self._distribution(token) for token in r.draft_token_ids]
+        cut = self.rng.randint(1, len(whole))
+        first = r.keep_length + len(r.append_token_ids)
+        pieces = []
+        for start, part in ((0, whole[:cut]), (cut, whole[cut:])):
+            if part:
+                message = verify_pb2.VerifyRequest()
+                message.distributions.round_id = r.round_id
+                message.distributions.first_position = first + start
+                message.distributions.distributions.extend(part)
+                pieces.append(message)
+        return pieces
 
-    def _out_of_order(self, rng: Random) -> Script:
-        session = GoodVerifySession(self._facts, rng)
-        steps = session.steps(rng.randint(2, 5), paced=False)
-        rng.shuffle(steps)
-        return Script(METHOD, tuple(steps), "messages shuffled")
-
-    def _edge(self, rng: Random) -> Script:
-        """A sequence that ends just before its context, or grows beyond it."""
-        session = GoodVerifySession(self._facts, rng)
-        length = self._facts.context_length - rng.randrange(14)
-        session.known = [rng.choice(session.text) for _ in range(length)]
-        steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
-        return Script(METHOD, tuple(steps), "at the end of the context", BLAMELESS)
-
-    def _abandoned(self, rng: Random) -> Script:
-        session = GoodVerifySession(self._facts, rng)
-        steps = session.steps(rng.randint(0, 3), paced=rng.random() < 0.5)
-        steps = steps[: rng.randint(0, len(steps))]
-        how = rng.random()
-        if how < 0.6:
-            return Script(METHOD, (*steps, CANCEL), "cancelled")
-        if how < 0.8:
-            return Script(METHOD, (*steps, LEAVE), "left open")
-        deadline = rng.choice((0.001, 0.01, 0.05))
-        return Script(METHOD, tuple(steps), "its deadline passes", BLAMELESS, 0, deadline)
+    def _distribution(self, token: int) -> common_pb2.TokenDistribution:
+        if self.rng.random() < 0.3:
+            return common_pb2.TokenDistribution()  # a point mass
+        if self.rule == "fuzzy-reference":  # takes no lists
+            size = self.facts.vocab_size
+            return common_pb2.TokenDistribution(log_probs=halves(-8.0) * size)
+        others = [t for t in (5, 6, 7) if t != token]
+        values = halves(-0.5, *[-2.0] * len(others))
+        return common_pb2.TokenDistribution(log_probs=values, token_ids=[token, *others])
 
 
-def _read(data: bytes) -> verify_pb2.VerifyRequest:
-    try:
-        return verify_pb2.VerifyRequest.FromString(data)
-    except Exception:
-        return verify_pb2.VerifyRequest()
+class VerifySource(SessionSource):
+    """Sessions of `Verify`."""
+
+    method = SERVICE + "Verify"
+    session = GoodVerifySession
+    bad_opens = BAD_OPENS
+    bad_rounds = BAD_ROUNDS
+    unary = (
+        bare(SERVICE + "Describe", verify_pb2.VerifyServiceDescribeRequest),
+        bare(SERVICE + "GetTokenizer", verify_pb2.GetTokenizerRequest),
+        *SYSTEM_METHODS,
+    )
