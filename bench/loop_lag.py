@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import statistics
-import sys
 import time
 from functools import partial
 from multiprocessing.synchronize import Event
@@ -24,6 +22,7 @@ from typing import NamedTuple
 import torch
 import uvloop
 
+from bench import command
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
@@ -163,26 +162,26 @@ async def measure(args: argparse.Namespace) -> list[Lag]:
     ]
 
 
+def show(lags: list[Lag]) -> None:
+    """The table."""
+    print(f"{'engine':10s} {'p50':>8s} {'p99':>8s} {'max':>8s}   late, ms; rounds/s")
+    for lag in lags:
+        rate = f"{lag.rounds_per_s:.0f}" if lag.rounds_per_s else "-"
+        print(f"{lag.engine:10s} {lag.p50_ms:8.2f} {lag.p99_ms:8.2f} {lag.max_ms:8.2f}   {rate}")
+
+
 def main() -> int:
     """Parse flags, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = command.parser("loop_lag", __doc__)
     parser.add_argument("--sessions", type=int, default=16)
     parser.add_argument("--k", type=int, default=8, help="drafts a round")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON document, no table")
     args = parser.parse_args()
-    lags = uvloop.run(measure(args))
-    if args.json:
-        json.dump([lag._asdict() for lag in lags], sys.stdout)
-        print()
-        return 0
-    print(f"{'engine':10s} {'p50':>8s} {'p99':>8s} {'max':>8s}   late, ms; rounds/s")
-    for lag in lags:
-        rate = f"{lag.rounds_per_s:.0f}" if lag.rounds_per_s else "-"
-        print(f"{lag.engine:10s} {lag.p50_ms:8.2f} {lag.p99_ms:8.2f} {lag.max_ms:8.2f}   {rate}")
-    return 0
+    return command.run(
+        args, lambda: uvloop.run(measure(args)), lambda lags: [lag._asdict() for lag in lags], show
+    )
 
 
 if __name__ == "__main__":

@@ -9,9 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.chaos.faults import KINDS, Fault
 from bench.chaos.work import Request
-from flyspec.drawing import save
+from bench.command import print_table
+from flyspec.drawing import BLUE, save
 
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0
 """The orchestrator may end with so many times its memory, and so much more."""
@@ -29,11 +32,8 @@ class Delays:
     @classmethod
     def of(cls, milliseconds: Sequence[float]) -> Delays:
         """Of at least one."""
-        ordered = sorted(milliseconds)
-        last = len(ordered) - 1
-        return cls(
-            len(ordered), ordered[round(0.5 * last)], ordered[round(0.99 * last)], ordered[last]
-        )
+        p50, p99, most = np.percentile(milliseconds, (50, 99, 100), method="nearest")
+        return cls(len(milliseconds), float(p50), float(p99), float(most))
 
 
 @dataclass(slots=True)
@@ -121,11 +121,11 @@ def show(report: ChaosReport) -> None:
     for kind in KINDS:
         numbers = [counts[kind, service] for service in services]
         rows.append([kind, *map(str, numbers), str(sum(numbers))])
-    _table(["fault", *services, "all"], rows)
+    print_table(["fault", *services, "all"], rows)
     rows = [[kind.lower().replace("_", " "), *_cells(d)] for kind, d in report.recoveries.items()]
     if report.silences is not None:
         rows.append(["longest silence of a request", *_cells(report.silences)])
-    _table(["recovery", "number", "p50, ms", "p99, ms", "max, ms"], rows)
+    print_table(["recovery", "number", "p50, ms", "p99, ms", "max, ms"], rows)
     print(
         f"{report.undisturbed} requests without any recovery; sessions left: "
         f"{', '.join(f'{n} at {name}' for name, n in report.sessions_left.items()) or 'unknown'}; "
@@ -143,28 +143,13 @@ def _cells(delays: Delays) -> list[str]:
     return [str(delays.count), *(f"{time:,.0f}" for time in times)]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        first, *rest = (cell.rjust(w) for cell, w in zip(row, widths, strict=True))
-        return "| " + " | ".join([row[0].ljust(len(first)), *rest]) + " |"
-
-    print()
-    print(line(head))
-    print("|" + "|".join(["-" * (widths[0] + 2), *("-" * (w + 1) + ":" for w in widths[1:])]) + "|")
-    for row in rows:
-        print(line(row))
-    print()
-
-
 def plot(report: ChaosReport, path: Path) -> None:
     """Tokens of all streams each second, and under it what was done to which service when."""
 
     def draw(figure: Any) -> None:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         seconds = range(len(report.tokens_each_second))
-        top.plot(seconds, report.tokens_each_second, color="#1764ab", linewidth=1)
+        top.plot(seconds, report.tokens_each_second, color=BLUE, linewidth=1)
         top.set(ylabel="tokens in a second", ylim=(0, None),
                 title=f"{report.streams} streams, {len(report.faults)} faults")  # fmt: skip
         colours = dict(zip(KINDS, ("#08306b", "#4a98c9", "#d95f02", "#9ecae1", "#fdae6b",
