@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flyspec.cli.bench.common import result_console
 from flyspec.cli.runtime import to_json
 from flyspec.drawing import check_plot
 from flyspec.errors import FlyspecError
-from flyspec.tables import MARKDOWN, make_table
+from flyspec.tables import markdown
 
 R = TypeVar("R")
 
@@ -75,7 +74,7 @@ def say(line: str) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table in Markdown."""
-    result_console().print(make_table(columns, rows, box=MARKDOWN))
+    print(f"\n{markdown(columns, rows)}\n")
 
 
 def print_records(records: Sequence[Mapping[str, Any]]) -> None:

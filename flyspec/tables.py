@@ -1,14 +1,13 @@
-"""Tables for a terminal or, with `box=MARKDOWN`, for a document."""
+"""Tables for a terminal, and in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rich.box import MARKDOWN
 from rich.table import Table
 
-__all__ = ["MARKDOWN", "Column", "Table", "make_table", "record_table"]
+__all__ = ["Column", "Table", "make_table", "markdown", "record_table"]
 
 Column = tuple[str, str | Callable[[Any], str]]
 """Its heading, and how a record fills it: a format such as `{.tokens:,}`, or a function."""
@@ -19,13 +18,9 @@ def make_table(
     rows: Iterable[Sequence[str]],
     title: str | None = None,
     left: int = 1,
-    **more: Any,
 ) -> Table:
-    """Columns of words, the first `left`, and behind them columns of numbers, never broken.
-
-    `more` is for rich's `Table`.
-    """
-    table = Table(title=title, title_justify="left", **more)
+    """Columns of words, the first `left`, and behind them columns of numbers, never broken."""
+    table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         words = index < left
         table.add_column(
@@ -40,11 +35,24 @@ def make_table(
 
 
 def record_table(
-    columns: Sequence[Column], records: Iterable[Any], title: str | None = None, **more: Any
+    columns: Sequence[Column], records: Iterable[Any], title: str | None = None, left: int = 1
 ) -> Table:
     """A row a record; `-` for a number that it does not have."""
     rows = ([_cell(form, record) for _, form in columns] for record in records)
-    return make_table([heading for heading, _ in columns], rows, title, **more)
+    return make_table([heading for heading, _ in columns], rows, title, left)
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """The same in Markdown, its columns in line."""
+    lines = [columns, *rows]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    padded = (
+        [cell.ljust(w) if i < left else cell.rjust(w)
+         for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+        for line in [columns, rule, *lines[1:]]
+    )  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
 
 
 def _cell(form: str | Callable[[Any], str], record: Any) -> str:
