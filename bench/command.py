@@ -74,7 +74,7 @@ def say(line: str) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table in Markdown."""
-    print(f"\n{markdown(columns, rows)}\n")
+    print(f"\n{markdown(columns, rows, aligned=True)}\n")
 
 
 def print_records(records: Sequence[Mapping[str, Any]]) -> None:

@@ -28,7 +28,7 @@ from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, GenerateOptions
 from flyspec.rules import Rule
 from loadtest.measures import percentile
-from loadtest.sampler import Memory, resident_mib
+from loadtest.sampler import Memory, Sampler
 
 PROMPTS = 2000
 PROBE_EVERY_S = 0.5
@@ -90,15 +90,15 @@ class Overload:
 
     async def _overload(self, rate: float, normal_s: float) -> tuple[Run, float]:
         """The load, with memory watched; and the seconds from its end to a normal latency."""
+        pids = {name: service.pid for name, service in self._stack.services.items()}
         begin = time.monotonic()
+        sampler = Sampler(pids, None, lambda: time.monotonic() - begin, self._say)
+        self._memory = sampler.memory
         recovering: list[asyncio.Task[float]] = []
 
         async def watch() -> None:
             while True:
-                for name, service in self._stack.services.items():
-                    mib = resident_mib(service.pid)
-                    if mib is not None:
-                        self._memory.append(Memory(time.monotonic() - begin, name, mib))
+                sampler.look()
                 await asyncio.sleep(self._args.every)
 
         def ended() -> None:

@@ -42,17 +42,20 @@ def record_table(
     return make_table([heading for heading, _ in columns], rows, title, left)
 
 
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """The same in Markdown, its columns in line."""
-    lines = [columns, *rows]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    padded = (
-        [cell.ljust(w) if i < left else cell.rjust(w)
-         for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
-        for line in [columns, rule, *lines[1:]]
-    )  # fmt: skip
-    return "\n".join(f"| {' | '.join(line)} |" for line in padded)
+def markdown(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, aligned: bool = False
+) -> str:
+    """The same in Markdown; `aligned` is for who reads it as it is."""
+    rule = ["---" if i < left else "---:" for i in range(len(columns))]
+    lines = [columns, rule, *rows]
+    if aligned:
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines = [
+            [cell.ljust(w, fill) if i < left else cell.rjust(w, fill)
+             for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+            for line in lines for fill in ("-" if line is rule else " ")
+        ]  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(form: str | Callable[[Any], str], record: Any) -> str:

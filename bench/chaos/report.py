@@ -9,31 +9,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.chaos.faults import KINDS, Fault
 from bench.chaos.work import Request
 from bench.command import print_table
+from flyspec.bench.engine.stall_report import Distribution
 from flyspec.drawing import BLUE, save
 
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0
 """The orchestrator may end with so many times its memory, and so much more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """Times of some kind, ms."""
-
-    count: int
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-
-    @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> Delays:
-        """Of at least one."""
-        p50, p99, most = np.percentile(milliseconds, (50, 99, 100), method="nearest")
-        return cls(len(milliseconds), float(p50), float(p99), float(most))
 
 
 @dataclass(slots=True)
@@ -50,9 +33,9 @@ class ChaosReport:
     replayed_rounds: int = 0
     tokens: int = 0
     faults: list[Fault] = field(default_factory=list)
-    recoveries: dict[str, Delays] = field(default_factory=dict)
+    recoveries: dict[str, Distribution] = field(default_factory=dict)
     undisturbed: int = 0
-    silences: Delays | None = None
+    silences: Distribution | None = None
     sessions_left: dict[str, int] = field(default_factory=dict)
     orchestrator_mib: tuple[float, float] = (0.0, 0.0)
     tokens_each_second: list[int] = field(default_factory=list)
@@ -87,8 +70,8 @@ def count(report: ChaosReport, requests: Sequence[Request]) -> None:
         times = [request.begun_s, *(at for at, _ in request.arrivals), request.ended_s]
         silences.append(1e3 * max(b - a for a, b in pairwise(times)))
     report.requests = len(requests)
-    report.recoveries = {kind: Delays.of(of) for kind, of in sorted(delays.items())}
-    report.silences = Delays.of(silences) if silences else None
+    report.recoveries = {kind: Distribution.of(of) for kind, of in sorted(delays.items())}
+    report.silences = Distribution.of(silences) if silences else None
     report.tokens_each_second = _each_second(requests)
 
 
@@ -138,7 +121,7 @@ def show(report: ChaosReport) -> None:
           f"repeat with --seed {report.seed}")  # fmt: skip
 
 
-def _cells(delays: Delays) -> list[str]:
+def _cells(delays: Distribution) -> list[str]:
     times = (delays.p50_ms, delays.p99_ms, delays.max_ms)
     return [str(delays.count), *(f"{time:,.0f}" for time in times)]
 

@@ -6,11 +6,11 @@ from random import Random
 from typing import Any
 
 from bench.fuzz import session
-from bench.fuzz.facts import CANCEL, bare, send
-from bench.fuzz.script import INVALID, NOT_FOUND, PREFIX, Action, Do, Script
+from bench.fuzz.facts import CANCEL, bare, send, spoiled
+from bench.fuzz.script import INVALID, NOT_FOUND, PREFIX, Script
 from bench.fuzz.session import GoodSession, SessionSource, bad_open, bad_round
 from bench.fuzz.system import SYSTEM_METHODS
-from bench.fuzz.values import edge, junk, mangle, mutate
+from bench.fuzz.values import edge, mutate
 from flyspec.v1 import draft_pb2
 
 SERVICE = "/flyspec.v1.DraftService/"
@@ -88,8 +88,7 @@ def _tokenizer(rng: Random) -> Script:
             steps[0] = send(facts)
         case 3:
             at = rng.randrange(len(steps))
-            data = mangle(steps[at].data, rng) if rng.random() < 0.5 else junk(rng)
-            steps[at] = Action(Do.SEND, data, "bytes")
+            steps[at] = spoiled(steps[at].data, rng)
         case _:
             steps.append(CANCEL)
     return Script(SERVICE + "AddTokenizer", tuple(steps), "a tokenizer that is none")

@@ -95,8 +95,8 @@ def unary_junk(rng: Random, methods: Sequence[UnaryMethod]) -> Script:
         mutate(message, rng)
         return Script(method, (send(message),), "unary: a field changed")
     if how < 5:
-        data = mangle(good, rng) if rng.random() < 0.5 else junk(rng)
-        return Script(method, (Action(Do.SEND, data, "junk"),), "unary: bytes", readable(cls, data))
+        step = spoiled(good, rng)
+        return Script(method, (step,), "unary: bytes", readable(cls, step.data))
     if how == 5:
         count = rng.choice((0, 2, 5))
         return Script(method, (Action(Do.SEND, good, "unary"),) * count, "unary: none or several")
@@ -107,6 +107,11 @@ def unary_junk(rng: Random, methods: Sequence[UnaryMethod]) -> Script:
             method, (*[Action(Do.SEND, good)] * rng.randrange(2), step), "unary: abandoned"
         )
     return Script(method, (Action(Do.SEND, good, "unary"),), "unary: as it should be")
+
+
+def spoiled(data: bytes, rng: Random, mangled: float = 0.5) -> Action:
+    """A step that sends bytes which are no message any more (a share `mangled`), or never were."""
+    return Action(Do.SEND, mangle(data, rng) if rng.random() < mangled else junk(rng), "bytes")
 
 
 def readable(cls: type[Message], data: bytes) -> frozenset[str]:

@@ -7,10 +7,21 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from bench.fuzz.facts import CANCEL, LEAVE, PAUSE, READ, Facts, bare, one_of, send, unary_junk
-from bench.fuzz.script import BLAMELESS, FINE, INVALID, NOT_FOUND, Action, Do, Script
+from bench.fuzz.facts import (
+    CANCEL,
+    LEAVE,
+    PAUSE,
+    READ,
+    Facts,
+    bare,
+    one_of,
+    send,
+    spoiled,
+    unary_junk,
+)
+from bench.fuzz.script import BLAMELESS, FINE, INVALID, NOT_FOUND, Script
 from bench.fuzz.system import SYSTEM_METHODS
-from bench.fuzz.values import junk, mangle, mutate, spoil_bias, spoil_rule, spoil_sampling
+from bench.fuzz.values import mutate, spoil_bias, spoil_rule, spoil_sampling
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import generation_pb2
 
@@ -60,9 +71,7 @@ class GenerationSource:
         return Script(METHOD, (send(message),), "a field changed", BLAMELESS, deadline_s=PATIENCE_S)
 
     def _bytes(self, rng: Random) -> Script:
-        data = _request(self._facts, rng).SerializeToString()
-        data = mangle(data, rng) if rng.random() < 0.7 else junk(rng)
-        step = Action(Do.SEND, data, "bytes")
+        step = spoiled(_request(self._facts, rng).SerializeToString(), rng, 0.7)
         return Script(METHOD, (step,), "bytes spoiled", BLAMELESS, deadline_s=PATIENCE_S)
 
     def _abandoned(self, rng: Random) -> Script:
