@@ -59,7 +59,7 @@ protos: $(VENV)/.installed-dev
 
 manifests: $(VENV)/.installed-dev ## Kubernetes manifests and compose files: rendered, validated, scanned
 	@echo "== kubectl, kubernetes-validate, checkov, docker-compose: what is deployed"
-	@$(BIN)/python deploy/check_manifests.py
+	@$(BIN)/python -m deploy.check_manifests
 
 prometheus: ## Prometheus and promtool for the tests, from Debian's packages, if this is root
 	@echo "== Prometheus"

@@ -17,19 +17,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench import command
+from bench.command import print_records, say
 from demo.corpus import problems
 from flyspec.bench.reference import Reference
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import Chat, Client, GenerateOptions, Prompt
-from flyspec.errors import FlyspecError, InvalidArgumentError
+from flyspec.errors import InvalidArgumentError
 from flyspec.prompts import read_prompts
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
@@ -86,7 +86,7 @@ def prompt_sets(data: Path, names: Sequence[str], limit: int | None) -> dict[str
             chosen = rows[:: max(1, len(rows) // count)][:count]
             sets[name] = [Chat.of_user(r.text) if r.is_question else r.text for r in chosen]
         else:
-            print(f"SKIPPED {name}: {path} is not there", file=sys.stderr)
+            say(f"SKIPPED {name}: {path} is not there")
     return sets
 
 
@@ -162,9 +162,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         sets = prompt_sets(Path(arguments.data), arguments.sets, arguments.limit)
         limit = (await client.list_models()).target.context_length
         samples, sampled = [], []
-        print(
-            "reference: transformers' own greedy generate, and plain decoding with keyed sampling"
-        )
+        say("reference: transformers' own greedy generate, and plain decoding with keyed sampling")
         sampling = GenerateOptions(
             sampling=SamplingParams(temperature=arguments.temperature, top_p=arguments.top_p),
             rule=EXACT,
@@ -178,7 +176,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 except InvalidArgumentError:
                     ids = [0] * limit
                 if len(ids) + arguments.max_tokens > limit:
-                    print(f"SKIPPED prompt {index} of {name}: it is too long", file=sys.stderr)
+                    say(f"SKIPPED prompt {index} of {name}: it is too long")
                     continue
                 greedy = not arguments.sampled_only
                 expected = reference.generate(ids, arguments.max_tokens) if greedy else []
@@ -204,24 +202,13 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
                         what = replace(what, sampling=sampling.sampling)
                     counts = await compare(client, case, what, ties)
                     for set_name, count in counts.items():
-                        rows.append(
-                            {
-                                "drafter": drafter,
-                                "k": k,
-                                "temperature": temperature,
-                                "set": set_name,
-                                "texts": count.texts,
-                                "equal": count.equal,
-                                "ties": count.ties,
-                                "wrong": count.wrong,
-                            }
-                        )
-                        print(
+                        case_ = {"drafter": drafter, "k": k, "temperature": temperature}
+                        rows.append({**case_, "set": set_name, **asdict(count)})
+                        say(
                             f"{drafter:14s} K {k:2d}  temperature {temperature:g}  "
                             f"{set_name:10s} {count.texts:4d} texts  {count.equal:4d} equal  "
                             f"{count.ties:2d} at ties  {count.wrong:2d} wrong  "
-                            f"({time.monotonic() - started:.0f} s)",
-                            flush=True,
+                            f"({time.monotonic() - started:.0f} s)"
                         )
     return {
         "dtype": arguments.dtype,
@@ -233,7 +220,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Parse flags, compare, report."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = command.parser("exactness", __doc__)
     parser.add_argument("--data", default="../shared/data", help="folder of the prompt files")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32", "bfloat16"])
     parser.add_argument(
@@ -256,22 +243,20 @@ def main() -> int:
         "--sampled-every", type=int, default=4, help="share of prompts that is sampled: every Nth"
     )
     parser.add_argument("--sampled-only", action="store_true", help="leave the greedy texts out")
-    parser.add_argument("--json", help="write the report to this file")
     arguments = parser.parse_args()
-    try:
-        report = asyncio.run(run(arguments))
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if arguments.json:
-        path = Path(arguments.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1))
-    wrong = sum(row["wrong"] for row in report["rows"])
-    total = sum(row["texts"] for row in report["rows"])
-    ties = sum(row["ties"] for row in report["rows"])
-    print(f"{total} texts in {arguments.dtype}: {wrong} wrong, {ties} differ first at a tie")
-    return 1 if wrong else 0
+    return command.run(
+        arguments, lambda: asyncio.run(run(arguments)), dict, show,
+        lambda report: not any(row["wrong"] for row in report["rows"]),
+    )  # fmt: skip
+
+
+def show(report: dict[str, Any]) -> None:
+    """Every configuration and set, then all of it in a line."""
+    print_records(report["rows"])
+    texts, wrong, ties = (
+        sum(row[figure] for row in report["rows"]) for figure in ("texts", "wrong", "ties")
+    )
+    print(f"{texts} texts in {report['dtype']}: {wrong} wrong, {ties} differ first at a tie")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ HumanEval where its file is in DIR.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -29,12 +27,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench import command
+from bench.command import print_records, say
 from demo.corpus import chat_prompt, problems
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
-from flyspec.errors import FlyspecError
 from flyspec.prompts import read_prompts
 
 WRONG_DRAFTS = 0.15
@@ -86,7 +85,7 @@ def prompts(data: Path, count: int, tokenizer: Tokenizer) -> list[list[int]]:
     if path.exists():
         code = [prompt.text for prompt in read_prompts(str(path), count // 2)]
     else:
-        print(f"SKIPPED humaneval: {path} is not there", file=sys.stderr)
+        say(f"SKIPPED humaneval: {path} is not there")
     chats = [chat_prompt(p.question) for p in problems("invariance", count - len(code))]
     texts = [text for pair in zip(chats, code, strict=False) for text in pair]
     texts += chats[len(code) :]
@@ -160,11 +159,10 @@ def agreement(
             texts = generate(runner, ids, plain, k, batch, options.max_tokens)
             different = sum(text != own for text, own in zip(texts, plain, strict=True))
             found.append(Agreement(dtype, runner.batch_invariant, k, batch, len(ids), different))
-            print(
+            say(
                 f"{dtype:9s} {'invariant' if runner.batch_invariant else 'as it is':9s}  K {k:2d}  "
                 f"batch {batch:2d}  {different:3d} of {len(ids)} texts differ "
-                f"({different / len(ids):.0%})",
-                flush=True,
+                f"({different / len(ids):.0%})"
             )
     return found
 
@@ -200,8 +198,8 @@ def costs(off: ModelRunner, on: ModelRunner, repeats: int, dtype: str) -> list[C
         medians = [statistics.median(t) for t in (times[off], times[on], ratios)]
         cost = Cost(dtype, name, *medians)
         found.append(cost)
-        print(f"{dtype:9s} {name:36s} {cost.off_ms:8.2f} ms  {cost.on_ms:8.2f} ms  "
-              f"{cost.ratio:.3f}", flush=True)  # fmt: skip
+        say(f"{dtype:9s} {name:36s} {cost.off_ms:8.2f} ms  {cost.on_ms:8.2f} ms  "
+            f"{cost.ratio:.3f}")  # fmt: skip
     for runner in (off, on):
         runner.cache.forget()  # the steps stood behind contexts that were never computed
     return found
@@ -237,7 +235,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Parse flags, compare, report."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = command.parser("invariance", __doc__)
     parser.add_argument("--model", default=str(DEMO_MODELS / "target"), help="a directory")
     parser.add_argument("--data", default="../shared/data", help="folder of the prompt files")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"],
@@ -250,20 +248,19 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=15, help="timed runs of every step")
     parser.add_argument("--no-agreement", action="store_true", help="costs only")
     parser.add_argument("--no-cost", action="store_true", help="texts only")
-    parser.add_argument("--json", help="write the report to this file")
     options = parser.parse_args()
-    try:
-        report = run(options)
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        path = Path(options.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1))
-    wrong = sum(row["different"] for row in report["agreement"] if row["batch_invariant"])
-    print(f"with the mode, {wrong} texts differ")
-    return 1 if wrong else 0
+    return command.run(options, lambda: run(options), dict, show, lambda report: not _wrong(report))
+
+
+def show(report: dict[str, Any]) -> None:
+    """Tables, and whether the mode does what it is for."""
+    print_records(report["agreement"])
+    print_records(report["cost"])
+    print(f"with the mode, {_wrong(report)} texts differ")
+
+
+def _wrong(report: dict[str, Any]) -> int:
+    return sum(row["different"] for row in report["agreement"] if row["batch_invariant"])
 
 
 if __name__ == "__main__":

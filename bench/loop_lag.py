@@ -12,25 +12,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import multiprocessing
+import random
 import statistics
-import sys
 import time
-from functools import partial
 from multiprocessing.synchronize import Event
 from typing import NamedTuple
 
 import torch
 import uvloop
 
+from bench import command
+from flyspec.bench.engine.stall import Crowd, RecordingEngine, RecordingRunner
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.engine.loading import load_model
-from flyspec.engine.runner import ModelRunner
-from flyspec.rules import Rule
-from flyspec.values.rounds import VerifyOpen, VerifyRound
-from flyspec.values.tokens import SamplingParams
-from verify_service.engine import VerifyEngine
+from flyspec.engine.scheduler import StepBudget
 
 PAUSE_S = 0.003
 CONTEXT = 128
@@ -58,52 +54,33 @@ async def timers(seconds: float) -> list[float]:
 class EngineLoad:
     """An engine with sessions that send a round as soon as the one before is answered."""
 
-    def __init__(self, sessions: int, k: int, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, args: argparse.Namespace) -> None:
+        torch.set_num_threads(args.threads)
         loaded = load_model(str(DEMO_MODELS / "target"), "cpu", "bfloat16", 1024)
-        runner = ModelRunner(loaded, sessions, batch_invariant=None)
+        runner = RecordingRunner(loaded, args.sessions, batch_invariant=None)
         runner.warm_up()
-        # OpenMP keeps the number of threads per calling thread.
-        prepare = partial(torch.set_num_threads, threads)
-        self._engine = VerifyEngine(runner, loaded.tokenizer, 4096, prepare)
-        self._sessions, self._k = sessions, k
-        self._tasks: list[asyncio.Task[None]] = []
-        self.rounds = 0
+        self._engine = RecordingEngine(runner, loaded, StepBudget())
+        self._crowd = Crowd(self._engine, args.sessions, CONTEXT, args.k)
+
+    @property
+    def rounds(self) -> int:
+        """Answered so far."""
+        return len(self._crowd.rounds)
 
     async def start(self) -> None:
         """Open the sessions; returns when each had its first round."""
         self._engine.start()
-        self._tasks = [asyncio.create_task(self._decode(i)) for i in range(self._sessions)]
-        while self.rounds < 2 * self._sessions:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await self._crowd.start(random.Random(0))
 
     async def stop(self) -> None:
         """Close the sessions and end the engine."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crowd.end()
         self._engine.stop()
-
-    async def _decode(self, index: int) -> None:
-        prompt = [(7 * index + i) % 250 for i in range(CONTEXT)]
-        open_ = VerifyOpen(prompt, len(prompt), Rule("exact"), SamplingParams(), seed=0)
-        session = self._engine.open(open_)
-        try:
-            length = CONTEXT
-            while True:
-                round_ = VerifyRound(1, length, [], prompt[: self._k])
-                answer = await self._engine.submit(session, round_).get()
-                if isinstance(answer, Exception):
-                    raise answer
-                self.rounds += 1
-                length = min(answer.keep_length + 1, CONTEXT)
-        finally:
-            self._engine.close(session)
 
 
 async def in_a_thread(args: argparse.Namespace, name: str) -> Lag:
     """The engine beside the event loop that is measured."""
-    load = EngineLoad(args.sessions, args.k, args.threads)
+    load = EngineLoad(args)
     await load.start()
     before = load.rounds
     late = await timers(args.seconds)
@@ -114,7 +91,7 @@ async def in_a_thread(args: argparse.Namespace, name: str) -> Lag:
 
 def _child(args: argparse.Namespace, ready: Event, end: Event) -> None:
     async def run() -> None:
-        load = EngineLoad(args.sessions, args.k, args.threads)
+        load = EngineLoad(args)
         await load.start()
         ready.set()
         while not end.is_set():  # noqa: ASYNC110
@@ -163,26 +140,26 @@ async def measure(args: argparse.Namespace) -> list[Lag]:
     ]
 
 
+def show(lags: list[Lag]) -> None:
+    """The table."""
+    print(f"{'engine':10s} {'p50':>8s} {'p99':>8s} {'max':>8s}   late, ms; rounds/s")
+    for lag in lags:
+        rate = f"{lag.rounds_per_s:.0f}" if lag.rounds_per_s else "-"
+        print(f"{lag.engine:10s} {lag.p50_ms:8.2f} {lag.p99_ms:8.2f} {lag.max_ms:8.2f}   {rate}")
+
+
 def main() -> int:
     """Parse flags, measure, print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = command.parser("loop_lag", __doc__)
     parser.add_argument("--sessions", type=int, default=16)
     parser.add_argument("--k", type=int, default=8, help="drafts a round")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the engine")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON document, no table")
     args = parser.parse_args()
-    lags = uvloop.run(measure(args))
-    if args.json:
-        json.dump([lag._asdict() for lag in lags], sys.stdout)
-        print()
-        return 0
-    print(f"{'engine':10s} {'p50':>8s} {'p99':>8s} {'max':>8s}   late, ms; rounds/s")
-    for lag in lags:
-        rate = f"{lag.rounds_per_s:.0f}" if lag.rounds_per_s else "-"
-        print(f"{lag.engine:10s} {lag.p50_ms:8.2f} {lag.p99_ms:8.2f} {lag.max_ms:8.2f}   {rate}")
-    return 0
+    return command.run(
+        args, lambda: uvloop.run(measure(args)), lambda lags: [lag._asdict() for lag in lags], show
+    )
 
 
 if __name__ == "__main__":

@@ -17,20 +17,18 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 
+from bench import command
+from bench.admin import left_open, settled
 from bench.open_loop import Load, Result, Run
 from bench.overload_report import OverloadPhase, OverloadReport, plot, summary, table
 from flyspec.bench.prompts import fresh_problems, to_request
 from flyspec.cli.bench.common import result_console
-from flyspec.cli.runtime import to_json
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, GenerateOptions
-from flyspec.drawing import check_plot
-from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from loadtest.measures import percentile
-from loadtest.sampler import Memory, resident_mib
+from loadtest.sampler import Memory, Sampler
 
 PROMPTS = 2000
 PROBE_EVERY_S = 0.5
@@ -92,15 +90,15 @@ class Overload:
 
     async def _overload(self, rate: float, normal_s: float) -> tuple[Run, float]:
         """The load, with memory watched; and the seconds from its end to a normal latency."""
+        pids = {name: service.pid for name, service in self._stack.services.items()}
         begin = time.monotonic()
+        sampler = Sampler(pids, None, lambda: time.monotonic() - begin, self._say)
+        self._memory = sampler.memory
         recovering: list[asyncio.Task[float]] = []
 
         async def watch() -> None:
             while True:
-                for name, service in self._stack.services.items():
-                    mib = resident_mib(service.pid)
-                    if mib is not None:
-                        self._memory.append(Memory(time.monotonic() - begin, name, mib))
+                sampler.look()
                 await asyncio.sleep(self._args.every)
 
         def ended() -> None:
@@ -132,22 +130,11 @@ class Overload:
     async def _left(self) -> dict[str, int]:
         """What is open at the end, once it had time to close."""
         async with AdminClient(self._stack.admin_address) as admin:
-            for _ in range(100):
-                status = await admin.status()
-                left = {
-                    "verify sessions": status.verify.sessions.active,
-                    "draft sessions": status.draft.sessions.active,
-                    "generations": status.active_generations,
-                    "waiting": status.waiting_generations,
-                }
-                if not any(left.values()):
-                    break
-                await asyncio.sleep(0.1)
-        return left
+            return left_open(await settled(admin, 10.0))
 
     def _say(self, what: str) -> None:
-        if not self._args.json:
-            print(what, file=sys.stderr)
+        if self._args.json is not True:
+            command.say(what)
 
 
 def _errors(runs: list[Run]) -> dict[str, int]:
@@ -168,9 +155,7 @@ async def measure(args: argparse.Namespace) -> OverloadReport:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    found = argparse.ArgumentParser(
-        prog="bench.overload", description=(__doc__ or "").split("\n", maxsplit=1)[0]
-    )
+    found = command.parser("overload", __doc__, plots=True)
     found.add_argument("--seconds", type=float, default=120.0, help="of overload")
     found.add_argument("--factor", type=float, default=10.0, help="of the sustainable rate")
     found.add_argument("--baseline", type=float, default=60.0, help="seconds at 80 %%, twice")
@@ -187,34 +172,23 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--every", type=float, default=1.0, help="seconds between looks at memory")
     found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--plot", type=Path, help="a file .svg, .png or .pdf; needs matplotlib")
-    found.add_argument("--output", type=Path, help="write the JSON report here")
-    found.add_argument("--json", action="store_true", help="print the JSON report, nothing else")
     return found
+
+
+def show(report: OverloadReport) -> None:
+    """The report for people."""
+    console = result_console()
+    console.print(table(report))
+    console.print(summary(report), markup=False)
 
 
 def main() -> int:
     """Run it; the exit code."""
     args = parser().parse_args()
-    try:
-        check_plot(args.plot)
-        report = asyncio.run(measure(args))
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    document = to_json(report.to_document())
-    if args.output is not None:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(document + "\n")
-    if args.plot is not None:
-        plot(report, args.plot)
-    if args.json:
-        print(document)
-    else:
-        console = result_console()
-        console.print(table(report))
-        console.print(summary(report), markup=False)
-    return 1 if report.broken() else 0
+    return command.run(
+        args, lambda: asyncio.run(measure(args)), OverloadReport.to_document, show,
+        lambda r: not r.broken(), plot,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

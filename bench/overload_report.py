@@ -7,15 +7,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.open_loop import Run
-from flyspec.drawing import save
+from flyspec.drawing import BLUE, GREY, ORANGE, SERVICES, save
+from flyspec.tables import Table, make_table
 from loadtest.measures import growth, percentile
 from loadtest.sampler import Memory
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 MAX_P99_RATIO = 2.0
 """p99 latency of accepted requests under overload, relative to that at 80 % load."""
@@ -144,24 +142,20 @@ class OverloadReport:
 
 def table(report: OverloadReport) -> Table:
     """A row a phase."""
-    from rich.table import Table
-
-    found = Table(title=f"{report.slots} slots, sustainable: {report.sustainable_rate:.2f} req/s")
-    for heading in ("load", "req/s", "sent", "completed", "refused", "tokens/s", "latency p50",
-                    "p99", "refusal p50", "p99", "late p99", "generator"):  # fmt: skip
-        found.add_column(heading, justify="left" if heading == "load" else "right")
-    for p in report.phases:
-        refusals = (
-            (f"{1e3 * p.refusal_p50_s:.0f} ms", f"{1e3 * p.refusal_p99_s:.0f} ms")
-            if p.refused
-            else ("-", "-")
-        )
-        found.add_row(
+    columns = ("load", "req/s", "sent", "completed", "refused", "tokens/s", "latency p50", "p99",
+               "refusal p50", "p99", "late p99", "generator")  # fmt: skip
+    rows = [
+        (
             p.name, f"{p.rate:.1f}", str(p.sent), str(p.completed), str(p.refused),
             f"{p.tokens_per_second:.0f}", f"{p.latency_p50_s:.2f} s", f"{p.latency_p99_s:.2f} s",
-            *refusals, f"{1e3 * p.late_p99_s:.0f} ms", f"{p.generator_busy:.0%}",
-        )  # fmt: skip
-    return found
+            *(f"{1e3 * s:.0f} ms" if p.refused else "-"
+              for s in (p.refusal_p50_s, p.refusal_p99_s)),
+            f"{1e3 * p.late_p99_s:.0f} ms", f"{p.generator_busy:.0%}",
+        )
+        for p in report.phases
+    ]  # fmt: skip
+    title = f"{report.slots} slots, sustainable: {report.sustainable_rate:.2f} req/s"
+    return make_table(columns, rows, title)
 
 
 def summary(report: OverloadReport) -> str:
@@ -184,15 +178,14 @@ def plot(report: OverloadReport, path: Path) -> None:
         accepted = [r for r in report.results if r["outcome"] == "complete"]
         left.plot([r["planned"] for r in accepted],
                   [r["seconds"] + r["sent"] - r["planned"] for r in accepted],
-                  ".", color="#1764ab", markersize=2, label="accepted")  # fmt: skip
+                  ".", color=BLUE, markersize=2, label="accepted")  # fmt: skip
         base = report.phase("80 %").latency_p99_s
-        left.axhline(base, color="#777777", linewidth=1, label="p99 at 80 %")
-        left.axhline(2 * base, color="#d95f02", linewidth=1, linestyle=":", label="twice that")
+        left.axhline(base, color=GREY, linewidth=1, label="p99 at 80 %")
+        left.axhline(2 * base, color=ORANGE, linewidth=1, linestyle=":", label="twice that")
         left.set(xlabel=f"seconds of {report.factor:g} times the sustainable rate",
                  ylabel="latency, s", ylim=(0, None))  # fmt: skip
         left.legend(loc="lower right")
-        colours = {"verify": "#1764ab", "draft": "#d95f02", "orchestrator": "#777777"}
-        for service, colour in colours.items():
+        for service, colour in SERVICES.items():
             of = [m for m in report.memory if m.service == service]
             right.plot([m.seconds for m in of], [m.mib for m in of], color=colour, label=service)
         right.set(xlabel="seconds", ylabel="resident memory, MiB", ylim=(0, None))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import signal
 import statistics
@@ -26,8 +25,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
+from bench import command
 from bench.chaos.fleet import FleetOptions, ProxiedFleet
 from bench.chaos.work import EXACT, Request, TextJob, ask, drafts, now_since
+from bench.command import print_table
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
 
@@ -177,18 +178,17 @@ def _row(
 
 def _show(rows: Sequence[CaseResult]) -> None:
     """The table, in Markdown."""
-    print(
-        "| case | added, median, s | added, longest, s | bound, s | what bounds it | recoveries |"
-    )
-    print("|---|---:|---:|---:|---|---|")
-    for row in rows:
-        recoveries = ", ".join(
-            f"{n} {kind.lower().replace('_', ' ')}" for kind, n in row.recoveries.items()
-        )
-        print(
-            f"| {row.name} | {row.added_p50_s:.2f} | {row.added_max_s:.2f} | {row.bound_s:.2f} | "
-            f"{row.bound_of} | {recoveries or 'none'} |"
-        )
+    print_table(
+        ("case", "added, median, s", "added, longest, s", "bound, s", "what bounds it",
+         "recoveries"),
+        [
+            (row.name, f"{row.added_p50_s:.2f}", f"{row.added_max_s:.2f}", f"{row.bound_s:.2f}",
+             row.bound_of,
+             ", ".join(f"{n} {kind.lower().replace('_', ' ')}"
+                       for kind, n in row.recoveries.items()) or "none")
+            for row in rows
+        ],
+    )  # fmt: skip
     for row in rows:
         for problem in row.problems:
             print(f"VIOLATION: {row.name}: {problem}")
@@ -213,32 +213,23 @@ async def run(args: argparse.Namespace) -> list[CaseResult]:
             for case in CASES:
                 if case.drafters == number:
                     rows.append(await recovery.measure(case))
-                    print(f"{case.name}: {rows[-1].added_max_s:.2f} s", file=sys.stderr)
+                    command.say(f"{case.name}: {rows[-1].added_max_s:.2f} s")
     return rows
 
 
 def main() -> int:
     """Run it; the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="bench.recovery", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command.parser("recovery", __doc__)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=800, help="length of the texts")
     parser.add_argument("--k", type=int, default=15, help="drafts a round")
     parser.add_argument("--draft-timeout", type=float, default=1.0, help="a proposal's deadline, s")
     parser.add_argument("--dtype", default="auto", help="the target's numbers")
-    parser.add_argument("--json", action="store_true", help="print JSON, nothing else")
     args = parser.parse_args()
-    try:
-        rows = asyncio.run(run(args))
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if args.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-    else:
-        _show(rows)
-    return 0 if all(row.passed for row in rows) else 1
+    return command.run(
+        args, lambda: asyncio.run(run(args)), lambda rows: [asdict(row) for row in rows], _show,
+        lambda rows: all(row.passed for row in rows),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

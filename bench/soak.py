@@ -13,21 +13,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import time
 from contextlib import aclosing
 from dataclasses import asdict
-from pathlib import Path
 
+from bench import command
+from bench.admin import left_open, settled
+from bench.chaos.work import prompt_of
 from bench.restartable import Restartable
 from bench.soak_report import Kill, ProcessMemory, SoakReport, growth, plot, show
 from demo.corpus import problems
 from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
-from flyspec.client import AdminClient, Chat, Client, Completion, GenerateOptions, Prompt
-from flyspec.drawing import check_plot
+from flyspec.client import AdminClient, Client, Completion, GenerateOptions
 from flyspec.errors import FlyspecError, ResourceExhaustedError
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
@@ -37,7 +37,6 @@ DRAFTERS = ("", "model", "prompt_lookup", "multi_level")
 CANCELLED = 0.25
 SETTLE_S = 5.0
 """So long after a service is back, a request may still begin that fails for its absence."""
-_CODE = 'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n'
 
 
 class RestartableStack(Stack):
@@ -137,7 +136,7 @@ class SoakRun:
         leaves = rng.random() < CANCELLED
         events_left = rng.randint(0, 6) if leaves else None
         options = self._options(rng)
-        generation = client.generate(self._prompt(rng), options)
+        generation = client.generate(prompt_of(rng, self._questions), options)
         async with aclosing(generation) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, Completion):
@@ -149,15 +148,6 @@ class SoakRun:
                         break
                     events_left -= 1
         self.report.cancelled += 1
-
-    def _prompt(self, rng: random.Random) -> Prompt:
-        question = rng.choice(self._questions)
-        kind = rng.random()
-        if kind < 0.6:
-            return Chat.of_user(question)
-        if kind < 0.9:
-            return _CODE * rng.randint(1, 3) + f"# {rng.random()}\n"
-        return Chat.of_user(" ".join(rng.choices(self._questions, k=8)))
 
     def _options(self, rng: random.Random) -> GenerateOptions:
         return GenerateOptions(
@@ -201,17 +191,8 @@ class SoakRun:
     async def _end(self) -> None:
         """Wait for every session to be gone, and note what is left if they are not."""
         async with AdminClient(self._stack.admin_address) as admin:
-            for _ in range(300):
-                status = await admin.status()
-                self.report.left = {
-                    "verify sessions": status.verify.sessions.active,
-                    "draft sessions": status.draft.sessions.active,
-                    "generations": status.active_generations,
-                    "waiting": status.waiting_generations,
-                }
-                if not any(self.report.left.values()):
-                    break
-                await asyncio.sleep(0.1)
+            status = await settled(admin, 30.0)
+        self.report.left = left_open(status)
         sessions = status.verify.sessions
         hits, queries = sessions.prefix_cache_hits, sessions.prefix_cache_queries
         self.report.prefix_cache_hit_rate = hits / max(1, queries)
@@ -225,7 +206,7 @@ async def _main(args: argparse.Namespace) -> SoakReport:
 
 def main() -> int:
     """Run it; the exit code."""
-    parser = argparse.ArgumentParser(prog="bench.soak", description=__doc__)
+    parser = command.parser("soak", __doc__, plots=True)
     parser.add_argument("--sessions", type=int, default=1000, help="requests in all")
     parser.add_argument("--concurrent", type=int, default=24, help="clients at once")
     parser.add_argument("--max-sessions", type=int, default=16, help="slots of each service")
@@ -236,27 +217,11 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=1.0, help="seconds between measurements")
     parser.add_argument("--dtype", default="auto", help="the target's numbers")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plot", type=Path, help="a file .svg, .png or .pdf; needs matplotlib")
-    parser.add_argument("--output", type=Path, help="write the JSON report here")
-    parser.add_argument("--json", action="store_true", help="print the JSON report, nothing else")
     args = parser.parse_args()
-    try:
-        check_plot(args.plot)
-        report = asyncio.run(_main(args))
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    document = json.dumps({**asdict(report), "passed": report.passed}, indent=1)
-    if args.output is not None:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(document + "\n")
-    if args.plot is not None:
-        plot(report, args.plot)
-    if args.json:
-        print(document)
-    else:
-        show(report)
-    return 0 if report.passed else 1
+    return command.run(
+        args, lambda: asyncio.run(_main(args)), lambda r: {**asdict(r), "passed": r.passed}, show,
+        lambda r: r.passed, plot,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

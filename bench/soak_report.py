@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from flyspec.drawing import save
+from flyspec.drawing import SERVICES, save
 
 MAX_GROWTH = 0.05
 """Most growth of a process's memory over the run, as a share of it, that counts as none."""
@@ -101,15 +101,14 @@ def plot(report: SoakReport, path: Path) -> None:
 
     def draw(figure: Any) -> None:
         ax = figure.subplots()
-        colours = {"verify": "#1764ab", "draft": "#d95f02", "orchestrator": "#777777"}
-        for service, colour in colours.items():
+        for service, colour in SERVICES.items():
             of = [m for m in report.memory if m.service == service]
             for life, entries in groupby(of, key=lambda m: m.life):
                 part = list(entries)
                 ax.plot([m.sessions for m in part], [m.mib for m in part], color=colour,
                         label="" if life else service)  # fmt: skip
         for fault in report.faults:
-            ax.axvline(fault.sessions, color=colours[fault.service], linewidth=1, linestyle=":")
+            ax.axvline(fault.sessions, color=SERVICES[fault.service], linewidth=1, linestyle=":")
         ax.set(xlabel="sessions served (dotted: a service is killed; it is started again at once)",
                ylabel="resident memory, MiB", ylim=(0, None),
                title=f"{report.sessions:,} sessions, {report.cancelled:,} of them cancelled, "

@@ -1,4 +1,4 @@
-"""Does swapping drafters disturb anybody? `python -m bench.swap --data DIR --json FILE`.
+"""Does swapping drafters disturb anybody? `python -m bench.swap --json FILE`.
 
 Streams run all the time, `exact`, greedy and sampled. Meanwhile three drafters take turns: the
 bundled draft model, the same one behind prompt lookup (multi_level), and the byte-level one, whose
@@ -14,32 +14,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import signal
-import sys
 import time
-from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from bench import command
+from bench.command import print_table
 from demo.corpus import chat_prompt, problems
-from flyspec.cli.service import Child
-from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, DrafterStats, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.tokens import SamplingParams
+from loadtest.bundled import DRAFTERS, further_drafter
 
 EXACT = Rule("exact")
 CANARY_SHARE = 0.2
-DRAFTERS = (("model-b", "draft", "model"), ("levels", "draft", "multi_level"),
-            ("bytes", "draft-bytes", "model"))  # fmt: skip
-"""Name, bundled model and kind of each drafter that takes turns."""
 
 
 @dataclass
@@ -150,13 +141,15 @@ class Swapping:
 
     async def _swap(self, admin: AdminClient) -> None:
         """The drafters take turns."""
-        services = {name: await self._start(name, model) for name, model, _ in DRAFTERS}
-        try:
+        async with AsyncExitStack() as resources:
+            addresses = {
+                name: await further_drafter(resources, name, model, command.say)
+                for name, model, _ in DRAFTERS
+            }
             active = (await admin.list_drafters())[0].name
             for turn in range(self._args.turns):
                 name, _, kind = DRAFTERS[turn % len(DRAFTERS)]
-                address = f"127.0.0.1:{services[name].facts['port']}"
-                _, probe_ns = await admin.register_drafter(name, address, kind)
+                _, probe_ns = await admin.register_drafter(name, addresses[name], kind)
                 await admin.activate_drafter(name, CANARY_SHARE)
                 await asyncio.sleep(self._args.hold / 2)
                 began = time.perf_counter()
@@ -173,21 +166,6 @@ class Swapping:
                     Swap(name, probe_ns / 1e6, 1e3 * (activated - began), 1e3 * (ended - activated))
                 )
                 await asyncio.sleep(self._args.hold / 2)
-        finally:
-            for service in services.values():
-                service.send(signal.SIGTERM)
-            for service in services.values():
-                await service.ended()
-
-    async def _start(self, name: str, model: str) -> Child:
-        """A further draft service."""
-        flags = ["--model", str(DEMO_MODELS / model), "--port", "0", "--threads", "1",
-                 "--log-level", "warning"]  # fmt: skip
-        service = await Child.start(
-            name, "draft_service", flags, 1, lambda line: print(line, file=sys.stderr)
-        )
-        await service.ready()
-        return service
 
     async def _note(self, admin: AdminClient) -> None:
         """Add up what each drafter did in each of its lives."""
@@ -197,18 +175,9 @@ class Swapping:
                 self._stats[drafter.name] = drafter.stats
 
 
-def _print(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table()
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
-
-
 def show(report: SwapReport) -> None:
     """Print tables."""
-    _print(
+    print_table(
         ("turn", "drafter", "trial", "activate", "drained after"),
         [
             (str(n), t.drafter, f"{t.probe_ms:.1f} ms", f"{t.activate_ms:.1f} ms",
@@ -216,7 +185,7 @@ def show(report: SwapReport) -> None:
             for n, t in enumerate(report.turns, 1)
         ],
     )  # fmt: skip
-    _print(
+    print_table(
         ("drafter", "rounds", "accepted", "tokens a round", "proposal"),
         [
             (name, f"{d['rounds']:.0f}", f"{d['draft_acceptance_rate']:.0%}",
@@ -239,13 +208,13 @@ async def run(args: argparse.Namespace) -> SwapReport:
     options = StackOptions(
         dtype=args.dtype, log_level="warning", max_sessions=args.streams + 4, threads=1
     )
-    async with Stack(options, on_log=lambda line: print(line, file=sys.stderr)) as stack:
+    async with Stack(options, on_log=command.say) as stack:
         return await stack.guard(Swapping(args, stack).run())
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parse flags."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+def main() -> int:
+    """Swap and report."""
+    parser = command.parser("swap", __doc__)
     parser.add_argument("--turns", type=int, default=10, help="swaps")
     parser.add_argument("--streams", type=int, default=16, help="generations at once")
     parser.add_argument("--texts", type=int, default=24, help="different requests")
@@ -253,25 +222,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--hold", type=float, default=4.0, help="seconds of a turn")
     parser.add_argument("--dtype", default="auto", help="the target's numbers")
-    parser.add_argument("--json", help="write the report to this file")
-    return parser.parse_args(argv)
-
-
-def main() -> int:
-    """Swap and report."""
-    args = arguments()
-    try:
-        report = asyncio.run(run(args))
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    show(report)
-    if args.json:
-        path = Path(args.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        document: dict[str, Any] = asdict(report)
-        path.write_text(json.dumps(document, indent=1))
-    return 1 if report.problems else 0
+    args = parser.parse_args()
+    return command.run(
+        args, lambda: asyncio.run(run(args)), asdict, show, lambda report: not report.problems
+    )
 
 
 if __name__ == "__main__":

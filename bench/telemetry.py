@@ -7,7 +7,6 @@ microseconds of CPU, the median of `--repeats` runs of `--rounds` rounds each.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from bench import command
 from flyspec.telemetry.metrics import EngineMetrics
 from flyspec.telemetry.traces import Traces
 from flyspec.values.rounds import Decision, DraftTimings, Outcome, Verdict, VerifyTimings
@@ -101,34 +101,36 @@ def trace_of_rounds(num_rounds: int, file: Path) -> float:
     return microseconds(run, num_rounds)
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """The median of each figure."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "spans.jsonl"
-        found = {
-            "metrics_us_per_round": [
-                metrics_of_rounds(options.rounds) for _ in range(options.repeats)
-            ],
-            "metrics_us_per_step": [
-                metrics_of_steps(options.rounds) for _ in range(options.repeats)
-            ],
-            "trace_us_per_round": [
-                trace_of_rounds(options.rounds, file) for _ in range(options.repeats)
-            ],
+        works: dict[str, Callable[[], float]] = {
+            "metrics_us_per_round": lambda: metrics_of_rounds(options.rounds),
+            "metrics_us_per_step": lambda: metrics_of_steps(options.rounds),
+            "trace_us_per_round": lambda: trace_of_rounds(options.rounds, file),
         }
-    medians = {name: round(statistics.median(values), 2) for name, values in found.items()}
-    if options.json:
-        print(json.dumps(medians))
-        return
+        return {
+            name: round(statistics.median(work() for _ in range(options.repeats)), 2)
+            for name, work in works.items()
+        }
+
+
+def show(medians: dict[str, float]) -> None:
+    """A line a figure."""
     print(f"metrics, orchestrator: {medians['metrics_us_per_round']} us a round")
     print(f"metrics, engine:       {medians['metrics_us_per_step']} us a step")
     print(f"trace, if sampled:     {medians['trace_us_per_round']} us a round, export included")
 
 
+def main() -> int:
+    """Measure and print."""
+    parser = command.parser("telemetry", __doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--repeats", type=int, default=15)
+    options = parser.parse_args()
+    return command.run(options, lambda: measure(options), dict, show)
+
+
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

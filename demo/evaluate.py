@@ -24,6 +24,7 @@ from transformers import LlamaForCausalLM
 
 from demo import corpus
 from demo.problems import Problem
+from flyspec.tables import markdown
 
 MODELS = Path(__file__).parent / "models"
 THRESHOLD = 0.3  # of both entropy measures, as FLy's presets have it
@@ -232,26 +233,23 @@ def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
     def share(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 
-    lines = [
+    columns = ("model", "parameters", "MB", "exact answers", "no answer",
+               "held-out code, bits/byte", "agrees with target: problems", "code")  # fmt: skip
+    found = [
+        (r.model, f"{r.parameters / 1e6:.2f} M", f"{r.megabytes:.1f}", share(r.exact_answers),
+         share(r.unfinished), f"{r.code_bits_per_byte:.3f}", share(r.agreement_on_problems),
+         share(r.agreement_on_code))
+        for r in rows
+    ]  # fmt: skip
+    return "\n".join((
         f"{count} fresh problems (seed {seed}), greedy, float32; code: {corpus.python_version()}",
         "",
-        "| model | parameters | MB | exact answers | no answer | held-out code, bits/byte "
-        "| agrees with target: problems | code |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {r.model} | {r.parameters / 1e6:.2f} M | {r.megabytes:.1f} | {share(r.exact_answers)} "
-        f"| {share(r.unfinished)} | {r.code_bits_per_byte:.3f} "
-        f"| {share(r.agreement_on_problems)} | {share(r.agreement_on_code)} |"
-        for r in rows
-    ]
-    lines += [
+        markdown(columns, found),
         "",
         f"Along the target's own solutions ({free.positions} positions): normalized entropy >= "
         f"{THRESHOLD} at {share(free.normalized_entropy_share)}, top-3 entropy >= {THRESHOLD} nats "
         f"at {share(free.top3_entropy_share)}.",
-    ]
-    return "\n".join(lines)
+    ))  # fmt: skip
 
 
 def main() -> int:

@@ -237,14 +237,7 @@ def _kinds(rng: random.Random) -> _Draft:
         for n, c, s in zip(counts, colours, sizes, strict=True)
     ]
     question = f"In a shop there are {facts[0]} and {facts[1]}."
-    lines, held = [], []
-    for i in rng.sample([0, 1], 2):
-        text, value = _mul(rng, counts[i], sizes[i])
-        held.append(value)
-        phrase = rng.choice(wording.KIND_SUMS)
-        lines.append(phrase.format(colour=colours[i], things=things, sum=text))
-    end, answer = _total(rng, held)
-    lines += end
+    lines, answer = _kind_by_kind(rng, counts, sizes, colours, things)
     if rng.random() < 0.5:
         gone = rng.randint(2, 30)
         text, answer = _sub(answer, gone)
@@ -253,6 +246,20 @@ def _kinds(rng: random.Random) -> _Draft:
     else:
         question += f" How many {things} are there in all?"
     return _Draft(question, lines, answer)
+
+
+def _kind_by_kind(
+    rng: random.Random, counts: list[int], sizes: list[int], colours: list[str], things: str
+) -> tuple[list[str], int]:
+    """What the boxes of each kind hold, in any order, and all of them."""
+    lines, held = [], []
+    for i in rng.sample([0, 1], 2):
+        text, value = _mul(rng, counts[i], sizes[i])
+        held.append(value)
+        phrase = rng.choice(wording.KIND_SUMS)
+        lines.append(phrase.format(colour=colours[i], things=things, sum=text))
+    end, answer = _total(rng, held)
+    return lines + end, answer
 
 
 def _alike(rng: random.Random) -> _Draft:
@@ -268,14 +275,8 @@ def _alike(rng: random.Random) -> _Draft:
         f"Each holds {size} {things}. How many {things} does {name} have?"
     )
     if rng.random() < 0.5:
-        lines, held = [], []
-        for i in rng.sample([0, 1], 2):
-            text, value = _mul(rng, counts[i], size)
-            held.append(value)
-            phrase = rng.choice(wording.KIND_SUMS)
-            lines.append(phrase.format(colour=colours[i], things=things, sum=text))
-        end, answer = _total(rng, held)
-        return _Draft(question, lines + end, answer, rng.choice(wording.PLAN_EACH_KIND))
+        lines, answer = _kind_by_kind(rng, counts, [size] * 2, colours, things)
+        return _Draft(question, lines, answer, rng.choice(wording.PLAN_EACH_KIND))
     first, number = _add(rng, *counts)
     second, answer = _mul(rng, number, size)
     lines = [_plain(rng, first), _plain(rng, second)]

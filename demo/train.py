@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,23 @@ class Recipe:
     distilled: bool = False
 
 
+_DRAFT = Recipe(
+    hidden=128,
+    intermediate=384,
+    layers=2,
+    heads=4,
+    kv_heads=4,
+    head_size=32,
+    phases=(
+        (0.3, Mix(256, problems=15, drills=4, code=5, copying=True)),
+        (1.0, Mix(256, problems=18, drills=1, code=5, copying=True)),
+    ),
+    steps=1225,
+    minutes=12,
+    muon_lr=2e-2,
+    adam_lr=4e-3,
+    distilled=True,
+)
 RECIPES = {
     "target": Recipe(
         hidden=384,
@@ -68,38 +85,17 @@ RECIPES = {
         muon_lr=1e-2,
         adam_lr=2e-3,
     ),
-    "draft": Recipe(
-        hidden=128,
-        intermediate=384,
-        layers=2,
-        heads=4,
-        kv_heads=4,
-        head_size=32,
-        phases=(
-            (0.3, Mix(256, problems=15, drills=4, code=5, copying=True)),
-            (1.0, Mix(256, problems=18, drills=1, code=5, copying=True)),
-        ),
-        steps=1225,
-        minutes=12,
-        muon_lr=2e-2,
-        adam_lr=4e-3,
-        distilled=True,
-    ),
-    "draft-bytes": Recipe(
-        hidden=128,
-        intermediate=384,
+    "draft": _DRAFT,
+    "draft-bytes": replace(
+        _DRAFT,
         layers=4,
-        heads=4,
-        kv_heads=4,
-        head_size=32,
         phases=(
             (0.3, Mix(640, problems=9, drills=4, code=3, copying=True)),
             (1.0, Mix(640, problems=12, drills=1, code=3, copying=True)),
         ),
         steps=1500,
         minutes=7,
-        muon_lr=2e-2,
-        adam_lr=4e-3,
+        distilled=False,
     ),
 }
 

@@ -25,6 +25,8 @@ from typing import Any
 
 import yaml
 
+from deploy.findings import Log
+
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".venv-manifests"
 REQUIREMENTS = ROOT / "deploy" / "manifest-tools.txt"
@@ -42,26 +44,6 @@ COMPOSE_PROFILES = "cpu,gpu,observability,second-drafter"
 
 class Missing(Exception):
     """A tool that cannot be had here."""
-
-
-class ManifestFindings:
-    """What passed, failed or could not be checked."""
-
-    def __init__(self) -> None:
-        self.failed = False
-
-    def passed(self, what: str) -> None:
-        """A check that found nothing."""
-        print(f"  ok: {what}")
-
-    def failure(self, what: str, details: str) -> None:
-        """A check that found something."""
-        self.failed = True
-        print(f"  FAILED: {what}\n" + "".join(f"    {line}\n" for line in details.splitlines()))
-
-    def skipped(self, what: str, why: str) -> None:
-        """A check that could not be made."""
-        print(f"{'*' * 75}\n*** SKIPPED: {what}: {why}\n{'*' * 75}")
 
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -139,17 +121,14 @@ def split(rendered: Path) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def check_known(paths: list[Path], report: ManifestFindings) -> None:
+def check_known(paths: list[Path], log: Log) -> None:
     """Hold files against Kubernetes' schemas."""
     done = run(TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", KUBERNETES, *paths)
     name = f"{sum(len(read(path)) for path in paths)} objects of Kubernetes {KUBERNETES}"
-    if done.returncode:
-        report.failure(name, done.stdout + done.stderr)
-    else:
-        report.passed(name)
+    log.check(name, not done.returncode, done.stdout + done.stderr if done.returncode else "")
 
 
-def check_custom(paths: list[Path], report: ManifestFindings) -> None:
+def check_custom(paths: list[Path], log: Log) -> None:
     """Hold custom kinds against the types there are; name the others. Raises `Missing`.
 
     @kubernetes-models has the definitions as TypeScript, whose compiler finds unknown keys too.
@@ -169,10 +148,10 @@ def check_custom(paths: list[Path], report: ManifestFindings) -> None:
             lines.append(f"export const o{count}: K{count} = {json.dumps(document)};")
     if count:
         name = f"{count} objects of custom kinds ({', '.join(MODELS)})"
-        check_types(OUTPUT / "custom.mts", lines, name, report)
+        check_types(OUTPUT / "custom.mts", lines, name, log)
 
 
-def check_dashboards(report: ManifestFindings) -> None:
+def check_dashboards(log: Log) -> None:
     """Hold Grafana's dashboards against its own types. Raises `Missing`."""
     lines = [
         'import type { Dashboard } from "@grafana/schema";',
@@ -182,19 +161,16 @@ def check_dashboards(report: ManifestFindings) -> None:
     paths = sorted((ROOT / "k8s" / "monitoring" / "dashboards").glob("*.json"))
     for index, path in enumerate(paths):
         lines.append(f"export const d{index}: Plain<Dashboard> = {path.read_text()};")
-    check_types(OUTPUT / "dashboards.mts", lines, f"{len(paths)} dashboards of Grafana", report)
+    check_types(OUTPUT / "dashboards.mts", lines, f"{len(paths)} dashboards of Grafana", log)
 
 
-def check_types(source: Path, lines: list[str], name: str, report: ManifestFindings) -> None:
+def check_types(source: Path, lines: list[str], name: str, log: Log) -> None:
     """Have TypeScript's compiler check a program. Raises `Missing`."""
     install_types()
     source.write_text("\n".join(lines) + "\n")
     done = run(NODE_MODULES / ".bin" / "tsc", "--noEmit", "--strict", "--skipLibCheck",
                "--module", "esnext", "--moduleResolution", "bundler", source)  # fmt: skip
-    if done.returncode:
-        report.failure(name, done.stdout + done.stderr)
-    else:
-        report.passed(name)
+    log.check(name, not done.returncode, done.stdout + done.stderr if done.returncode else "")
 
 
 def install_types() -> None:
@@ -210,7 +186,7 @@ def install_types() -> None:
         raise Missing("npm could not install what package.json names")
 
 
-def check_safety(paths: list[Path], report: ManifestFindings) -> None:
+def check_safety(paths: list[Path], log: Log) -> None:
     """Let checkov look at the rendered files."""
     files = [part for path in paths for part in ("-f", str(path))]
     config = ROOT / "k8s" / "checkov.yaml"
@@ -218,21 +194,20 @@ def check_safety(paths: list[Path], report: ManifestFindings) -> None:
     try:
         found = json.loads(done.stdout)
     except json.JSONDecodeError:
-        report.failure("checkov", done.stdout + done.stderr)
+        log.check("checkov", False, done.stdout + done.stderr)
         return
     summary = found.get("summary", found)
     if summary["passed"] == 0 or summary["parsing_errors"]:
-        report.failure("checkov looked at nothing", done.stdout)
-    elif summary["failed"]:
-        report.failure("checkov", "\n".join(
-            f"{f['check_id']} {f['check_name']}: {f['resource']} ({Path(f['file_path']).name})"
-            for f in found["results"]["failed_checks"]
-        ))  # fmt: skip
-    else:
-        report.passed(f"checkov: {summary['passed']} checks passed, none failed")
+        log.check("checkov looked at something", False, done.stdout)
+        return
+    failed = found["results"]["failed_checks"] if summary["failed"] else []
+    log.check(f"checkov: {summary['passed']} checks passed, none failed", not failed, "\n".join(
+        f"{f['check_id']} {f['check_name']}: {f['resource']} ({Path(f['file_path']).name})"
+        for f in failed
+    ))  # fmt: skip
 
 
-def check_compose(report: ManifestFindings) -> None:
+def check_compose(log: Log) -> None:
     """Let docker-compose read the compose files, alone and with the overrides."""
     environment = TOOLS / "compose"
     install_tools(environment, COMPOSE_REQUIREMENTS, "--no-deps")
@@ -240,48 +215,46 @@ def check_compose(report: ManifestFindings) -> None:
         flags = [part for file in files for part in ("-f", file)]
         command = environment / "bin" / "docker-compose"
         done = run(command, *flags, "config", "-q", COMPOSE_PROFILES=COMPOSE_PROFILES)
-        if done.returncode:
-            report.failure(" + ".join(files), done.stderr or done.stdout)
-        else:
-            report.passed(f"{' + '.join(files)}: every profile")
+        log.check(f"{' + '.join(files)}: every profile", not done.returncode,
+                  (done.stderr or done.stdout) if done.returncode else "")  # fmt: skip
 
 
 def main() -> int:
     """Run every check there are tools for; 1 if one failed."""
-    report = ManifestFindings()
+    log = Log()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     known, custom = [], []
     for overlay in sorted((ROOT / "k8s" / "overlays").iterdir()):
         try:
             parts = split(render(overlay))
         except Missing as error:
-            report.skipped("manifests", str(error))
+            log.skipped("manifests", error)
             break
         except ValueError as error:
-            report.failure(f"k8s/overlays/{overlay.name}", str(error))
+            log.check(f"k8s/overlays/{overlay.name} renders", False, error)
         else:
             known.append(parts[0])
             custom.append(parts[1])
-            report.passed(f"k8s/overlays/{overlay.name} renders")
+            log.check(f"k8s/overlays/{overlay.name} renders", True)
     try:
         install_tools(TOOLS, REQUIREMENTS)
     except Missing as error:
-        report.skipped("kubernetes-validate and checkov", str(error))
+        log.skipped("kubernetes-validate and checkov", error)
     else:
         if known:
-            check_known(known, report)
-            check_safety(known, report)
+            check_known(known, log)
+            check_safety(known, log)
     rest: dict[str, Callable[[], None]] = {
-        "custom kinds": lambda: check_custom(custom, report),
-        "dashboards": lambda: check_dashboards(report),
-        "docker-compose.yml": lambda: check_compose(report),
+        "custom kinds": lambda: check_custom(custom, log),
+        "dashboards": lambda: check_dashboards(log),
+        "docker-compose.yml": lambda: check_compose(log),
     }
     for what, check in rest.items():
         try:
             check()
         except Missing as error:
-            report.skipped(what, str(error))
-    return int(report.failed)
+            log.skipped(what, error)
+    return int(log.failures > 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a check of images does and finds, as it prints it."""
+"""What a check does and finds, as it prints it."""
 
 from __future__ import annotations
 
@@ -20,3 +20,7 @@ class Log:
         """Something that must be so."""
         self.failures += not right
         self.say(f"{'ok' if right else 'FAILED'}: {what}{f' ({found})' if found != '' else ''}")
+
+    def skipped(self, what: str, why: object) -> None:
+        """Something that could not be checked."""
+        print(f"{'*' * 75}\n*** SKIPPED: {what}: {why}\n{'*' * 75}")

@@ -244,12 +244,16 @@ class StackCheck:
     async def _state(self, service: str) -> dict[str, object]:
         return await asyncio.to_thread(self._containers.state, container(service))
 
-    async def _terminate(self, service: str) -> str:
-        """Stop a service as a kubelet does, and start it again."""
+    async def _stop(self, service: str) -> tuple[object, float]:
+        """Stop a service as a kubelet does; its exit code, and how long it took, s."""
         began = time.monotonic()
         await self._podman("stop", "-t", "150", container(service))
         took = time.monotonic() - began
-        code = (await self._state(service))["ExitCode"]
+        return (await self._state(service))["ExitCode"], took
+
+    async def _terminate(self, service: str) -> str:
+        """Stop a service as a kubelet does, and start it again."""
+        code, took = await self._stop(service)
         self._log.check(f"{service}: SIGTERM ends it in order", code == 0,
                         f"code {code}, {took:.1f} s")  # fmt: skip
         await self._podman("start", container(service))
@@ -258,13 +262,10 @@ class StackCheck:
     async def _told_to_end_while_loading(self) -> None:
         """pid 1 takes SIGTERM before it serves, too."""
         for service in ("verify", "draft"):
-            await self._podman("stop", "-t", "150", container(service))
+            await self._stop(service)
             await self._podman("start", container(service))
             await asyncio.sleep(3.0)
-            began = time.monotonic()
-            await self._podman("stop", "-t", "60", container(service))
-            took = time.monotonic() - began
-            code = (await self._state(service))["ExitCode"]
+            code, took = await self._stop(service)
             self._log.check(f"{service}: SIGTERM while it loads ends it", code != 137 and took < 30,
                             f"code {code}, {took:.1f} s")  # fmt: skip
             await self._podman("start", container(service))

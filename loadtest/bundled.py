@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from flyspec.cli.service import ROOT, Child
@@ -65,9 +66,8 @@ async def run(stack_args: argparse.Namespace, flags: list[str]) -> int:
             flags += ["--watch", f"{name}={service.pid}"]
         if flags[0] == SWAPPED:
             for name, model, kind in DRAFTERS:
-                service = await _drafter(name, model)
-                resources.push_async_callback(_stop, service)
-                flags += ["--swap-to", f"{name}=127.0.0.1:{service.facts['port']},{kind}"]
+                address = await further_drafter(resources, name, model, _say)
+                flags += ["--swap-to", f"{name}={address},{kind}"]
         return await stack.guard(_test(flags))
 
 
@@ -89,20 +89,21 @@ async def _test(flags: list[str]) -> int:
                 test.kill()
 
 
-async def _drafter(name: str, model: str) -> Child:
-    """A further draft service."""
-    service = await Child.start(
-        name, "draft_service",
-        ["--model", str(DEMO_MODELS / model), "--port", "0", "--threads", "1",
-         "--log-level", "error"], 1, _say,
-    )  # fmt: skip
+async def further_drafter(
+    resources: AsyncExitStack, name: str, model: str, on_log: Callable[[str], None]
+) -> str:
+    """Start a further draft service, which ends with `resources`; its address."""
+    flags = ["--model", str(DEMO_MODELS / model), "--port", "0", "--threads", "1",
+             "--log-level", "error"]  # fmt: skip
+    service = await Child.start(name, "draft_service", flags, 1, on_log)
+
+    async def stop() -> None:
+        service.send(signal.SIGTERM)
+        await service.ended()
+
+    resources.push_async_callback(stop)
     await service.ready()
-    return service
-
-
-async def _stop(service: Child) -> None:
-    service.send(signal.SIGTERM)
-    await service.ended()
+    return f"127.0.0.1:{service.facts['port']}"
 
 
 def main() -> int:

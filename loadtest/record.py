@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 Outcome = Literal["complete", "refused", "cancelled", "failed"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Metric = Literal["ttft", "tpot", "e2e"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 """Time to first token, time per output token, end to end."""

@@ -7,6 +7,7 @@ import datetime
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -261,11 +262,8 @@ class LoadTest:
 
 def _counted(records: Sequence[Record]) -> dict[str, int]:
     """What went wrong, counted; the ten most frequent."""
-    found: dict[str, int] = {}
-    for record in records:
-        if record.outcome == "failed":
-            found[record.error] = found.get(record.error, 0) + 1
-    return dict(sorted(found.items(), key=lambda item: -item[1])[:10])
+    failed = Counter(record.error for record in records if record.outcome == "failed")
+    return dict(failed.most_common(10))
 
 
 def _plain(value: Any) -> Any:

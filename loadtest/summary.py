@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadtest.measures import overlap, percentile, quantiles
-from loadtest.record import METRICS, Metric, Record
+from loadtest.record import METRICS, OUTCOMES, Metric, Record
 from loadtest.work import Closed, Phase
 
 SETTLE = 0.1
@@ -85,8 +85,7 @@ class Figures:
         cls, records: Sequence[Record], begin: float, end: float, limits: Limits | None = None
     ) -> Figures:
         """Sum up; throughput is that of [begin, end], seconds since the test began."""
-        of = {o: [r for r in records if r.outcome == o]
-              for o in ("complete", "refused", "cancelled", "failed")}  # fmt: skip
+        of = {o: [r for r in records if r.outcome == o] for o in OUTCOMES}
         done, refused = of["complete"], of["refused"]
         shares = [overlap(begin, end, r.sent, r.ended) for r in done]
         seconds = max(1e-9, end - begin)
@@ -95,10 +94,7 @@ class Figures:
         good = sum(meets(r, limits) for r in done) if limits else 0
         return cls(
             sent=len(records),
-            complete=len(done),
-            refused=len(refused),
-            cancelled=len(of["cancelled"]),
-            failed=len(of["failed"]),
+            **{outcome: len(such) for outcome, such in of.items()},
             requests_per_s=sum(shares) / seconds,
             tokens_per_s=sum(s * r.tokens for s, r in zip(shares, done, strict=True)) / seconds,
             tokens_per_round=sum(r.tokens for r in done) / rounds if rounds else math.nan,
@@ -216,8 +212,9 @@ def timeline(records: Sequence[Record], seconds: float) -> dict[str, Any]:
             under_way[i] += share * length / width
             tokens[i] += share * record.tokens / width
     spreads = {m: [Spread.of(times(records, m)) for records in due] for m in METRICS}
-    counts = {o: [sum(r.outcome == o for r in records) for records in due]
-              for o in ("complete", "refused", "cancelled", "failed")}  # fmt: skip
+    counts: dict[str, list[int]] = {
+        o: [sum(r.outcome == o for r in records) for records in due] for o in OUTCOMES
+    }
     return {
         "width_s": width,
         "begin_s": [i * width for i in range(bins)],

@@ -13,25 +13,20 @@ that repeats the schedule.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
+from bench import command
 from bench.chaos.fleet import FleetOptions
-from bench.chaos.report import plot, show
-from bench.chaos.run import ChaosOptions, run, say_on_stderr
-from flyspec.drawing import check_plot
-from flyspec.errors import FlyspecError
+from bench.chaos.report import ChaosReport, plot, show
+from bench.chaos.run import ChaosOptions, run
 
 
-def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench.chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def main() -> int:
+    """Run it; the exit code."""
+    parser = command.parser("chaos", __doc__, plots=True)
     parser.add_argument("--seconds", type=float, default=300.0, help="how long faults come")
     parser.add_argument("--once", action="store_true", help="each fault once, instead of --seconds")
     parser.add_argument("--streams", type=int, default=32, help="requests at once")
@@ -44,15 +39,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="the target's numbers")
     parser.add_argument("--no-foreign", action="store_true", help="no drafter of another tokenizer")
     parser.add_argument("--log-level", default="error", help="of the services, to standard error")
-    parser.add_argument("--plot", type=Path, help="a file .svg, .png or .pdf; needs matplotlib")
-    parser.add_argument("--output", type=Path, help="write the JSON report here")
-    parser.add_argument("--json", action="store_true", help="print the JSON report, nothing else")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Run it; the exit code."""
-    args = _parse()
+    args = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 30) if args.seed is None else args.seed
     options = ChaosOptions(
         seed=seed,
@@ -63,29 +50,15 @@ def main() -> int:
         timeout_s=args.timeout,
         fleet=FleetOptions(foreign=not args.no_foreign, dtype=args.dtype, log_level=args.log_level),
     )
-    try:
-        check_plot(args.plot)
-        say_on_stderr(f"seed {seed}")
-        report = asyncio.run(run(options, say_on_stderr))
-    except* FlyspecError as errors:
-        for error in errors.exceptions:
-            print(f"error: {error}", file=sys.stderr)
-        return_code = 2
-    else:
-        return_code = 0 if report.passed else 1
-    if return_code == 2:
-        return 2
-    document = json.dumps({**asdict(report), "passed": report.passed}, indent=1)
-    if args.output is not None:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
-        args.output.write_text(document + "\n")
-    if args.plot is not None:
-        plot(report, args.plot)
-    if args.json:
-        print(document)
-    else:
-        show(report)
-    return return_code
+
+    def measure() -> ChaosReport:
+        command.say(f"seed {seed}")
+        return asyncio.run(run(options, command.say))
+
+    return command.run(
+        args, measure, lambda r: {**asdict(r), "passed": r.passed}, show,
+        lambda r: r.passed, plot,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -11,29 +11,12 @@ from typing import Any
 
 from bench.chaos.faults import KINDS, Fault
 from bench.chaos.work import Request
-from flyspec.drawing import save
+from bench.command import print_table
+from flyspec.bench.engine.stall_report import Distribution
+from flyspec.drawing import BLUE, save
 
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0
 """The orchestrator may end with so many times its memory, and so much more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Delays:
-    """Times of some kind, ms."""
-
-    count: int
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-
-    @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> Delays:
-        """Of at least one."""
-        ordered = sorted(milliseconds)
-        last = len(ordered) - 1
-        return cls(
-            len(ordered), ordered[round(0.5 * last)], ordered[round(0.99 * last)], ordered[last]
-        )
 
 
 @dataclass(slots=True)
@@ -50,9 +33,9 @@ class ChaosReport:
     replayed_rounds: int = 0
     tokens: int = 0
     faults: list[Fault] = field(default_factory=list)
-    recoveries: dict[str, Delays] = field(default_factory=dict)
+    recoveries: dict[str, Distribution] = field(default_factory=dict)
     undisturbed: int = 0
-    silences: Delays | None = None
+    silences: Distribution | None = None
     sessions_left: dict[str, int] = field(default_factory=dict)
     orchestrator_mib: tuple[float, float] = (0.0, 0.0)
     tokens_each_second: list[int] = field(default_factory=list)
@@ -87,8 +70,8 @@ def count(report: ChaosReport, requests: Sequence[Request]) -> None:
         times = [request.begun_s, *(at for at, _ in request.arrivals), request.ended_s]
         silences.append(1e3 * max(b - a for a, b in pairwise(times)))
     report.requests = len(requests)
-    report.recoveries = {kind: Delays.of(of) for kind, of in sorted(delays.items())}
-    report.silences = Delays.of(silences) if silences else None
+    report.recoveries = {kind: Distribution.of(of) for kind, of in sorted(delays.items())}
+    report.silences = Distribution.of(silences) if silences else None
     report.tokens_each_second = _each_second(requests)
 
 
@@ -121,11 +104,11 @@ def show(report: ChaosReport) -> None:
     for kind in KINDS:
         numbers = [counts[kind, service] for service in services]
         rows.append([kind, *map(str, numbers), str(sum(numbers))])
-    _table(["fault", *services, "all"], rows)
+    print_table(["fault", *services, "all"], rows)
     rows = [[kind.lower().replace("_", " "), *_cells(d)] for kind, d in report.recoveries.items()]
     if report.silences is not None:
         rows.append(["longest silence of a request", *_cells(report.silences)])
-    _table(["recovery", "number", "p50, ms", "p99, ms", "max, ms"], rows)
+    print_table(["recovery", "number", "p50, ms", "p99, ms", "max, ms"], rows)
     print(
         f"{report.undisturbed} requests without any recovery; sessions left: "
         f"{', '.join(f'{n} at {name}' for name, n in report.sessions_left.items()) or 'unknown'}; "
@@ -138,24 +121,9 @@ def show(report: ChaosReport) -> None:
           f"repeat with --seed {report.seed}")  # fmt: skip
 
 
-def _cells(delays: Delays) -> list[str]:
+def _cells(delays: Distribution) -> list[str]:
     times = (delays.p50_ms, delays.p99_ms, delays.max_ms)
     return [str(delays.count), *(f"{time:,.0f}" for time in times)]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        first, *rest = (cell.rjust(w) for cell, w in zip(row, widths, strict=True))
-        return "| " + " | ".join([row[0].ljust(len(first)), *rest]) + " |"
-
-    print()
-    print(line(head))
-    print("|" + "|".join(["-" * (widths[0] + 2), *("-" * (w + 1) + ":" for w in widths[1:])]) + "|")
-    for row in rows:
-        print(line(row))
-    print()
 
 
 def plot(report: ChaosReport, path: Path) -> None:
@@ -164,7 +132,7 @@ def plot(report: ChaosReport, path: Path) -> None:
     def draw(figure: Any) -> None:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
         seconds = range(len(report.tokens_each_second))
-        top.plot(seconds, report.tokens_each_second, color="#1764ab", linewidth=1)
+        top.plot(seconds, report.tokens_each_second, color=BLUE, linewidth=1)
         top.set(ylabel="tokens in a second", ylim=(0, None),
                 title=f"{report.streams} streams, {len(report.faults)} faults")  # fmt: skip
         colours = dict(zip(KINDS, ("#08306b", "#4a98c9", "#d95f02", "#9ecae1", "#fdae6b",

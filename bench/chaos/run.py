@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -162,8 +161,3 @@ async def _replay(
         for number, problem in sorted((await replay.check_all(lossy)).items()):
             report.violations.append(f"request {number}, judged again: {problem}")
     report.replayed_rounds = rounds
-
-
-def say_on_stderr(line: str) -> None:
-    """For commands."""
-    print(line, file=sys.stderr, flush=True)

@@ -57,27 +57,29 @@ class TextJob:
     expected: Generation | None = None
 
 
+def prompt_of(rng: random.Random, questions: Sequence[str]) -> Prompt:
+    """A question, code to continue, or a long chat."""
+    kind = rng.random()
+    if kind < 0.55:
+        return Chat.of_user(rng.choice(questions))
+    if kind < 0.85:
+        return rng.choice(_CODE) * rng.choice((1, 1, 3)) + f"    # {rng.random()}\n"
+    return Chat.of_user(" ".join(rng.choices(questions, k=8)))
+
+
 def jobs(seed: int, number: int) -> list[TextJob]:
     """Prompts of every kind, short and long, greedy and sampled."""
     rng = random.Random(f"{seed} jobs")
     questions = [problem.question for problem in problems(f"chaos {seed}", max(8, number))]
     found = []
-    for index in range(number):
-        kind = rng.random()
-        prompt: Prompt
-        if kind < 0.55:
-            prompt = Chat.of_user(questions[index])
-        elif kind < 0.85:
-            prompt = rng.choice(_CODE) * rng.choice((1, 1, 3)) + f"    # {rng.random()}\n"
-        else:
-            prompt = Chat.of_user(" ".join(rng.choices(questions, k=8)))
+    for _ in range(number):
         options = GenerateOptions(
             sampling=rng.choice(SAMPLINGS),
             seed=rng.randrange(1 << 30),
             max_tokens=rng.choice(LENGTHS),
             ignore_eos=rng.random() < 0.4,
         )
-        found.append(TextJob(prompt, options))
+        found.append(TextJob(prompt_of(rng, questions), options))
     return found
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from random import Random
 
 from google.protobuf.message import Message
 
 from bench.fuzz.facts import CANCEL, Facts, one_of, readable, send, unary_junk
-from bench.fuzz.script import BLAMELESS, INVALID, Action, Do, Script
+from bench.fuzz.script import BLAMELESS, INVALID, NOT_FOUND, Action, Do, Script
 from bench.fuzz.system import SYSTEM_METHODS
 from bench.fuzz.values import junk, mangle, mutate
 from flyspec.v1 import admin_pb2
@@ -40,12 +41,9 @@ class AdminSource:
                 (30, self._wrong),
                 (20, self._spoiled),
                 (15, self._bytes),
-                (5, self._system),
+                (5, partial(unary_junk, methods=SYSTEM_METHODS)),
             ),
         )
-
-    def _system(self, rng: Random) -> Script:
-        return unary_junk(rng, SYSTEM_METHODS)
 
     def _call(self, message: Message, kind: str, expects: frozenset[str] = ANSWERS) -> Script:
         method = SERVICE + type(message).__name__.removesuffix("Request")
@@ -87,7 +85,7 @@ class AdminSource:
                 message: Message = admin_pb2.ActivateDrafterRequest(
                     name=self._facts.drafters[0], share=share
                 )
-                return self._call(message, "a share out of range", INVALID | {"NOT_FOUND"})
+                return self._call(message, "a share out of range", INVALID | NOT_FOUND)
             case 1:
                 name = rng.choice(BAD_NAMES)
                 message = admin_pb2.RegisterDrafterRequest(name=name, address=self._address)
@@ -113,7 +111,7 @@ class AdminSource:
                     )
                 )
                 message = cls(name=rng.choice(("nobody", *BAD_NAMES)))
-                return self._call(message, "a drafter that is none", INVALID | {"NOT_FOUND"})
+                return self._call(message, "a drafter that is none", INVALID | NOT_FOUND)
 
     def _spoiled(self, rng: Random) -> Script:
         message = self._message(rng)

@@ -2,116 +2,67 @@
 
 from __future__ import annotations
 
-from functools import partial
 from random import Random
+from typing import Any
 
-from bench.fuzz.draft_mistakes import BAD_ADVANCES, BAD_OPENS
-from bench.fuzz.draft_session import GoodDraftSession
-from bench.fuzz.facts import (
-    CANCEL,
-    LEAVE,
-    PAUSE,
-    Facts,
-    one_of,
-    send,
-    spoil_one,
-    unary_junk,
-)
-from bench.fuzz.script import BLAMELESS, FINE, Action, Do, Script
+from bench.fuzz import session
+from bench.fuzz.facts import CANCEL, bare, send, spoiled
+from bench.fuzz.script import INVALID, NOT_FOUND, PREFIX, Script
+from bench.fuzz.session import GoodSession, SessionSource, bad_open, bad_round
 from bench.fuzz.system import SYSTEM_METHODS
-from bench.fuzz.values import edge, junk, mangle, mutate
+from bench.fuzz.values import edge, mutate
 from flyspec.v1 import draft_pb2
 
-METHOD = "/flyspec.v1.DraftService/Draft"
-ADD_TOKENIZER = "/flyspec.v1.DraftService/AddTokenizer"
-UNARY = [
-    (
-        "/flyspec.v1.DraftService/Describe",
-        draft_pb2.DraftServiceDescribeRequest,
-        lambda _: draft_pb2.DraftServiceDescribeRequest(),
-    ),
-    *SYSTEM_METHODS,
-]
+SERVICE = "/flyspec.v1.DraftService/"
 
 
-class DraftSource:
-    """Sessions of `Draft`, tokenizers, the other methods, and what every server has."""
+class GoodDraftSession(GoodSession):
+    """Proposals asked for."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    request = draft_pb2.DraftRequest
+    round_field = "advance"
+    least_known = 2
+    model = "model"
 
-    def script(self, rng: Random) -> Script:
-        """A call: mostly a session with something wrong in it."""
-        return one_of(
-            rng,
-            (
-                (20, self._good),
-                (40, self._one_bad),
-                (22, self._spoiled),
-                (5, self._out_of_order),
-                (1, self._edge),
-                (4, self._abandoned),
-                (5, partial(unary_junk, methods=UNARY)),
-                (4, _tokenizer),
-            ),
-        )
+    def fill(self, opening: draft_pb2.DraftOpen) -> None:
+        """Drafter, top-k, which distributions."""
+        rng = self.rng
+        opening.drafter = rng.choice(("", *self.facts.drafters))
+        opening.prompt_length = rng.choice((0, 1, len(self.known)))
+        if opening.sampling.temperature:
+            opening.sampling.top_k = rng.choice((0, 1, 5, (1 << 31) - 1))
+        if rng.random() < 0.2:
+            opening.distribution.top_k = rng.choice((0, 1, 50, 1024))
+            opening.distribution.draw_from_it = rng.random() < 0.5
 
-    def _good(self, rng: Random) -> Script:
-        session = GoodDraftSession(self._facts, rng)
-        steps = session.steps(rng.randint(0, 6), paced=rng.random() < 0.8)
-        return Script(METHOD, tuple(steps), "a good session", FINE, session.due)
-
-    def _one_bad(self, rng: Random) -> Script:
-        session = GoodDraftSession(self._facts, rng)
-        bad_open = rng.random() < 0.4
-        before = [] if bad_open else session.steps(rng.randint(0, 3), paced=rng.random() < 0.7)
-        make = rng.choice(BAD_OPENS if bad_open else BAD_ADVANCES)
-        *messages, expects = make(session, rng)
-        steps = [*before, *(send(m) for m in messages)]
-        if rng.random() < 0.5:
-            steps += [PAUSE, send(session.advance(), "after it")]
-        kind = make.__doc__ or make.__name__
-        return Script(METHOD, tuple(steps), kind.rstrip("."), expects)
-
-    def _spoiled(self, rng: Random) -> Script:
-        session = GoodDraftSession(self._facts, rng)
-        steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
-        for _ in range(rng.choice((1, 1, 2))):
-            steps = spoil_one(steps, _read, rng)
-        return Script(METHOD, tuple(steps), "a message spoiled")
-
-    def _out_of_order(self, rng: Random) -> Script:
-        steps = GoodDraftSession(self._facts, rng).steps(rng.randint(2, 5), paced=False)
-        rng.shuffle(steps)
-        return Script(METHOD, tuple(steps), "messages shuffled")
-
-    def _edge(self, rng: Random) -> Script:
-        """A sequence that ends just before its context, or grows beyond it."""
-        session = GoodDraftSession(self._facts, rng)
-        length = self._facts.context_length - rng.randrange(14)
-        session.known = [rng.choice(session.known) for _ in range(length)]
-        steps = session.steps(rng.randint(1, 4), paced=rng.random() < 0.5)
-        return Script(METHOD, tuple(steps), "at the end of the context", BLAMELESS)
-
-    def _abandoned(self, rng: Random) -> Script:
-        steps = GoodDraftSession(self._facts, rng).steps(
-            rng.randint(0, 3), paced=rng.random() < 0.5
-        )
-        steps = steps[: rng.randint(0, len(steps))]
-        how = rng.random()
-        if how < 0.6:
-            return Script(METHOD, (*steps, CANCEL), "cancelled")
-        if how < 0.8:
-            return Script(METHOD, (*steps, LEAVE), "left open")
-        deadline = rng.choice((0.001, 0.01, 0.05))
-        return Script(METHOD, tuple(steps), "its deadline passes", BLAMELESS, 0, deadline)
+    def round(self) -> list[Any]:
+        """A proposal asked for."""
+        message = self.begin()
+        message.advance.max_tokens = self.rng.choice((0, 1, 2, 4, 8))
+        return [message]
 
 
-def _read(data: bytes) -> draft_pb2.DraftRequest:
-    try:
-        return draft_pb2.DraftRequest.FromString(data)
-    except Exception:
-        return draft_pb2.DraftRequest()
+BAD_OPENS = [
+    *session.BAD_OPENS,
+    bad_open("A prompt longer than the sequence",
+             prompt_length=lambda s: s.rng.choice((len(s.known) + 1, (1 << 32) - 1))),
+    bad_open("Too many of the most likely tokens wanted", distribution=lambda s: (
+        draft_pb2.DistributionSpec(top_k=s.rng.choice((1025, (1 << 32) - 1))))),
+    bad_open("A drafter that does not exist", NOT_FOUND,
+             drafter=lambda s: s.rng.choice(("nobody", "\0", "é😀" * 500, "Model"))),
+]  # fmt: skip
+BAD_ROUNDS = [
+    *session.BAD_ROUNDS,
+    bad_round("More kept than is held", PREFIX, keep_length=lambda s: s.facts.context_length - 10),
+    bad_round("More kept than any session can hold", INVALID | PREFIX,
+              keep_length=lambda s: s.rng.choice((1 << 31, (1 << 32) - 1))),
+    bad_round("Nothing kept and nothing appended",
+              keep_length=lambda s: 0, append_token_ids=lambda s: []),
+    bad_round("More tokens wanted than a round may have", max_tokens=lambda s: s.rng.choice(
+        (s.facts.max_drafts + 1, 1 << 31, (1 << 32) - 1))),
+    bad_round("More appended than any drafter holds", append_token_ids=lambda s: (
+        [5] * ((1 << 20) + s.rng.choice((1, 1_000_000))))),
+]  # fmt: skip
 
 
 def _tokenizer(rng: Random) -> Script:
@@ -137,8 +88,18 @@ def _tokenizer(rng: Random) -> Script:
             steps[0] = send(facts)
         case 3:
             at = rng.randrange(len(steps))
-            data = mangle(steps[at].data, rng) if rng.random() < 0.5 else junk(rng)
-            steps[at] = Action(Do.SEND, data, "bytes")
+            steps[at] = spoiled(steps[at].data, rng)
         case _:
             steps.append(CANCEL)
-    return Script(ADD_TOKENIZER, tuple(steps), "a tokenizer that is none")
+    return Script(SERVICE + "AddTokenizer", tuple(steps), "a tokenizer that is none")
+
+
+class DraftSource(SessionSource):
+    """Sessions of `Draft`, and tokenizers."""
+
+    method = SERVICE + "Draft"
+    session = GoodDraftSession
+    bad_opens = BAD_OPENS
+    bad_rounds = BAD_ROUNDS
+    unary = (bare(SERVICE + "Describe", draft_pb2.DraftServiceDescribeRequest), *SYSTEM_METHODS)
+    others = ((4, _tokenizer),)

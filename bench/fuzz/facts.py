@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -51,14 +51,14 @@ def one_of(rng: Random, makers: Sequence[tuple[float, Callable[[Random], Script]
     return make(rng)
 
 
-def spoil_one(steps: list[Action], message_of: Callable[[bytes], Any], rng: Random) -> list[Action]:
+def spoil_one(steps: list[Action], cls: type[Any], rng: Random) -> list[Action]:
     """The same with one message changed: a field or two, its bytes, its place, or twice."""
     sends = [i for i, step in enumerate(steps) if step.do is Do.SEND]
     at = rng.choice(sends)
     data = steps[at].data
     match rng.randrange(8):
         case 0 | 1 | 2 | 3:
-            message = message_of(data)
+            message = cls() if readable(cls, data) != BLAMELESS else cls.FromString(data)
             for _ in range(rng.choice((1, 1, 2, 4))):
                 mutate(message, rng)
             changed = [send(message)]
@@ -72,22 +72,31 @@ def spoil_one(steps: list[Action], message_of: Callable[[bytes], Any], rng: Rand
             other = rng.choice(sends)
             steps = list(steps)
             steps[other] = steps[at]
-            changed = [steps[other]] if other == at else [send(message_of(b""))]
+            changed = [steps[other]] if other == at else [send(cls())]
     return [*steps[:at], *changed, *steps[at + 1 :]]
 
 
-def unary_junk(rng: Random, methods: Iterable[tuple[str, Any, Callable[[Random], Any]]]) -> Script:
+UnaryMethod = tuple[str, Callable[[Random], Message]]
+"""A method's path, and what makes a right message for it."""
+
+
+def bare(method: str, cls: type[Message]) -> UnaryMethod:
+    """A method that is asked with an empty message."""
+    return method, lambda _: cls()
+
+
+def unary_junk(rng: Random, methods: Sequence[UnaryMethod]) -> Script:
     """A call of one of the unary methods, with a message that is right, bad, missing or doubled."""
-    method, cls, make = rng.choice(list(methods))
+    method, make = rng.choice(methods)
     message = make(rng)
-    good = message.SerializeToString()
+    cls, good = type(message), message.SerializeToString()
     how = rng.randrange(8)
     if how < 3 and cls.DESCRIPTOR.fields:
         mutate(message, rng)
         return Script(method, (send(message),), "unary: a field changed")
     if how < 5:
-        data = mangle(good, rng) if rng.random() < 0.5 else junk(rng)
-        return Script(method, (Action(Do.SEND, data, "junk"),), "unary: bytes", readable(cls, data))
+        step = spoiled(good, rng)
+        return Script(method, (step,), "unary: bytes", readable(cls, step.data))
     if how == 5:
         count = rng.choice((0, 2, 5))
         return Script(method, (Action(Do.SEND, good, "unary"),) * count, "unary: none or several")
@@ -98,6 +107,11 @@ def unary_junk(rng: Random, methods: Iterable[tuple[str, Any, Callable[[Random],
             method, (*[Action(Do.SEND, good)] * rng.randrange(2), step), "unary: abandoned"
         )
     return Script(method, (Action(Do.SEND, good, "unary"),), "unary: as it should be")
+
+
+def spoiled(data: bytes, rng: Random, mangled: float = 0.5) -> Action:
+    """A step that sends bytes which are no message any more (a share `mangled`), or never were."""
+    return Action(Do.SEND, mangle(data, rng) if rng.random() < mangled else junk(rng), "bytes")
 
 
 def readable(cls: type[Message], data: bytes) -> frozenset[str]:

@@ -7,23 +7,29 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from bench.fuzz.facts import CANCEL, LEAVE, PAUSE, READ, Facts, one_of, send, unary_junk
-from bench.fuzz.script import BLAMELESS, FINE, INVALID, Action, Do, Script
+from bench.fuzz.facts import (
+    CANCEL,
+    LEAVE,
+    PAUSE,
+    READ,
+    Facts,
+    bare,
+    one_of,
+    send,
+    spoiled,
+    unary_junk,
+)
+from bench.fuzz.script import BLAMELESS, FINE, INVALID, NOT_FOUND, Script
 from bench.fuzz.system import SYSTEM_METHODS
-from bench.fuzz.values import junk, mangle, mutate
+from bench.fuzz.values import mutate, spoil_bias, spoil_rule, spoil_sampling
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import generation_pb2
 
 METHOD = "/flyspec.v1.GenerationService/Generate"
 UNARY = [
-    (
-        "/flyspec.v1.GenerationService/ListModels",
-        generation_pb2.ListModelsRequest,
-        lambda _: generation_pb2.ListModelsRequest(),
-    ),
+    bare("/flyspec.v1.GenerationService/ListModels", generation_pb2.ListModelsRequest),
     *SYSTEM_METHODS,
 ]
-NOT_FOUND = frozenset({"NOT_FOUND"})
 PATIENCE_S = 2.0
 """A request with a field changed may ask for a text as long as the context: nobody waits for it."""
 
@@ -65,9 +71,7 @@ class GenerationSource:
         return Script(METHOD, (send(message),), "a field changed", BLAMELESS, deadline_s=PATIENCE_S)
 
     def _bytes(self, rng: Random) -> Script:
-        data = _request(self._facts, rng).SerializeToString()
-        data = mangle(data, rng) if rng.random() < 0.7 else junk(rng)
-        step = Action(Do.SEND, data, "bytes")
+        step = spoiled(_request(self._facts, rng).SerializeToString(), rng, 0.7)
         return Script(METHOD, (step,), "bytes spoiled", BLAMELESS, deadline_s=PATIENCE_S)
 
     def _abandoned(self, rng: Random) -> Script:
@@ -163,45 +167,18 @@ def _absurd_prompt(m: generation_pb2.GenerateRequest, facts: Facts, rng: Random)
 
 
 def _bad_sampling(m: generation_pb2.GenerateRequest, facts: Facts, rng: Random) -> Mistake:
-    name, values = rng.choice(
-        [
-            ("temperature", (-1.0, math.nan, math.inf, 1e-9, 1e9)),
-            ("top_p", (0.0, -0.5, 1.5, math.nan)),
-            ("min_p", (-0.1, 1.1, math.nan)),
-            ("repetition_penalty", (0.0, 11.0, math.nan, math.inf)),
-            ("presence_penalty", (2.5, -2.5, math.nan)),
-            ("frequency_penalty", (2.5, -math.inf, math.nan)),
-            ("top_k", (1 << 31, (1 << 32) - 1)),
-            ("min_tokens", (6, (1 << 32) - 1)),
-            ("logit_bias", (math.nan, 101.0)),
-        ]
-    )
-    if name == "logit_bias":
-        many = rng.random() < 0.3
-        for token in range(2000 if many else 1):
-            m.sampling.logit_bias[token] = 1.0 if many else rng.choice(values)
-        if rng.random() < 0.3:
-            m.sampling.logit_bias[facts.vocab_size] = 1.0
-    else:
-        setattr(m.sampling, name, rng.choice(values))
+    match rng.randrange(9):
+        case 0:
+            m.sampling.min_tokens = rng.choice((6, (1 << 32) - 1))
+        case 1:
+            spoil_bias(m.sampling.logit_bias, facts.vocab_size, rng)
+        case _:
+            spoil_sampling(m.sampling, rng)
     return "sampling parameters out of range", INVALID
 
 
 def _bad_rule(m: generation_pb2.GenerateRequest, facts: Facts, rng: Random) -> Mistake:
-    rule = m.speculation.rule
-    rule.Clear()
-    match rng.randrange(5):
-        case 0:
-            rule.name = rng.choice(("nothing", "\0", "z" * 100_000))
-        case 1:
-            rule.name, rule.fly_entropy_threshold = "fly", rng.choice((math.nan, -1.0, math.inf))
-        case 2:
-            rule.name, rule.divergence_top_k = "fuzzy", (1 << 32) - 1
-        case 3:
-            rule.name, rule.margin_threshold = "exact", 0.3
-        case _:
-            rule.name = "fly"
-            rule.guarded_token_ids.extend([5] * rng.choice((1025, 100_000)))
+    spoil_rule(m.speculation.rule, ("nothing",), facts.vocab_size, rng)
     return "a rule that is none", INVALID | NOT_FOUND
 
 

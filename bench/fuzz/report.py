@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bench.fuzz.script import CallOutcome, Script
 from bench.soak_report import Growth, ProcessMemory, growth
+from flyspec.tables import markdown
 
 MAX_GROWTH_MIB = 32.0
 """Most growth while warm, over the whole run, that counts as none."""
@@ -81,10 +82,11 @@ class FuzzReport:
                 f"memory of {g.service}: {g.mib:,.0f} MiB at the end; by its slope since it was "
                 f"warm {g.share * g.mib:+.1f} MiB over the run"
             )
-        lines += ["", "| calls | what | statuses |", "|---:|---|---|"]
-        for kind, counts in sorted(self.kinds.items(), key=lambda item: -item[1].total()):
-            by_status = ", ".join(f"{name} {n:,}" for name, n in counts.most_common())
-            lines.append(f"| {counts.total():,} | {kind} | {by_status} |")
+        rows = [
+            (kind, ", ".join(f"{name} {n:,}" for name, n in of.most_common()), f"{of.total():,}")
+            for kind, of in sorted(self.kinds.items(), key=lambda item: -item[1].total())
+        ]
+        lines += ["", markdown(("what", "statuses", "calls"), rows, left=2)]
         for complaint in self.complaints[:10]:
             where = "" if complaint.index is None else f" --only {complaint.index}"
             lines += ["", f"FAILED: {complaint.text}"]

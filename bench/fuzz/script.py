@@ -26,6 +26,7 @@ BLAMELESS = frozenset(
 """Statuses with which a server may answer whatever a client does."""
 INVALID = frozenset({"INVALID_ARGUMENT"})
 PREFIX = frozenset({"FAILED_PRECONDITION"})
+NOT_FOUND = frozenset({"NOT_FOUND"})
 FINE = frozenset({"OK"})
 NO_ANSWER = "no answer"
 WRITE_RACE = "ended while written to"

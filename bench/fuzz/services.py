@@ -75,7 +75,10 @@ class _Single:
     """What both services have in common."""
 
     module = ""
+    _stub: Any
     _kept: _Stream
+    _prompt: list[int]
+    _expected: list[int]
 
     def __init__(self) -> None:
         self.services: list[Child] = []
@@ -92,6 +95,32 @@ class _Single:
         self.services.append(service)
         await service.ready()
         return f"127.0.0.1:{service.facts['port']}"
+
+    async def _record(self, encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
+        """The sequences that make sense; the last one is the canary's, whose session stays open."""
+        texts: list[tuple[int, ...]] = []
+        for prompt in PROMPTS:
+            if texts:
+                await self._kept.close()
+            self._prompt = encode(prompt)
+            self._kept = self._open()
+            self._expected = await self._continue(self._kept)
+            texts.append((*self._prompt, *self._expected))
+        return tuple(texts)
+
+    async def check(self) -> None:
+        """The canary's answers in the open session; the same in a new one."""
+        new = self._open()
+        for stream in (self._kept, new):
+            if (got := await self._continue(stream)) != self._expected:
+                raise WrongAnswerError(f"got {got} instead of {self._expected}")
+            await self._check_more(stream)
+        await new.close()
+
+    async def state(self) -> tuple[dict[str, int], list[ProcessInfo]]:
+        """Its sessions and its process."""
+        info = await self._describe()
+        return {f"{self.module.split('_')[0]} sessions": info.sessions.active}, [info.process]
 
     def renew(self) -> None:
         """Open the canary's session anew."""
@@ -114,8 +143,19 @@ class _Single:
         self._channel = grpc.aio.insecure_channel(address)
         return self._channel
 
+    async def _describe(self) -> Any:
+        """What the service says of itself."""
+        raise NotImplementedError
+
     def _open(self) -> _Stream:
         raise NotImplementedError
+
+    async def _continue(self, stream: _Stream) -> list[int]:
+        """Tokens that follow the prompt."""
+        raise NotImplementedError
+
+    async def _check_more(self, stream: _Stream) -> None:
+        """Raise `WrongAnswerError` if anything else is not as it should be."""
 
 
 class _Stream:
@@ -164,44 +204,26 @@ class VerifyTarget(_Single):
 
     async def attach(self, address: str) -> None:
         """Read its tokenizer, and decode what the canary must get."""
-        self._stub: Any = verify_pb2_grpc.VerifyServiceStub(self._connect(address))
-        tokenizer = await _tokenizer_of(self._stub)
-        info = wire.decode(VerifyServiceInfo, await self._describe()).model
-        texts = []
-        for prompt in PROMPTS:
-            tokens = tokenizer.encode(prompt)
-            self._prompt = tokens
-            self._kept = self._open()
-            self._expected = await self._decode(self._kept)
-            texts.append((*tokens, *self._expected))
-            if prompt is not PROMPTS[-1]:
-                await self._kept.close()
-        self.facts = Facts(info.vocab_size, info.context_length, 64, 64, tuple(texts))
+        self._stub = verify_pb2_grpc.VerifyServiceStub(self._connect(address))
+        messages = [m async for m in self._stub.GetTokenizer(verify_pb2.GetTokenizerRequest())]
+        texts = await self._record(Tokenizer(wire.tokenizer_of(messages)).encode)
+        model = (await self._describe()).model
+        self.facts = Facts(model.vocab_size, model.context_length, 64, 64, texts)
         self.source: ScriptSource = VerifySource(self.facts)
 
-    async def check(self) -> None:
-        """Plain decoding and a round of drafts in the open session; the same in a new one."""
-        new = self._open()
-        for stream in (self._kept, new):
-            got = await self._decode(stream)
-            if got != self._expected:
-                raise WrongAnswerError(f"decoded {got} instead of {self._expected}")
-            drafts = self._expected[:-1]
-            (verdict,) = await self._round(stream, drafts)
-            stands = verdict.keep_length - len(self._prompt)
-            if stands != len(drafts) or verdict.next_token_id != self._expected[-1]:
-                raise WrongAnswerError(
-                    f"{stands} of {len(drafts)} right drafts stand, then {verdict.next_token_id}"
-                )
-        await new.close()
+    async def _check_more(self, stream: _Stream) -> None:
+        """A round of right drafts."""
+        drafts = self._expected[:-1]
+        (verdict,) = await self._round(stream, drafts)
+        stands = verdict.keep_length - len(self._prompt)
+        if stands != len(drafts) or verdict.next_token_id != self._expected[-1]:
+            raise WrongAnswerError(
+                f"{stands} of {len(drafts)} right drafts stand, then {verdict.next_token_id}"
+            )
 
-    async def state(self) -> tuple[dict[str, int], list[ProcessInfo]]:
-        """Its sessions and its process."""
-        info = wire.decode(VerifyServiceInfo, await self._describe())
-        return {"verify sessions": info.sessions.active}, [info.process]
-
-    async def _describe(self) -> Any:
-        return await self._stub.Describe(verify_pb2.VerifyServiceDescribeRequest())
+    async def _describe(self) -> VerifyServiceInfo:
+        answer = await self._stub.Describe(verify_pb2.VerifyServiceDescribeRequest())
+        return wire.decode(VerifyServiceInfo, answer)
 
     def _open(self) -> _Stream:
         open_ = VerifyOpen(
@@ -209,7 +231,7 @@ class VerifyTarget(_Single):
         )
         return _Stream(self._stub.Verify(), wire.encode(open_))
 
-    async def _decode(self, stream: _Stream) -> list[int]:
+    async def _continue(self, stream: _Stream) -> list[int]:
         return [v.next_token_id for v in await self._round(stream, [])]
 
     async def _round(self, stream: _Stream, drafts: list[int]) -> list[Verdict]:
@@ -231,52 +253,28 @@ class DraftTarget(_Single):
 
     async def attach(self, address: str, tokenizer_json: bytes) -> None:
         """Draft what the canary must get; the tokenizer is the draft model's."""
-        self._stub: Any = draft_pb2_grpc.DraftServiceStub(self._connect(address))
+        self._stub = draft_pb2_grpc.DraftServiceStub(self._connect(address))
         tokenizer = RustTokenizer.from_buffer(tokenizer_json)
-        info = wire.decode(DraftServiceInfo, await self._describe())
+        texts = await self._record(lambda prompt: tokenizer.encode(prompt).ids)
+        info = await self._describe()
         model = info.drafters[0].model
         assert model is not None
-        texts = []
-        for prompt in PROMPTS:
-            self._prompt = tokenizer.encode(prompt).ids
-            self._kept = self._open()
-            self._expected = await self._draft(self._kept)
-            texts.append((*self._prompt, *self._expected))
-            if prompt is not PROMPTS[-1]:
-                await self._kept.close()
         self.facts = Facts(
-            model.vocab_size, model.context_length, info.max_speculative_tokens, 0, tuple(texts),
+            model.vocab_size, model.context_length, info.max_speculative_tokens, 0, texts,
             tuple(d.name for d in info.drafters),
         )  # fmt: skip
         self.source: ScriptSource = DraftSource(self.facts)
 
-    async def check(self) -> None:
-        """A proposal in the open session, and in a new one."""
-        new = self._open()
-        for stream in (self._kept, new):
-            if (got := await self._draft(stream)) != self._expected:
-                raise WrongAnswerError(f"drafted {got} instead of {self._expected}")
-        await new.close()
-
-    async def state(self) -> tuple[dict[str, int], list[ProcessInfo]]:
-        """Its sessions and its process."""
-        info = wire.decode(DraftServiceInfo, await self._describe())
-        return {"draft sessions": info.sessions.active}, [info.process]
-
-    async def _describe(self) -> Any:
-        return await self._stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+    async def _describe(self) -> DraftServiceInfo:
+        answer = await self._stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+        return wire.decode(DraftServiceInfo, answer)
 
     def _open(self) -> _Stream:
         open_ = DraftOpen(self._prompt, SamplingParams(min_tokens=99), 1)
         return _Stream(self._stub.Draft(), wire.encode(open_))
 
-    async def _draft(self, stream: _Stream) -> list[int]:
+    async def _continue(self, stream: _Stream) -> list[int]:
         self._round_id += 1
         advance = DraftAdvance(self._round_id, len(self._prompt), [], COUNT)
         answers = await stream.ask(wire.encode(advance))
         return [token for answer in answers for token in answer.token_ids]
-
-
-async def _tokenizer_of(stub: Any) -> Tokenizer:
-    messages = [m async for m in stub.GetTokenizer(verify_pb2.GetTokenizerRequest())]
-    return Tokenizer(wire.tokenizer_of(messages))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from bench.admin import left_open
 from bench.fuzz.admin import AdminSource
 from bench.fuzz.facts import Facts, ScriptSource
 from bench.fuzz.generation import GenerationSource
@@ -66,14 +67,7 @@ class StackTarget:
 
     async def state(self) -> tuple[dict[str, int], list[ProcessInfo]]:
         """Generations, sessions with both services, and the services' processes."""
-        status = await self._admin.status()
-        counts = {
-            "generations": status.active_generations,
-            "waiting": status.waiting_generations,
-            "verify sessions": status.verify.sessions.active,
-            "draft sessions": status.draft.sessions.active if status.draft else 0,
-        }
-        return counts, []
+        return left_open(await self._admin.status()), []
 
     def renew(self) -> None:
         """Nothing is kept open."""

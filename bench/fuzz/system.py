@@ -36,13 +36,9 @@ def _reflect(rng: Random) -> Any:
 
 
 SYSTEM_METHODS = [
-    ("/grpc.health.v1.Health/Check", health_pb2.HealthCheckRequest, _health),
-    (
-        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-        reflection_pb2.ServerReflectionRequest,
-        _reflect,
-    ),
-    ("/flyspec.v1.Nothing/At/All", health_pb2.HealthCheckRequest, _health),
+    ("/grpc.health.v1.Health/Check", _health),
+    ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", _reflect),
+    ("/flyspec.v1.Nothing/At/All", _health),
 ]
 
 

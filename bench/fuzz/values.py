@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
@@ -155,3 +155,56 @@ def _nested(number: int, depth: int) -> bytes:
 def halves(*values: float) -> bytes:
     """Little-endian half floats, as distributions hold them."""
     return struct.pack(f"<{len(values)}e", *values)
+
+
+# --- wrong values of what several services are asked ---------------------------------------------
+
+_BAD_SAMPLING = {
+    "temperature": (-1.0, math.nan, math.inf, 1e-9, 1e9),
+    "top_p": (0.0, -0.5, 1.5, math.nan),
+    "min_p": (-0.1, 1.1, math.nan),
+    "repetition_penalty": (0.0, -1.0, 11.0, math.nan, math.inf),
+    "presence_penalty": (2.5, -2.5, math.nan),
+    "frequency_penalty": (2.5, -2.5, -math.inf, math.nan),
+    "top_k": (1 << 31, (1 << 32) - 1),
+}
+
+
+def spoil_sampling(sampling: Any, rng: Random) -> None:
+    """Set a sampling parameter out of range."""
+    name = rng.choice(list(_BAD_SAMPLING))
+    setattr(sampling, name, rng.choice(_BAD_SAMPLING[name]))
+
+
+def spoil_bias(bias: Any, vocab_size: int, rng: Random) -> None:
+    """Add biases out of range, of tokens that do not exist, or too many."""
+    match rng.randrange(3):
+        case 0:
+            bias[5] = rng.choice((math.nan, math.inf, 101.0))
+        case 1:
+            bias[vocab_size] = 1.0
+        case _:
+            for token in range(rng.choice((1025, 20_000))):
+                bias[token] = 1.0
+
+
+def spoil_rule(rule: Any, names: Sequence[str], vocab_size: int, rng: Random) -> None:
+    """Give a rule a name that is none (of `names`, or worse), or parameters that do not fit."""
+    rule.Clear()
+    rule.name = "fly"
+    match rng.randrange(7):
+        case 0:
+            rule.name = rng.choice((*names, "\0", "z" * 100_000))
+        case 1:
+            rule.fly_entropy_threshold = rng.choice((math.nan, -1.0, math.inf))
+        case 2:
+            rule.entropy_measure = rng.choice((3, 99, -1))
+        case 3:
+            rule.name, rule.margin_threshold = "exact", 0.3
+        case 4:
+            rule.fly_window_size = rng.choice((1025, (1 << 32) - 1))
+        case 5:
+            rule.name, rule.divergence_top_k = "fuzzy", (1 << 32) - 1
+        case _:
+            count = rng.choice((1, 1025, 100_000))
+            rule.guarded_token_ids.extend([vocab_size if count == 1 else 5] * count)

@@ -42,6 +42,12 @@ def stat(title: str, help_: str, query: str, unit: str = "short", **more: Any) -
     return Panel(title, help_, [(query, "")], unit, "stat", width=4, height=4, **more)
 
 
+def one(title: str, help_: str, query: str, by: str, unit: str = "short", **more: Any) -> Panel:
+    """A line for each value of the labels `by`."""
+    legend = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+    return Panel(title, help_, [(query, legend)], unit, **more)
+
+
 def dashboard(uid: str, title: str, rows: Iterable[Row]) -> dict[str, Any]:
     """The document that Grafana takes."""
     panels: list[dict[str, Any]] = []

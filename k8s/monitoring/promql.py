@@ -22,6 +22,11 @@ def rate(metric: str, selector: str, by: str = "") -> str:
     return f"sum{grouped} (rate({metric}{{{selector}}}[{RATE}]))"
 
 
+def ratio(over: str, under: str, selector: str, by: str = "") -> str:
+    """One rate over another."""
+    return f"{rate(over, selector, by)} / {rate(under, selector, by)}"
+
+
 def quantiles(metric: str, selector: str) -> list[tuple[str, str]]:
     """Median, p95 and p99."""
     return [(quantile(q, metric, selector), f"p{round(100 * q)}") for q in (0.5, 0.95, 0.99)]

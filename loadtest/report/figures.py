@@ -168,16 +168,15 @@ def _by_variant(document: Document) -> Plot:
 def _over_time(document: Document) -> Plot:
     line, memory, status = document["timeline"], document["memory"], document["status"]
     panels: list[Callable[[Axes], None]] = [
-        lambda ax: _latency(ax, line), lambda ax: _outcomes(ax, line)
+        lambda ax: _latency(ax, line), lambda ax: _outcomes(ax, line),
+        lambda ax: _open(ax, line, status), *([lambda ax: _memory(ax, memory)] if memory else []),
     ]  # fmt: skip
-    panels.append(lambda ax: _open(ax, line, status))
-    if memory:
-        panels.append(lambda ax: _memory(ax, memory))
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for ax, panel in zip(axes, panels, strict=True):
             panel(ax)
+            ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
             _moments(ax, document)
         _phase_names(axes[0], document)
         _event_names(axes[-1], document)
@@ -199,7 +198,6 @@ def _latency(ax: Axes, line: dict[str, Any]) -> None:
         ax.plot([x for x, _ in points], [y for _, y in points], marker=".", color=colour,
                 label=which, linewidth=1.2)  # fmt: skip
     ax.set(ylabel="end to end, s", ylim=(0, None))
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _outcomes(ax: Axes, line: dict[str, Any]) -> None:
@@ -211,7 +209,6 @@ def _outcomes(ax: Axes, line: dict[str, Any]) -> None:
         ax.bar(line["begin_s"], rates, width, base, align="edge", color=colour, label=label)
         base = [b + r for b, r in zip(base, rates, strict=True)]
     ax.set(ylabel="requests/s", ylim=(0, None))
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _open(ax: Axes, line: dict[str, Any], status: dict[str, Any]) -> None:
@@ -225,7 +222,6 @@ def _open(ax: Axes, line: dict[str, Any], status: dict[str, Any]) -> None:
         ax.plot(line["begin_s"], line["under_way"], color=BLUE, linewidth=1.2,
                 drawstyle="steps-post", label="under way")  # fmt: skip
     ax.set(ylabel="generations", ylim=(0, None))
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _memory(ax: Axes, memory: dict[str, dict[str, list[float]]]) -> None:
@@ -233,7 +229,6 @@ def _memory(ax: Axes, memory: dict[str, dict[str, list[float]]]) -> None:
         ax.plot(samples["seconds"], samples["mib"], linewidth=1.2, label=service,
                 color=SERVICES.get(service))  # fmt: skip
     ax.set(ylabel="memory, MiB", ylim=(0, None))
-    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _moments(ax: Axes, document: Document) -> None:

@@ -5,31 +5,23 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from rich.console import Console
+
+from flyspec import tables
 from loadtest.report.text import highlights, table
 
 
 def markdown(document: dict[str, Any]) -> str:
     """Table and findings for a document."""
-    columns, rows = table(document)
-    lines = [columns, ["---", "---", *["---:"] * (len(columns) - 2)], *rows]
     found = [f"- {line}" for line in highlights(document)]
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", *found])
+    return "\n".join([tables.markdown(*table(document), left=2), "", *found])
 
 
 def show(document: dict[str, Any], width: int | None = None) -> None:
     """Print phases, findings, checks and the verdict to standard output."""
-    from rich.console import Console
-    from rich.table import Table
-
     wide = None if sys.stdout.isatty() else 200
     console = Console(width=width or wide, highlight=False, markup=False)
-    columns, rows = table(document)
-    shown = Table()
-    for index, column in enumerate(columns):
-        shown.add_column(column, justify="left" if index < 2 else "right")
-    for row in rows:
-        shown.add_row(*row)
-    console.print(shown)
+    console.print(tables.make_table(*table(document), left=2))
     for line in highlights(document):
         console.print(line)
     for warning in document["warnings"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -72,14 +72,40 @@ class Scenario(ABC):
 
     # --- what several have in common ----------------------------------------------------------
 
+    @staticmethod
+    def add_users(parser: argparse.ArgumentParser, default: int, help_: str) -> None:
+        """`--users`, of a closed loop."""
+        parser.add_argument("--users", type=int, default=default, help=f"{help_} ({default})")
+
+    @staticmethod
+    def add_rate(parser: argparse.ArgumentParser, rate: str, load: str) -> None:
+        """A rate, or how the sustainable one is measured and what share of it is asked for."""
+        parser.add_argument("--rate", type=float, help=f"requests a second {rate}")
+        parser.add_argument("--users", type=int, help="to measure it with (default: all slots)")
+        parser.add_argument("--load", type=float, default=0.5, help=f"share of it {load} (0.5)")
+
     @property
     def plain_variants(self) -> tuple[Variant, ...]:
         """One way to ask: as the flags say."""
-        return (Variant(describe(self.options), self.options),)
+        return (variant_of(self.options),)
 
-    def calibration(self, seconds: float) -> Phase:
-        """As many users as there are slots, each with one request after the other."""
-        return Phase("capacity", Closed(self.users), seconds, self.plain_variants, judged=False)
+    def sustainable(
+        self, done: Sequence[PhaseResult], seconds: float
+    ) -> Generator[Phase, None, tuple[float, float]]:
+        """Requests a second that `--rate` says or a phase finds, and the seconds that are left.
+
+        In that phase are as many users as there are slots, each with one request after the other.
+        """
+        if self.args.rate is not None:
+            return max(self.args.rate, 0.01), self.seconds
+        yield Phase("capacity", Closed(self.users), seconds, self.plain_variants, judged=False)
+        return max(done[-1].figures.requests_per_s, 0.01), self.seconds - seconds
+
+    def served_after(self, done: Sequence[PhaseResult], what: str) -> Check:
+        """That requests were completed in the phase `after`."""
+        after = self.by_name(done, "after")
+        served = after.figures.complete if after else 0
+        return Check("after", served > 0, f"{served} requests were completed after the {what}")
 
     def by_name(self, done: Sequence[PhaseResult], name: str) -> PhaseResult | None:
         """The phase of that name, if it took place."""
@@ -93,6 +119,11 @@ def describe(options: GenerateOptions) -> str:
         return "K = 0"
     rule = options.rule.name if options.rule else "default rule"
     return f"{rule}, K = {k}" if k is not None else rule
+
+
+def variant_of(options: GenerateOptions) -> Variant:
+    """A way to ask, by its own name."""
+    return Variant(describe(options), options)
 
 
 def number_list(text: str) -> list[float]:

@@ -24,25 +24,14 @@ class Burst(Scenario):
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """The loads."""
-        parser.add_argument(
-            "--rate", type=float,
-            help="requests a second that can be sustained (default: measured first)",
-        )  # fmt: skip
-        parser.add_argument("--users", type=int, help="to measure it with (default: all slots)")
-        parser.add_argument(
-            "--load", type=float, default=0.5, help="share of it in the calm (default 0.5)"
-        )
+        cls.add_rate(parser, "that can be sustained (default: measured first)", "in the calm")
         parser.add_argument(
             "--factor", type=float, default=8.0, help="of it in the burst (default 8)"
         )
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
         """What can be sustained; before, burst, after."""
-        rate, seconds = self.args.rate, self.seconds
-        if rate is None:
-            yield self.calibration(0.2 * seconds)
-            rate, seconds = done[-1].figures.requests_per_s, 0.8 * seconds
-        rate = max(rate, 0.01)
+        rate, seconds = yield from self.sustainable(done, 0.2 * self.seconds)
         calm = Open(self.args.load * rate)
         yield Phase("before", calm, 0.4 * seconds, self.plain_variants)
         yield Phase("burst", Open(self.args.factor * rate), 0.2 * seconds, self.plain_variants,
@@ -53,12 +42,10 @@ class Burst(Scenario):
         """Refusals are polite, and the burst is forgotten."""
         silent = sum(r.figures.refusals_without_retry for r in done)
         refused = sum(r.figures.refused for r in done)
-        after = self.by_name(done, "after")
-        served = after.figures.complete if after else 0
         return [
             Check("refusals", silent == 0,
                   f"{silent} of {refused} refusals did not say when to ask again"),
-            Check("after", served > 0, f"{served} requests were completed after the burst"),
+            self.served_after(done, "burst"),
         ]  # fmt: skip
 
     def found(self, done: Sequence[PhaseResult]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class DrafterSwap(Scenario):
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """Who takes turns."""
-        parser.add_argument("--users", type=int, default=8, help="streams at once (default 8)")
+        cls.add_users(parser, 8, "streams at once")
         parser.add_argument(
             "--swap-to", type=Candidate.parse, action="append", required=True,
             metavar="NAME=HOST:PORT[,KIND]",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from flyspec.rules import Rule
 from loadtest.goals import Check
-from loadtest.scenarios.base import Scenario, describe
+from loadtest.scenarios.base import Scenario, variant_of
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Phase, Variant
 
@@ -25,7 +25,7 @@ class MixedRules(Scenario):
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """The rules."""
-        parser.add_argument("--users", type=int, default=8, help="at once (default 8)")
+        cls.add_users(parser, 8, "at once")
         parser.add_argument(
             "--rules", default=DEFAULT_RULES, metavar="NAME,NAME,...",
             help=f"`plain` is without speculation (default {DEFAULT_RULES})",
@@ -47,5 +47,4 @@ class MixedRules(Scenario):
     def _variant(self, name: str) -> Variant:
         if name == PLAIN:
             return Variant("plain", replace(self.options, num_speculative_tokens=0))
-        options = replace(self.options, rule=Rule(name))
-        return Variant(describe(options), options)
+        return variant_of(replace(self.options, rule=Rule(name)))

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from loadtest.measures import knee
-from loadtest.scenarios.base import Scenario, describe, number_list
+from loadtest.scenarios.base import Scenario, describe, number_list, variant_of
 from loadtest.summary import PhaseResult
-from loadtest.work import Closed, Open, Phase, Variant
+from loadtest.work import Closed, Open, Phase
 
 WARM_UP = 0.05
 """Share of the time."""
@@ -50,14 +50,14 @@ class Ramp(Scenario):
             else [Closed(round(users)) for users in self.args.steps]
         )
         few = loads[len(loads) // 2]
-        yield Phase("warm-up", few, WARM_UP * self.seconds, self._variants(ways[0]), judged=False)
+        yield Phase("warm-up", few, WARM_UP * self.seconds, [variant_of(ways[0])], judged=False)
         each = (1 - WARM_UP) * self.seconds / (len(loads) * len(ways))
         for step, load in enumerate(loads):
             # Whoever comes second in one step comes first in the next.
             for options in ways if step % 2 == 0 else ways[::-1]:
                 series = describe(options)
                 name = f"{load}, {series}" if len(ways) > 1 else str(load)
-                yield Phase(name, load, each, self._variants(options), series=series)
+                yield Phase(name, load, each, [variant_of(options)], series=series)
 
     def found(self, done: Sequence[PhaseResult]) -> dict[str, Any]:
         """The knee of each curve, and the most that came out."""
@@ -75,7 +75,3 @@ class Ramp(Scenario):
                     "most_tokens_per_s": max(p.rate for p in points),
                 }
         return {"curves": curves}
-
-    @staticmethod
-    def _variants(options: Any) -> tuple[Variant, ...]:
-        return (Variant(describe(options), options),)

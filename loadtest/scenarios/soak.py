@@ -27,12 +27,7 @@ class Soak(Scenario):
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """The load and the bounds."""
-        parser.add_argument("--rate", type=float, help="requests a second (default: see --load)")
-        parser.add_argument(
-            "--load", type=float, default=0.5,
-            help="share of the sustainable rate, which is measured first (default 0.5)",
-        )  # fmt: skip
-        parser.add_argument("--users", type=int, help="to measure it with (default: all slots)")
+        cls.add_rate(parser, "(default: see --load)", "that can be sustained, measured first")
         parser.add_argument(
             "--cancelled", type=float, default=0.05,
             help="share of the requests that their client gives up (default 0.05)",
@@ -48,14 +43,11 @@ class Soak(Scenario):
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
         """What can be sustained, then a share of it."""
-        seconds, rate = self.seconds, self.args.rate
-        if rate is None:
-            calibrate = min(CALIBRATE_S, CALIBRATE * seconds)
-            seconds -= calibrate
-            yield self.calibration(calibrate)
-            rate = self.args.load * done[-1].figures.requests_per_s
+        calibrate = min(CALIBRATE_S, CALIBRATE * self.seconds)
+        rate, seconds = yield from self.sustainable(done, calibrate)
+        rate *= self.args.load if self.args.rate is None else 1.0
         yield Phase(
-            "soak", Open(max(rate, 0.01)), seconds, self.plain_variants,
+            "soak", Open(rate), seconds, self.plain_variants,
             cancelled=self.args.cancelled, cancel_after_s=1.0,
         )  # fmt: skip
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from flyspec.bench.engine.stall_report import StallReport
-    from flyspec.bench.engine.steps_report import EngineReport, EngineRun, StepCost
+    from flyspec.bench.engine.steps_report import EngineReport, EngineRun
     from flyspec.bench.engine.throughput import LevelReport
 
 
 def plot_engine(report: EngineReport, path: Path) -> None:
     """Step times by batch and K; attention against matrix products; prefill; ranks."""
     run = report.runs[0]
-    contexts = _thinned(sorted({s.context for s in run.steps}), 3)
+    contexts = _thinned(run.contexts, 3)
     top = max(s.step_ms for s in run.steps if s.context in contexts)
 
     def draw(figure: Figure) -> None:
@@ -101,21 +101,18 @@ def plot_stall(report: StallReport, path: Path) -> None:
 
 
 def _step_times(ax: Axes, run: EngineRun, context: int, top: float) -> None:
-    ks = sorted({s.num_speculative_tokens for s in run.steps})
-    batches = sorted({s.batch for s in run.steps})
-    for k, colour in zip(ks, _shades(len(ks)), strict=True):
-        of = {s.batch: s for s in run.steps if s.context == context and _k(s) == k}
-        ax.plot(batches, [of[b].step_ms for b in batches], "o-", color=colour, label=str(k))
+    batches = run.batches
+    for k, colour in zip(run.ks, _shades(len(run.ks)), strict=True):
+        times = [run.cell(b, k, context).step_ms for b in batches]
+        ax.plot(batches, times, "o-", color=colour, label=str(k))
     ax.set(title=f"context {context:,}", ylabel="time of a step, ms", ylim=(0, 1.05 * top))
     _powers_of_two(ax, batches, "batch, sequences")
 
 
 def _attention(ax: Axes, run: EngineRun) -> None:
     """At the largest batch and a middling K, over the context."""
-    ks = sorted({s.num_speculative_tokens for s in run.steps})
-    batch, k = max(s.batch for s in run.steps), 8 if 8 in ks else ks[len(ks) // 2]
-    of = sorted((s for s in run.steps if s.batch == batch and _k(s) == k), key=lambda s: s.context)
-    contexts = [s.context for s in of]
+    batch, k, contexts = run.batches[-1], run.middling_k, run.contexts
+    of = [run.cell(batch, k, context) for context in contexts]
     ax.plot(contexts, [s.attention_ms for s in of], "o-", color=ORANGE, label="attention, masks")
     ax.plot(contexts, [s.matrix_products_ms for s in of], "s-", color=BLUE,
             label="matrix products")  # fmt: skip
@@ -138,14 +135,10 @@ def _prefill(ax: Axes, runs: Sequence[EngineRun]) -> None:
 
 def _ranks(ax: Axes, runs: Sequence[EngineRun]) -> None:
     """Tokens verified a second, a line a tensor-parallel size; of one run, a line a context."""
-    ks = sorted({s.num_speculative_tokens for s in runs[0].steps})
-    k = 8 if 8 in ks else ks[len(ks) // 2]
-    contexts = sorted({s.context for s in runs[0].steps})
-    batches = sorted({s.batch for s in runs[0].steps})
+    k, contexts, batches = runs[0].middling_k, runs[0].contexts, runs[0].batches
 
     def line(run: EngineRun, context: int, colour: str, label: str) -> None:
-        of = {s.batch: s for s in run.steps if s.context == context and _k(s) == k}
-        rates = [of[b].tokens_per_second for b in batches]
+        rates = [run.cell(b, k, context).tokens_per_second for b in batches]
         ax.plot(batches, rates, "o-", color=colour, label=label)
 
     if len(runs) > 1:
@@ -162,10 +155,6 @@ def _ranks(ax: Axes, runs: Sequence[EngineRun]) -> None:
     _powers_of_two(ax, batches, "batch, sequences")
     ax.legend(loc="best")
     _from_zero(ax, 1.1)
-
-
-def _k(step: StepCost) -> int:
-    return step.num_speculative_tokens
 
 
 def _ranks_label(run: EngineRun) -> str:

@@ -151,11 +151,9 @@ async def _arrive(
 ) -> Arrival:
     """Sessions decode; the prompt arrives in the midst of it and is answered; all end."""
     chunk_ms = await _time_alone(engine, options, chunk, rng)
-    crowd = _Crowd(engine, options)
-    crowd.start(rng)
+    crowd = Crowd(engine, options.sessions, options.context, options.num_speculative_tokens)
     try:
-        while len(crowd.begun) < options.sessions:  # until all have read their prompts
-            await crowd.steps(1)
+        await crowd.start(rng)
         await crowd.steps(_WARM_UP_STEPS)
         first = await crowd.steps(options.steps)
         prompt = _random_ids(rng, options.prompt_tokens, engine.info.vocab_size)
@@ -170,21 +168,23 @@ async def _arrive(
     return Arrival(records, [r for r in crowd.rounds if r[0] >= begin], arrived, answered, chunk_ms)
 
 
-class _Crowd:
-    """Sessions that send a round as soon as the one before is answered."""
+class Crowd:
+    """Sessions that send a round of `k` drafts as soon as the one before is answered."""
 
-    def __init__(self, engine: RecordingEngine, options: StallOptions) -> None:
-        self._engine, self._options = engine, options
+    def __init__(self, engine: RecordingEngine, sessions: int, context: int, k: int) -> None:
+        self._engine, self._sessions, self._context, self._k = engine, sessions, context, k
         self._stopped = False
         self._tasks: list[asyncio.Task[None]] = []
         self.rounds: list[tuple[int, float]] = []
-        self.begun: set[int] = set()
+        self._begun: set[int] = set()
 
-    def start(self, rng: random.Random) -> None:
-        """Open the sessions."""
-        for index in range(self._options.sessions):
-            prompt = _random_ids(rng, self._options.context, self._engine.info.vocab_size)
+    async def start(self, rng: random.Random) -> None:
+        """Open the sessions; returns when each had its first round."""
+        for index in range(self._sessions):
+            prompt = _random_ids(rng, self._context, self._engine.info.vocab_size)
             self._tasks.append(asyncio.create_task(self._decode(index, prompt)))
+        while len(self._begun) < self._sessions:
+            await self.steps(1)
 
     async def steps(self, number: int) -> int:
         """Wait for so many more steps of the engine; the index of the first."""
@@ -208,15 +208,13 @@ class _Crowd:
         try:
             while not self._stopped:
                 round_id += 1
-                drafts = _random_ids(
-                    rng, self._options.num_speculative_tokens, engine.info.vocab_size
-                )
+                drafts = _random_ids(rng, self._k, engine.info.vocab_size)
                 round_ = VerifyRound(round_id, length, [], drafts)
                 answer = await engine.submit(session, round_).get()
                 if isinstance(answer, Exception):
                     raise answer
                 self.rounds.append((time.perf_counter_ns(), answer.timings.service_ns / 1e6))
-                self.begun.add(index)
+                self._begun.add(index)
                 length = answer.keep_length + 1
                 if length >= len(prompt) + GROWTH:
                     length = len(prompt)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 PHASES = ("before", "during", "after")
 GROWTH = 64
 """Tokens that a session grows by before it goes back to where it began."""
@@ -58,12 +60,19 @@ class StepRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Distribution:
-    """Times, ms."""
+    """Times, ms; NaN of none."""
 
     count: int
     p50_ms: float
     p99_ms: float
     max_ms: float
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> Distribution:
+        """Each figure is one of the times."""
+        times = milliseconds or [float("nan")]
+        figures = np.percentile(times, (50, 99, 100), method="nearest")
+        return cls(len(milliseconds), *map(float, figures))
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,7 @@ def report_chunk(chunk: int, arrivals: Sequence[Arrival], options: StallOptions)
         for answered, milliseconds in arrival.rounds:
             begin = answered - int(milliseconds * 1e6)
             rounds[arrival.phase(begin, answered)].append(milliseconds)
-    by_phase = {phase: _distribution(of) for phase, of in steps.items()}
+    by_phase = {phase: Distribution.of(of) for phase, of in steps.items()}
     # The arrival whose longest step is the median one stands for all in the plot.
     by_longest = sorted(arrivals, key=lambda a: max(r.milliseconds for r in a.steps))
     typical = by_longest[len(arrivals) // 2]
@@ -157,7 +166,7 @@ def report_chunk(chunk: int, arrivals: Sequence[Arrival], options: StallOptions)
         chunk=chunk,
         cut=chunk < options.prompt_tokens,
         steps=by_phase,
-        rounds={phase: _distribution(of) for phase, of in rounds.items()},
+        rounds={phase: Distribution.of(of) for phase, of in rounds.items()},
         mean_sequences=statistics.mean(r.sequences for a in arrivals for r in a.steps),
         chunk_ms=statistics.median(a.chunk_ms for a in arrivals),
         added_p99_ms=by_phase["during"].p99_ms - by_phase["before"].p99_ms,
@@ -166,13 +175,4 @@ def report_chunk(chunk: int, arrivals: Sequence[Arrival], options: StallOptions)
             PlottedStep((r.begin_ns - typical.arrived_ns) / 1e6, r.milliseconds, r.tokens)
             for r in typical.steps
         ],
-    )
-
-
-def _distribution(milliseconds: Sequence[float]) -> Distribution:
-    times = sorted(milliseconds)
-    if not times:
-        return Distribution(0, float("nan"), float("nan"), float("nan"))
-    return Distribution(
-        len(times), statistics.median(times), times[round(0.99 * (len(times) - 1))], times[-1]
     )

@@ -173,20 +173,17 @@ class _Bench:
         for cell in self._cells:
             times, parts = sorted(self._times[cell]), self._parts[cell]
             step = statistics.median(times)
-            attention = statistics.median(p.attention for p in parts)
-            write = statistics.median(p.cache_write for p in parts)
-            products = statistics.median(p.matrix_products for p in parts)
-            other = statistics.median(p.other for p in parts)
+            medians = {
+                f"{name}_ms": 1e3 * statistics.median(getattr(p, name) for p in parts)
+                for name in ("attention", "cache_write", "matrix_products", "other")
+            }
             costs.append(
                 StepCost(
                     *cell,
                     step_ms=step * 1e3,
                     step_p90_ms=times[round(0.9 * (len(times) - 1))] * 1e3,
                     tokens_per_second=cell.batch * (cell.num_speculative_tokens + 1) / step,
-                    attention_ms=attention * 1e3,
-                    cache_write_ms=write * 1e3,
-                    matrix_products_ms=products * 1e3,
-                    other_ms=other * 1e3,
+                    **medians,
                 )
             )
         return costs

@@ -112,6 +112,33 @@ class EngineRun:
     prefill: Sequence[PrefillCost]
     memory: EngineMemory
 
+    @property
+    def batches(self) -> list[int]:
+        """Sequences of the steps, each number once, ascending; so `ks` and `contexts`."""
+        return sorted({s.batch for s in self.steps})
+
+    @property
+    def ks(self) -> list[int]:
+        """Values of K."""
+        return sorted({s.num_speculative_tokens for s in self.steps})
+
+    @property
+    def contexts(self) -> list[int]:
+        """Tokens cached."""
+        return sorted({s.context for s in self.steps})
+
+    @property
+    def middling_k(self) -> int:
+        """8, or what is in the middle."""
+        return 8 if 8 in self.ks else self.ks[len(self.ks) // 2]
+
+    def cell(self, batch: int, k: int, context: int) -> StepCost:
+        """A kind of step."""
+        return next(
+            s for s in self.steps
+            if (s.batch, s.num_speculative_tokens, s.context) == (batch, k, context)
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class EngineReport:

@@ -5,48 +5,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from flyspec.tables import Column, Table, make_table, record_table
 
 if TYPE_CHECKING:  # imports torch
     from flyspec.bench.engine.stall_report import StallReport
     from flyspec.bench.engine.steps_report import EngineRun
     from flyspec.bench.engine.throughput import LevelReport
 
+_PREFILL: tuple[Column, ...] = (
+    ("chunk", "{.chunk:,}"),
+    ("tokens/s", "{.tokens_per_second:,.0f}"),
+    ("first chunk", "{.first_chunk_ms:.1f} ms"),
+    ("last chunk", "{.last_chunk_ms:.1f} ms"),
+)
+_THROUGHPUT: tuple[Column, ...] = (
+    ("requests", "{.concurrency}"),
+    ("tok/s", "{.tokens_per_second:,.0f}"),
+    ("in turn", "{.sequential_tokens_per_second:,.0f}"),
+    ("gain", "{.speedup:.2f}"),
+    ("least", "{.lowest_speedup:.2f}"),
+    ("ms a token", "{.time_per_output_token_p50_ms:.2f}"),
+    ("p99", "{.time_per_output_token_p99_ms:.2f}"),
+    ("in turn", "{.sequential_time_per_output_token_p50_ms:.2f}"),
+    ("batch", "{.mean_target_batch:.1f}"),
+    ("drafting", "{.mean_draft_batch:.1f}"),
+)
+
 
 def engine_tables(run: EngineRun) -> list[Table]:
     """Step times for each context, where the time goes, and prefill."""
-    ks = list(dict.fromkeys(s.num_speculative_tokens for s in run.steps))
-    batches = list(dict.fromkeys(s.batch for s in run.steps))
-    contexts = list(dict.fromkeys(s.context for s in run.steps))
-    cells = {(s.context, s.num_speculative_tokens, s.batch): s for s in run.steps}
-    tables = []
-    for context in contexts:
-        table = _table(f"step, context {context:,}: ms, tokens verified/s", "batch",
-                       [f"K = {k}" for k in ks])  # fmt: skip
-        for batch in batches:
-            row = [cells[context, k, batch] for k in ks]
-            table.add_row(
-                str(batch), *(f"{s.step_ms:.2f} {s.tokens_per_second:7,.0f}" for s in row)
-            )
-        tables.append(table)
-    k = 8 if 8 in ks else ks[len(ks) // 2]
-    table = _table(f"attention with masks / matrix products, ms, and attention's share, K = {k}",
-                   "batch", [f"context {context:,}" for context in contexts])  # fmt: skip
-    for batch in batches:
-        row = [cells[context, k, batch] for context in contexts]
-        table.add_row(
-            str(batch),
-            *(f"{s.attention_ms:.2f} / {s.matrix_products_ms:.2f} {s.attention_share:4.0%}"
-              for s in row),
-        )  # fmt: skip
-    tables.append(table)
+
+    def by_batch(title: str, form: str, columns: dict[str, tuple[int, int]]) -> Table:
+        """Columns by heading: a K and a context each."""
+        rows = [
+            [str(b), *(form.format(run.cell(b, *of)) for of in columns.values())]
+            for b in run.batches
+        ]
+        return make_table(["batch", *columns], rows, title, left=0)
+
+    tables = [
+        by_batch(f"step, context {c:,}: ms, tokens verified/s",
+                 "{0.step_ms:.2f} {0.tokens_per_second:7,.0f}",
+                 {f"K = {k}": (k, c) for k in run.ks})
+        for c in run.contexts
+    ]  # fmt: skip
+    k = run.middling_k
+    tables.append(by_batch(
+        f"attention with masks / matrix products, ms, and attention's share, K = {k}",
+        "{0.attention_ms:.2f} / {0.matrix_products_ms:.2f} {0.attention_share:4.0%}",
+        {f"context {c:,}": (k, c) for c in run.contexts},
+    ))  # fmt: skip
     if run.prefill:
-        table = _table(f"prefill of {run.prefill[0].prompt_tokens:,} tokens, alone", "chunk",
-                       ["tokens/s", "first chunk", "last chunk"])  # fmt: skip
-        for p in run.prefill:
-            table.add_row(f"{p.chunk:,}", f"{p.tokens_per_second:,.0f}",
-                          f"{p.first_chunk_ms:.1f} ms", f"{p.last_chunk_ms:.1f} ms")  # fmt: skip
-        tables.append(table)
+        title = f"prefill of {run.prefill[0].prompt_tokens:,} tokens, alone"
+        tables.append(record_table(_PREFILL, run.prefill, title, left=0))
     return tables
 
 
@@ -70,23 +81,8 @@ def engine_summary(run: EngineRun) -> str:
 
 def throughput_table(reports: Sequence[LevelReport]) -> Table:
     """A row for each number of requests."""
-    table = _table("requests at once, and the same one after another", "requests", [
-        "tok/s", "in turn", "gain", "least", "ms a token", "p99", "in turn", "batch", "drafting",
-    ])  # fmt: skip
-    for r in reports:
-        table.add_row(
-            str(r.concurrency),
-            f"{r.tokens_per_second:,.0f}",
-            f"{r.sequential_tokens_per_second:,.0f}",
-            f"{r.speedup:.2f}",
-            f"{r.lowest_speedup:.2f}",
-            f"{r.time_per_output_token_p50_ms:.2f}",
-            f"{r.time_per_output_token_p99_ms:.2f}",
-            f"{r.sequential_time_per_output_token_p50_ms:.2f}",
-            f"{r.mean_target_batch:.1f}",
-            f"{r.mean_draft_batch:.1f}",
-        )
-    return table
+    title = "requests at once, and the same one after another"
+    return record_table(_THROUGHPUT, reports, title, left=0)
 
 
 THROUGHPUT_NOTES = (
@@ -99,25 +95,19 @@ THROUGHPUT_NOTES = (
 def stall_table(report: StallReport) -> Table:
     """Rows of phases for each size of chunk."""
     o = report.options
-    table = _table(
+    table = make_table(
+        ["chunk", "", "steps", *("step p50", "p99", "max"), *("round p50", "p99", "max")], (),
         f"a prompt of {o.prompt_tokens:,} tokens meets {o.sessions} sessions, "
-        f"K = {o.num_speculative_tokens}, context {o.context:,}",
-        "chunk",
-        ["", "steps", "step p50", "p99", "max", "round p50", "p99", "max"],
-    )
+        f"K = {o.num_speculative_tokens}, context {o.context:,}", left=0,
+    )  # fmt: skip
     for chunk in report.chunks:
-        for index, (phase, steps) in enumerate(chunk.steps.items()):
-            rounds = chunk.rounds[phase]
-            name = f"{chunk.chunk:,}" if chunk.cut else "not cut"
-            times = (steps.p50_ms, steps.p99_ms, steps.max_ms,
-                     rounds.p50_ms, rounds.p99_ms, rounds.max_ms)  # fmt: skip
-            table.add_row(
-                name if index == 0 else "",
-                phase,
-                str(steps.count),
-                *(f"{ms:.1f}" for ms in times),
-                end_section=index == len(chunk.steps) - 1,
-            )
+        name = f"{chunk.chunk:,}" if chunk.cut else "not cut"
+        for phase, steps in chunk.steps.items():
+            times = [f"{ms:.1f}" for t in (steps, chunk.rounds[phase])
+                     for ms in (t.p50_ms, t.p99_ms, t.max_ms)]  # fmt: skip
+            table.add_row(name, phase, str(steps.count), *times)
+            name = ""
+        table.add_section()
     return table
 
 
@@ -133,11 +123,3 @@ def stall_summary(report: StallReport) -> str:
             f"{chunk.prompt_ms:.0f} ms; {chunk.mean_sequences:.1f} sequences a step"
         )
     return "\n".join(lines)
-
-
-def _table(title: str, first: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first, justify="right")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table

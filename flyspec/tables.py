@@ -1,0 +1,67 @@
+"""Tables for a terminal, and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rich.table import Table
+
+__all__ = ["Column", "Table", "make_table", "markdown", "record_table"]
+
+Column = tuple[str, str | Callable[[Any], str]]
+"""Its heading, and how a record fills it: a format such as `{.tokens:,}`, or a function."""
+
+
+def make_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    left: int = 1,
+) -> Table:
+    """Columns of words, the first `left`, and behind them columns of numbers, never broken."""
+    table = Table(title=title, title_justify="left")
+    for index, column in enumerate(columns):
+        words = index < left
+        table.add_column(
+            column,
+            justify="left" if words else "right",
+            no_wrap=not words,
+            overflow="fold" if words else "ellipsis",
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def record_table(
+    columns: Sequence[Column], records: Iterable[Any], title: str | None = None, left: int = 1
+) -> Table:
+    """A row a record; `-` for a number that it does not have."""
+    rows = ([_cell(form, record) for _, form in columns] for record in records)
+    return make_table([heading for heading, _ in columns], rows, title, left)
+
+
+def markdown(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, aligned: bool = False
+) -> str:
+    """The same in Markdown; `aligned` is for who reads it as it is."""
+    rule = ["---" if i < left else "---:" for i in range(len(columns))]
+    lines = [columns, rule, *rows]
+    if aligned:
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines = [
+            [cell.ljust(w, fill) if i < left else cell.rjust(w, fill)
+             for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
+            for line in lines for fill in ("-" if line is rule else " ")
+        ]  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(form: str | Callable[[Any], str], record: Any) -> str:
+    if callable(form):
+        return form(record)
+    try:
+        return form.format(record)
+    except TypeError:  # None has no digits
+        return "-"
