@@ -11,6 +11,8 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+import grpc
+
 from flyspec import rpc, wire
 from flyspec.errors import DeadlineExceededError, FlyspecError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
@@ -43,8 +45,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         async with aclosing(self._generations.run(asked, caller)) as events:
             async for event in events:
                 try:
-                    await write(context, wire.encode(event), self._write_timeout_s)
-                except DeadlineExceededError as error:
+                    message = wire.encode(event)
+                    await write(context, message, self._write_timeout_s, caller.deadline)
+                except grpc.aio.BaseError:  # the call is over
+                    raise
+                except Exception as error:  # what the request is counted by
                     await events.athrow(error)
 
     @rpc.handler
@@ -73,18 +78,26 @@ def caller_of(context: Any) -> Caller:
     )
 
 
-async def write(context: Any, message: Any, timeout_s: float) -> None:
+async def write(
+    context: Any, message: Any, timeout_s: float, deadline: float | None = None
+) -> None:
     """Send a message once the client has room. Raises `DeadlineExceededError` if it has none.
 
-    The call can then only be ended: a part of the message may be on its way.
+    By `timeout_s`, that is, or by the request's `deadline`. The call can then only be ended: a part
+    of the message may be on its way.
     """
+    until = asyncio.get_running_loop().time() + timeout_s
+    late = deadline is not None and deadline < until
     try:
-        async with asyncio.timeout(timeout_s) as timeout:
+        async with asyncio.timeout_at(deadline if late else until) as timeout:
             await context.write(message)
     except TimeoutError:
         if not timeout.expired():
             raise
         raise DeadlineExceededError(
-            f"the client read nothing for {timeout_s:g} s and the generation was ended; "
+            "the request's deadline passed before the client had read what there is; read the "
+            "stream as it comes, or allow more time"
+            if late
+            else f"the client read nothing for {timeout_s:g} s and the generation was ended; "
             "read the stream as it comes, or raise --write-timeout-s"
         ) from None
