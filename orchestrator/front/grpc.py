@@ -23,6 +23,9 @@ from orchestrator.front.access import key_of_call
 from orchestrator.front.clients import Caller, address_of
 from orchestrator.generation.generation import Generations
 
+LONG_REQUEST_BYTES = 1 << 16
+"""A longer request is read in a thread: a million empty messages of a chat take a second."""
+
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Streams generations.
@@ -39,7 +42,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """One generation, within what there is room for and what its client takes."""
         caller = caller_of(context)
         try:
-            asked = wire.decode(GenerationRequest, request)
+            if request.ByteSize() > LONG_REQUEST_BYTES:
+                asked = await asyncio.to_thread(wire.decode, GenerationRequest, request)
+            else:
+                asked = wire.decode(GenerationRequest, request)
         except FlyspecError as error:
             self._generations.refuse(error, caller)
         async with aclosing(self._generations.run(asked, caller)) as events:

@@ -108,10 +108,14 @@ async def test_a_client_that_reads_nothing_loses_its_slot(model_dirs):
             assert sum(sizes) < 2 * WINDOW_BYTES  # it did not run ahead of its reader
 
 
-class Taker:
-    """A call's context: its first message is taken, `take` does what becomes of the second."""
+async def takes() -> None:
+    """Has room for everything."""
 
-    def __init__(self, take, left_s: float | None = None) -> None:
+
+class Taker:
+    """A call's context: its first message is taken, `take` does what becomes of the others."""
+
+    def __init__(self, take=takes, left_s: float | None = None) -> None:
         self.take, self.left_s = take, left_s
         self.taken = 0
         self.code: grpc.StatusCode | None = None
