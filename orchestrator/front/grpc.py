@@ -11,6 +11,8 @@ import asyncio
 from contextlib import aclosing
 from typing import Any
 
+import grpc
+
 from flyspec import rpc, wire
 from flyspec.errors import DeadlineExceededError, FlyspecError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
@@ -20,6 +22,9 @@ from flyspec.values.generation import GenerationRequest
 from orchestrator.front.access import key_of_call
 from orchestrator.front.clients import Caller, address_of
 from orchestrator.generation.generation import Generations
+
+LONG_REQUEST_BYTES = 1 << 16
+"""A longer request is read in a thread: a million empty messages of a chat take a second."""
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -37,14 +42,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         """One generation, within what there is room for and what its client takes."""
         caller = caller_of(context)
         try:
-            asked = wire.decode(GenerationRequest, request)
+            if request.ByteSize() > LONG_REQUEST_BYTES:
+                asked = await asyncio.to_thread(wire.decode, GenerationRequest, request)
+            else:
+                asked = wire.decode(GenerationRequest, request)
         except FlyspecError as error:
             self._generations.refuse(error, caller)
         async with aclosing(self._generations.run(asked, caller)) as events:
             async for event in events:
                 try:
-                    await write(context, wire.encode(event), self._write_timeout_s)
-                except DeadlineExceededError as error:
+                    message = wire.encode(event)
+                    await write(context, message, self._write_timeout_s, caller.deadline)
+                except grpc.aio.BaseError:  # the call is over
+                    raise
+                except Exception as error:  # what the request is counted by
                     await events.athrow(error)
 
     @rpc.handler
@@ -73,18 +84,26 @@ def caller_of(context: Any) -> Caller:
     )
 
 
-async def write(context: Any, message: Any, timeout_s: float) -> None:
+async def write(
+    context: Any, message: Any, timeout_s: float, deadline: float | None = None
+) -> None:
     """Send a message once the client has room. Raises `DeadlineExceededError` if it has none.
 
-    The call can then only be ended: a part of the message may be on its way.
+    By `timeout_s`, that is, or by the request's `deadline`. The call can then only be ended: a part
+    of the message may be on its way.
     """
+    until = asyncio.get_running_loop().time() + timeout_s
+    late = deadline is not None and deadline < until
     try:
-        async with asyncio.timeout(timeout_s) as timeout:
+        async with asyncio.timeout_at(deadline if late else until) as timeout:
             await context.write(message)
     except TimeoutError:
         if not timeout.expired():
             raise
         raise DeadlineExceededError(
-            f"the client read nothing for {timeout_s:g} s and the generation was ended; "
+            "the request's deadline passed before the client had read what there is; read the "
+            "stream as it comes, or allow more time"
+            if late
+            else f"the client read nothing for {timeout_s:g} s and the generation was ended; "
             "read the stream as it comes, or raise --write-timeout-s"
         ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from flyspec import wire
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import (
     FlyspecError,
@@ -21,7 +23,10 @@ from flyspec.errors import (
 )
 from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
+from orchestrator.front.grpc import GenerationServicer
 from tests.orchestrator.conftest import held, start_stack
+from tests.orchestrator.scripted import scripted
+from tests.orchestrator.test_slow_readers import Taker
 
 PROMPT = "The cat sat on the mat"
 EXACT = Rule("exact")
@@ -132,6 +137,25 @@ async def test_prompts_of_absurd_size_cost_little(stack, request_, message):
     # Of this process, which is client and server: to tokenize it all takes a minute.
     assert time.process_time() - begin < 5.0
     assert (await stack.client.complete(PROMPT, SHORT)).token_ids
+
+
+@pytest.mark.parametrize("count", [1, 20_000])
+async def test_a_long_request_is_read_where_nothing_waits_for_it(monkeypatch, count):
+    threads = []
+
+    def decode(cls, message):
+        threads.append(threading.current_thread())
+        return read(cls, message)
+
+    read = wire.decode
+    monkeypatch.setattr(wire, "decode", decode)
+    request = generation_pb2.GenerateRequest(chat={"messages": [{"role": "user"}] * count})
+    async with scripted() as inside:
+        context = Taker()
+        with pytest.raises(grpc.aio.AbortError):
+            await GenerationServicer(inside.generations, 5.0).Generate(request, context)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert (threads == [threading.current_thread()]) == (count == 1)
 
 
 async def test_a_request_beyond_the_largest_is_not_read(stack):

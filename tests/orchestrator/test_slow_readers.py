@@ -12,8 +12,9 @@ from flyspec.client import Client, GenerateOptions
 from flyspec.errors import DeadlineExceededError
 from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from orchestrator.front.grpc import write
+from orchestrator.front.grpc import GenerationServicer, write
 from tests.orchestrator.conftest import slow, start_stack
+from tests.orchestrator.scripted import scripted
 from tests.waiting import until
 
 MESSAGE = generation_pb2.GenerateResponse(
@@ -105,6 +106,74 @@ async def test_a_client_that_reads_nothing_loses_its_slot(model_dirs):
                 await read_rest(call, sizes)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert sum(sizes) < 2 * WINDOW_BYTES  # it did not run ahead of its reader
+
+
+async def takes() -> None:
+    """Has room for everything."""
+
+
+class Taker:
+    """A call's context: its first message is taken, `take` does what becomes of the others."""
+
+    def __init__(self, take=takes, left_s: float | None = None) -> None:
+        self.take, self.left_s = take, left_s
+        self.taken = 0
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return self.left_s
+
+    async def write(self, message) -> None:
+        self.taken += 1
+        if self.taken > 1:
+            await self.take()
+
+    async def abort(self, code, details, trailing_metadata=()) -> None:
+        self.code, self.details = code, details
+        raise grpc.aio.AbortError
+
+
+async def takes_nothing() -> None:
+    await asyncio.Event().wait()
+
+
+async def cannot_be_written() -> None:
+    raise ValueError("cannot be written")
+
+
+async def has_gone() -> None:
+    raise grpc.aio.InternalError("the call is over")
+
+
+@pytest.mark.parametrize(
+    ("take", "left_s", "status", "details"),
+    [
+        (takes_nothing, 0.2, "DEADLINE_EXCEEDED", "the request's deadline passed"),
+        (takes_nothing, None, "DEADLINE_EXCEEDED", "the client read nothing for 0.4 s"),
+        (cannot_be_written, None, "INTERNAL", "cannot be written"),
+        (has_gone, None, "CANCELLED", ""),
+    ],
+)
+async def test_what_ends_a_write_is_what_the_request_is_counted_by(take, left_s, status, details):
+    async with scripted() as inside:
+        request = generation_pb2.GenerateRequest()
+        request.token_ids.ids.extend([5, 6, 7])
+        context = Taker(take, left_s)
+        with pytest.raises((grpc.aio.AbortError, asyncio.CancelledError)):
+            await GenerationServicer(inside.generations, 0.4).Generate(request, context)
+        assert details in context.details
+        assert bool(details) == (context.code is not None and context.code.name == status)
+        (counted,) = inside.observer.metrics.requests.collect()
+        ends = {s.labels["status"] for s in counted.samples if s.value and "_total" in s.name}
+        assert ends == {status}
+        assert not any(inside.left)
 
 
 async def test_timeouts_travel_with_the_request(model_dirs):
