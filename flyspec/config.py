@@ -163,7 +163,7 @@ class DraftSettings(ModelServerSettings):
         "", description="draft model, a directory or hub id; empty: prompt lookup only, no torch"
     )
     drafter: Literal["", "model", "prompt_lookup", "multi_level"] = Field(
-        "", description="default drafter: model, prompt_lookup or multi_level"
+        "", description="default drafter: model, prompt_lookup or multi_level; empty: model if any"
     )
     chunk_tokens: int = Field(16, ge=1, le=1024, description="proposed tokens a streamed message")
 
@@ -183,7 +183,10 @@ class VerifySettings(ModelServerSettings):
         "bfloat16 on CPUs where that costs little",
     )
     tensor_parallel_size: int = Field(
-        1, ge=1, le=64, description="processes here that share the model, a GPU or CPU threads each"
+        1,
+        ge=1,
+        le=64,
+        description="processes on this host that share the model, a GPU or CPU threads each",
     )
     step_timeout_s: float = Field(
         60.0, gt=0, description="seconds without finishing a step after which a rank counts as lost"
@@ -202,7 +205,7 @@ class OrchestratorSettings(ServerSettings):
     admin_port: int = Field(ADMIN_PORT, ge=0, le=65535, description="admin port; 0 picks one")
     admin_host: str = Field("", description="address of the admin port; empty: as --host")
     admin_ssl_client_auth: ClientAuth | None = Field(
-        None, description="the same for the admin port"
+        None, description="--ssl-client-auth of the admin port, with the same default"
     )
     admin_ssl_client_names: str = Field(
         "", description="--ssl-client-names of the admin port: the operators"

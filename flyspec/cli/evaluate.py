@@ -123,10 +123,8 @@ def evaluate(
     stack_options = StackOptions(**vars(models), log_level="warning") if address is None else None
     results, scores = run_async(with_server(stack_options, address, use, connection))
     reports = accuracy.report(group, results, scores)
-    if output is not None:
-        samples = accuracy.to_samples(group, results, scores)
-        document = accuracy.to_document(reports, samples, **facts)
-        write_json(output, document)
+    samples = accuracy.to_samples(group, results, scores)
+    write_json(output, accuracy.to_document(reports, samples, **facts))
     if json:
         print_json(accuracy.to_document(reports, **facts))
     else:

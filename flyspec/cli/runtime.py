@@ -65,15 +65,19 @@ def to_json(document: Any) -> str:
     return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
 
 
-def check_output(output: Path | None) -> None:
-    """Refuse a file that cannot be written before anything is measured. Raises `ConfigError`."""
+def check_output(output: Path | None, plot: Path | None = None) -> None:
+    """Refuse files that cannot be written before anything is measured. Raises `ConfigError`."""
+    from flyspec.drawing import check_plot
+
+    check_plot(plot)
     if output is not None and not output.parent.is_dir():
         raise ConfigError(f"--output {output}: there is no directory {output.parent}")
 
 
-def write_json(path: Path, document: Any) -> None:
-    """The document in a file."""
-    path.write_text(to_json(document) + "\n")
+def write_json(path: Path | None, document: Any) -> None:
+    """The document in a file, if there is one."""
+    if path is not None:
+        path.write_text(to_json(document) + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -118,8 +118,7 @@ def bench(
             "grpc_round_trips_p50_ms": bare_ms,
         }
         document = to_document(reports, **facts)
-        if output is not None:
-            write_json(output, {**document, "samples": [vars(s) for s in samples]})
+        write_json(output, {**document, "samples": [vars(s) for s in samples]})
         if not json:
             _print(reports, bare_ms)
         return document

@@ -42,10 +42,8 @@ def bench_engine(
     from flyspec.bench.engine.steps import check
     from flyspec.bench.engine.steps_report import EngineOptions
     from flyspec.cli.runtime import check_output, print_json, write_json
-    from flyspec.drawing import check_plot
 
-    check_output(output)
-    check_plot(plot)
+    check_output(output, plot)
     sizes = numbers("--tensor-parallel-size", tensor_parallel_size, 1)
     options = EngineOptions(
         model=default_model(model),
@@ -63,8 +61,7 @@ def bench_engine(
     silence_loading()
     report = _measure(options) if len(sizes) == 1 else _measure_apart(options, sizes)
     document = report.to_document()
-    if output is not None:
-        write_json(output, document)
+    write_json(output, document)
     if plot is not None:
         plot_engine(report, plot)
     if json:

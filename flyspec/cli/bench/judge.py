@@ -60,8 +60,7 @@ def bench_judge(
         bar = progress.add_task("judging", total=judging.count(options))
         report = judging.measure(options, lambda: progress.advance(bar))
     document = report.to_document()
-    if output is not None:
-        write_json(output, document)
+    write_json(output, document)
     if json:
         print_json(document)
     else:

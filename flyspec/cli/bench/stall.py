@@ -38,11 +38,9 @@ def bench_stall(
     from flyspec.bench.engine.tables import stall_summary, stall_table
     from flyspec.cli.progress import progress_bar
     from flyspec.cli.runtime import check_output, error_console, print_json, run_async, write_json
-    from flyspec.drawing import check_plot
     from flyspec.engine.loading import load_model
 
-    check_output(output)
-    check_plot(plot)
+    check_output(output, plot)
     options = StallOptions(
         sessions=sessions,
         num_speculative_tokens=num_speculative_tokens,
@@ -63,8 +61,7 @@ def bench_stall(
         bar = progress.add_task("measuring", total=count(options))
         report = run_async(measure(loaded, options, lambda: progress.advance(bar)))
     document = report.to_document()
-    if output is not None:
-        write_json(output, document)
+    write_json(output, document)
     if plot is not None:
         plot_stall(report, plot)
     if json:

@@ -42,10 +42,8 @@ def bench_throughput(
         to_document,
     )
     from flyspec.cli.runtime import check_output, print_json, run_async, with_server, write_json
-    from flyspec.drawing import check_plot
 
-    check_output(output)
-    check_plot(plot)
+    check_output(output, plot)
     conditions = parse_conditions(rule)
     if len(conditions) > 1:
         raise ConfigError(f"--rule {rule!r} names {len(conditions)} rules; give one")
@@ -90,8 +88,7 @@ def bench_throughput(
             "repeats": repeats,
         }
         document = to_document(reports, **facts)
-        if output is not None:
-            write_json(output, to_document(reports, samples, **facts))
+        write_json(output, to_document(reports, samples, **facts))
         if plot is not None:
             plot_throughput(reports, plot)
         if not json:
