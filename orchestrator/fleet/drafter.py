@@ -42,10 +42,7 @@ class RegisteredDrafter:
     @property
     def reason(self) -> str:
         """Why it cannot be used; empty if it can."""
-        if self.pool is None or self.usable:
-            return ""
-        problems = [r.problem or f"{r.address} failed a moment ago" for r in self.pool.replicas]
-        return "; ".join(problems) or "no address is known"
+        return "" if self.pool is None or self.usable else self.pool.reason
 
     @property
     def max_draft_tokens(self) -> int | None:

@@ -13,10 +13,11 @@ from flyspec.values.admin import (
     TokenizerBundle,
     VerifyServiceInfo,
 )
+from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.replicas import Replica
-from orchestrator.upstreams.protocol import DraftUpstream, Traffic
+from orchestrator.upstreams.protocol import DraftUpstream
 
 PROBE_TOKENS = 4
 
@@ -83,7 +84,7 @@ async def try_drafter(
     open_ = DraftOpen(
         (), SamplingParams(), 0, kind, tokenizer_fingerprint=target.tokenizer_fingerprint
     )
-    session = replica.service.open(open_, Traffic())
+    session = replica.service.open(open_, SpeculationMetrics())
     began = time.perf_counter_ns()
     try:
         proposal = await session.propose(

@@ -32,7 +32,7 @@ RECONNECT_MISSES = 4
 """Further ones after which its connection is made anew once more: it may be that which is lost."""
 
 
-S = TypeVar("S", bound=Upstream)
+S = TypeVar("S", bound=Upstream[Any, Any, Any])
 
 
 class Replica(Generic[S]):
@@ -66,6 +66,11 @@ class Replica(Generic[S]):
     def usable(self) -> bool:
         """Whether a new session may be opened on it now."""
         return self.takes_new and self.breaker.allows(time.monotonic())
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be used now; empty if it can."""
+        return self.problem or ("" if self.usable else f"{self.address} failed a moment ago")
 
     def join(self, session: UpstreamSession, weight: int) -> None:
         """A session begins on it; `weight` as `outstanding`."""
@@ -128,6 +133,11 @@ class Pool(Generic[S]):
     def usable(self) -> list[Replica[S]]:
         """Those that a session may be opened on now."""
         return [replica for replica in self._replicas.values() if replica.usable]
+
+    @property
+    def reason(self) -> str:
+        """Why none of them can be used."""
+        return "; ".join(r.reason for r in self.replicas if r.reason) or "no address is known"
 
     def server_name(self, address: str) -> str:
         """The DNS name that a replica's address was found by; empty for one that was given."""

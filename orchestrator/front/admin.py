@@ -131,7 +131,7 @@ def _replica_status(replica: Replica[Any]) -> UpstreamStatus:
     status = UpstreamStatus(
         address=replica.address,
         ready=replica.usable,
-        error=replica.problem or ("" if replica.usable else "it failed a moment ago"),
+        error=replica.reason,
         breaker=replica.breaker.state,
         active_generations=len(replica.sessions),
     )

@@ -78,7 +78,7 @@ class Generations:
         output = Output(target.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
         ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
         recoveries = Recoveries(observation.recovered)
-        accounts = ledger.traffic, recoveries, observation.correlation
+        accounts = ledger.metrics, recoveries, observation.correlation
         reopen_s = self._settings.reopen_timeout_s
         async with visit.slot(plan.max_total_tokens):
             admitted = time.perf_counter_ns()
@@ -122,7 +122,7 @@ class Generations:
             stop_reason=output.stop_reason,
             prompt_tokens=len(plan.prompt_token_ids),
             completion_tokens=output.num_final_tokens,
-            speculation=ledger.speculation,
+            speculation=ledger.metrics,
             timings=timings,
             loop_guard_token_index=rounds.loop_guard_index(output.num_final_tokens),
             recoveries=recoveries.kept,

@@ -177,11 +177,9 @@ class Rounds:
             committed_length=self._state.committed_length,
             round_ns=round_ns,
             request=request,
-            drafter=proposal.drafter,
+            proposal=proposal,
             round_id=self._round_id,
             began_ns=began_ns,
-            drafted_ns=proposal.arrived_ns,
-            draft_timings=proposal.timings,
         )
 
     def _carry_out(self, command: Command) -> None:

@@ -27,6 +27,16 @@ log = logging.getLogger(__name__)
 
 SHED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 """Statuses of which there are many under overload: their lines are for debugging."""
+TRACED = (
+    "num_rounds",
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_loose_tokens",
+    "loose_cost_nats",
+    "num_rollbacks",
+)
+"""Of `SpeculationMetrics`, what a request's span tells."""
 
 
 class RequestObserver:
@@ -134,9 +144,9 @@ class Observation:
         self._facts.update(
             finish_reason=self._finish_reason,
             output_tokens=output.num_final_tokens,
-            rounds=ledger.num_rounds,
-            accepted=ledger.num_accepted_draft_tokens,
-            loose=ledger.num_loose_tokens,
+            rounds=ledger.metrics.num_rounds,
+            accepted=ledger.metrics.num_accepted_draft_tokens,
+            loose=ledger.metrics.num_loose_tokens,
             first_token_ms=round(1e3 * first_s, 1),
         )
         if self._trace is not None:
@@ -197,11 +207,5 @@ def _of_output(output: Output, ledger: Ledger, first_s: float, queue_s: float) -
         "gen_ai.usage.output_tokens": output.num_final_tokens,
         "flyspec.queue_s": queue_s,
         "flyspec.time_to_first_token_s": first_s,
-        "flyspec.num_rounds": ledger.num_rounds,
-        "flyspec.num_spec_steps": ledger.num_spec_steps,
-        "flyspec.num_draft_tokens": ledger.num_draft_tokens,
-        "flyspec.num_accepted_draft_tokens": ledger.num_accepted_draft_tokens,
-        "flyspec.num_loose_tokens": ledger.num_loose_tokens,
-        "flyspec.loose_cost_nats": ledger.loose_cost_nats,
-        "flyspec.num_rollbacks": ledger.num_rollbacks,
+        **{f"flyspec.{name}": getattr(ledger.metrics, name) for name in TRACED},
     }

@@ -93,7 +93,7 @@ class GenerationTrace(Correlation):
             return
         del self._rounds[round_.round_id]
         if wait := open_.parts.get("draft"):
-            wait.ended_ns = round_.drafted_ns
+            wait.ended_ns = round_.proposal.arrived_ns
         self._add_round(open_, ended_ns, _attributes(round_, open_))
         for stale in [r for r in self._rounds if r < round_.round_id]:
             self._abandon(stale, ended_ns)
@@ -152,7 +152,7 @@ def _attributes(round_: RoundOutcome, open_: _Open) -> Attributes:
     decisions = verdict.decisions if verdict is not None else ()
     return {
         "flyspec.round_id": round_.round_id,
-        "flyspec.drafter": round_.drafter,
+        "flyspec.drafter": round_.proposal.drafter,
         "flyspec.start_length": round_.start,
         "flyspec.num_draft_tokens": len(decisions),
         "flyspec.num_accepted_draft_tokens": sum(d.outcome.accepted for d in decisions),
