@@ -124,16 +124,6 @@ class Buckets:
         family.add_metric(labels, list(counts), self._sum)
 
 
-def histogram(
-    name: str, documentation: str, rows: Iterable[tuple[Sequence[str], Buckets]], *labels: str
-) -> HistogramMetricFamily:
-    """A histogram of several `Buckets`."""
-    family = HistogramMetricFamily(name, documentation, labels=labels)
-    for values, buckets in rows:
-        buckets.add_to(family, values)
-    return family
-
-
 def step_histogram(
     registry: CollectorRegistry, name: str, documentation: str, *labels: str
 ) -> Histogram:
@@ -189,26 +179,11 @@ def session_metrics(service: str, status: SessionStatus) -> Iterable[Metric]:
     )
 
 
-Rows = Iterable[tuple[Sequence[str], float]]
-"""Values of labels, and what there is to say of each."""
+def gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
+    """A gauge without labels."""
+    return GaugeMetricFamily(name, documentation, value=value)
 
 
-def gauge(name: str, documentation: str, value: float | Rows, *labels: str) -> GaugeMetricFamily:
-    """A gauge; if it has labels, `value` has the rows."""
-    family = GaugeMetricFamily(name, documentation, labels=labels)
-    _fill(family, value)
-    return family
-
-
-def counter(
-    name: str, documentation: str, value: float | Rows, *labels: str
-) -> CounterMetricFamily:
-    """A counter, likewise; its name gets `_total`."""
-    family = CounterMetricFamily(name, documentation, labels=labels)
-    _fill(family, value)
-    return family
-
-
-def _fill(family: CounterMetricFamily | GaugeMetricFamily, value: float | Rows) -> None:
-    for row in value if isinstance(value, Iterable) else [((), value)]:
-        family.add_metric(*row)
+def counter(name: str, documentation: str, value: float) -> CounterMetricFamily:
+    """A counter without labels; its name gets `_total`."""
+    return CounterMetricFamily(name, documentation, value=value)

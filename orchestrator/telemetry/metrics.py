@@ -13,9 +13,9 @@ from functools import partial
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
-from flyspec.telemetry.metrics import REQUEST_SECONDS, STEP_SECONDS, Buckets, counter, histogram
+from flyspec.telemetry.metrics import REQUEST_SECONDS, STEP_SECONDS, Buckets
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import Ledger, RoundOutcome
@@ -118,55 +118,47 @@ class GenerationMetrics:
 
     def collect(self) -> Iterator[Metric]:
         """The tallies as metrics."""
-        tallies = self.tallies.items()
         for name, documentation, attribute in _COUNTERS:
-            rows = ((labels, getattr(tally.metrics, attribute)) for labels, tally in tallies)
-            yield counter(name, documentation, rows, *LABELS)
-        yield counter(
+            family = CounterMetricFamily(name, documentation, labels=LABELS)
+            for labels, tally in self.tallies.items():
+                family.add_metric(labels, getattr(tally.metrics, attribute))
+            yield family
+        positions = CounterMetricFamily(
             "flyspec_spec_decode_num_accepted_tokens_per_pos",
             "Rounds in which the drafted token at this position, from 0, was accepted.",
-            (
-                ((*labels, str(position)), count)
-                for labels, tally in tallies
-                for position, count in enumerate(_beyond(tally.metrics.acceptance_histogram))
-            ),
-            *LABELS,
-            "position",
+            labels=[*LABELS, "position"],
         )
-        yield counter(
+        origins = CounterMetricFamily(
             "flyspec_output_tokens",
             "Tokens that became final, by origin.",
-            (
-                ((*labels, origin.name.lower()), tally.origins[origin])
-                for labels, tally in tallies
-                for origin in Origin
-            ),
-            *LABELS,
-            "origin",
+            labels=[*LABELS, "origin"],
         )
-        yield histogram(
+        lengths = HistogramMetricFamily(
             "flyspec_spec_decode_draft_length",
             "K: tokens drafted and checked in a round; 0 in plain decoding.",
-            ((labels, tally.drafted) for labels, tally in tallies),
-            *LABELS,
+            labels=LABELS,
         )
-        yield histogram(
+        for labels, tally in self.tallies.items():
+            for position, count in enumerate(_beyond(tally.metrics.acceptance_histogram)):
+                positions.add_metric([*labels, str(position)], count)
+            for origin in Origin:
+                origins.add_metric([*labels, origin.name.lower()], tally.origins[origin])
+            tally.drafted.add_to(lengths, labels)
+        rounds = HistogramMetricFamily(
             "flyspec_round_seconds",
             "Time of a round, from asking for its drafts to its verdict.",
-            (((drafter,), times.rounds) for drafter, times in self.times.items()),
-            "drafter",
+            labels=["drafter"],
         )
-        yield histogram(
+        parts = HistogramMetricFamily(
             "flyspec_round_part_seconds",
             "Time of the parts of a round. network: all that is in neither service.",
-            (
-                ((drafter, part), buckets)
-                for drafter, times in self.times.items()
-                for part, buckets in zip(PARTS, times.parts, strict=True)
-            ),
-            "drafter",
-            "part",
+            labels=["drafter", "part"],
         )
+        for drafter, times in self.times.items():
+            times.rounds.add_to(rounds, [drafter])
+            for part, buckets in zip(PARTS, times.parts, strict=True):
+                buckets.add_to(parts, [drafter, part])
+        yield from (positions, origins, lengths, rounds, parts)
 
 
 _COUNTERS = (

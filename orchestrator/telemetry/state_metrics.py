@@ -5,21 +5,18 @@ Read when Prometheus asks, and from where `AdminService` reads it, too.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from flyspec.telemetry.metrics import counter, gauge
+from flyspec.telemetry.metrics import gauge
 from flyspec.values.admin import BreakerState, DrafterState
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.fleet.replicas import Pool, Replica
-from orchestrator.front.admission import Admission
+from orchestrator.fleet.replicas import Pool
+from orchestrator.front.admission import REFUSALS, Admission
 
-SERVICES = ("verify", "draft")
-AT = ("service", "address")
 _DRAFTER_COUNTERS = (
     ("generations", "Generations that were given to a drafter.", "generations_total", 1.0),
     (
@@ -50,91 +47,90 @@ def admission_metrics(admission: Admission) -> Iterator[Metric]:
         admission.outstanding_tokens,
     )
     yield gauge("flyspec_draining", "1 while nothing new is let in.", admission.draining)
-    yield counter(
-        "flyspec_requests_refused",
-        "Requests that were not let in, by reason.",
-        (((reason,), count) for reason, count in admission.refusals.items()),
-        "reason",
+    refusals = CounterMetricFamily(
+        "flyspec_requests_refused", "Requests that were not let in, by reason.", labels=["reason"]
     )
+    for reason in REFUSALS:
+        refusals.add_metric([reason], admission.refusals[reason])
+    yield refusals
 
 
 def fleet_metrics(fleet: Fleet) -> Iterator[Metric]:
     """The drafters, and the replicas of all services."""
     drafters = fleet.drafters.all
     yield from _drafter_metrics(drafters)
-    pools: list[tuple[str, Pool[Any]]] = [("verify", fleet.targets)]
-    pools += [("draft", drafter.pool) for drafter in drafters if drafter.pool is not None]
-    yield from _replica_metrics({(s, r.address): r for s, pool in pools for r in pool.replicas})
+    pools: dict[int, tuple[str, Pool[Any]]] = {}
+    for drafter in drafters:
+        if drafter.pool is not None:
+            pools.setdefault(id(drafter.pool), ("draft", drafter.pool))
+    yield from _replica_metrics([("verify", fleet.targets), *pools.values()])
 
 
 def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
     for name, documentation, attribute, factor in _DRAFTER_COUNTERS:
-        totals = (((d.name,), getattr(d.stats, attribute) * factor) for d in drafters)
-        yield counter(f"flyspec_drafter_{name}", documentation, totals, "drafter")
-    yield gauge(
-        "flyspec_drafter_usable",
-        "1 if a generation can draft with it now.",
-        (((d.name,), d.usable) for d in drafters),
-        "drafter",
+        family = CounterMetricFamily(f"flyspec_drafter_{name}", documentation, labels=["drafter"])
+        for drafter in drafters:
+            family.add_metric([drafter.name], getattr(drafter.stats, attribute) * factor)
+        yield family
+    usable = GaugeMetricFamily(
+        "flyspec_drafter_usable", "1 if a generation can draft with it now.", labels=["drafter"]
     )
-    left = max(0.0, 1 - sum(d.share for d in drafters if d.state is DrafterState.CANARY))
-    yield gauge(
+    share = GaugeMetricFamily(
         "flyspec_drafter_share",
         "Share of the new generations that name no drafter, as the operator set it.",
-        (((d.name,), left if d.state is DrafterState.ACTIVE else d.share) for d in drafters),
-        "drafter",
+        labels=["drafter"],
     )
-    yield gauge(
-        "flyspec_drafter_state",
-        "1 for the state that it is in.",
-        (((d.name, s.name.lower()), d.state is s) for d in drafters for s in DrafterState),
-        "drafter",
-        "state",
+    states = GaugeMetricFamily(
+        "flyspec_drafter_state", "1 for the state that it is in.", labels=["drafter", "state"]
     )
-    yield gauge(
+    active = GaugeMetricFamily(
         "flyspec_drafter_generations_active",
         "Generations that draft with it now.",
-        (((d.name,), len(d.users)) for d in drafters),
-        "drafter",
+        labels=["drafter"],
     )
+    canaries = sum(d.share for d in drafters if d.state is DrafterState.CANARY)
+    for drafter in drafters:
+        usable.add_metric([drafter.name], drafter.usable)
+        is_default = drafter.state is DrafterState.ACTIVE
+        share.add_metric([drafter.name], max(0.0, 1 - canaries) if is_default else drafter.share)
+        active.add_metric([drafter.name], len(drafter.users))
+        for state in DrafterState:
+            states.add_metric([drafter.name, state.name.lower()], drafter.state is state)
+    yield from (usable, share, states, active)
 
 
-def _replica_metrics(replicas: dict[tuple[str, str], Replica[Any]]) -> Iterator[Metric]:
-    """Of replicas by their service and address."""
-    usable = Counter(service for (service, _), replica in replicas.items() if replica.usable)
-    known = Counter(service for service, _ in replicas)
-    yield gauge(
-        "flyspec_upstream_replicas",
-        "Replicas that are known of a service.",
-        (((service,), known[service]) for service in SERVICES),
-        "service",
+def _replica_metrics(pools: list[tuple[str, Pool[Any]]]) -> Iterator[Metric]:
+    replicas = GaugeMetricFamily(
+        "flyspec_upstream_replicas", "Replicas that are known of a service.", labels=["service"]
     )
-    yield gauge(
+    usable = GaugeMetricFamily(
         "flyspec_upstream_replicas_usable",
         "Replicas that a session may be opened on now.",
-        (((service,), usable[service]) for service in SERVICES),
-        "service",
+        labels=["service"],
     )
-    yield gauge(
+    labels = ["service", "address"]
+    breakers = GaugeMetricFamily(
         "flyspec_upstream_breaker_state",
         "1 for the state of a replica's circuit breaker.",
-        (
-            ((*at, state.name.lower()), replica.breaker.state is state)
-            for at, replica in replicas.items()
-            for state in BreakerState
-        ),
-        *AT,
-        "state",
+        labels=[*labels, "state"],
     )
-    yield gauge(
-        "flyspec_upstream_sessions",
-        "Sessions of this orchestrator on a replica.",
-        ((at, len(replica.sessions)) for at, replica in replicas.items()),
-        *AT,
+    sessions = GaugeMetricFamily(
+        "flyspec_upstream_sessions", "Sessions of this orchestrator on a replica.", labels=labels
     )
-    yield gauge(
+    tokens = GaugeMetricFamily(
         "flyspec_upstream_outstanding_tokens",
         "Tokens that those sessions may still read and write.",
-        ((at, replica.outstanding) for at, replica in replicas.items()),
-        *AT,
+        labels=labels,
     )
+    for service in ("verify", "draft"):
+        found = {r.address: r for name, p in pools if name == service for r in p.replicas}
+        replicas.add_metric([service], len(found))
+        usable.add_metric([service], sum(r.usable for r in found.values()))
+        for address, replica in found.items():
+            for state in BreakerState:
+                breakers.add_metric(
+                    [service, address, state.name.lower()], replica.breaker.state is state
+                )
+            sessions.add_metric([service, address], len(replica.sessions))
+            tokens.add_metric([service, address], replica.outstanding)
+    yield from (replicas, usable, breakers, sessions, tokens)
