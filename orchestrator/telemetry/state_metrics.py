@@ -5,7 +5,7 @@ Read when Prometheus asks, and from where `AdminService` reads it, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -59,11 +59,7 @@ def fleet_metrics(fleet: Fleet) -> Iterator[Metric]:
     """The drafters, and the replicas of all services."""
     drafters = fleet.drafters.all
     yield from _drafter_metrics(drafters)
-    pools: dict[int, tuple[str, Pool[Any]]] = {}
-    for drafter in drafters:
-        if drafter.pool is not None:
-            pools.setdefault(id(drafter.pool), ("draft", drafter.pool))
-    yield from _replica_metrics([("verify", fleet.targets), *pools.values()])
+    yield from _replica_metrics({"verify": [fleet.targets], "draft": fleet.drafters.pools})
 
 
 def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
@@ -99,7 +95,7 @@ def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
     yield from (usable, share, states, active)
 
 
-def _replica_metrics(pools: list[tuple[str, Pool[Any]]]) -> Iterator[Metric]:
+def _replica_metrics(services: Mapping[str, Sequence[Pool[Any]]]) -> Iterator[Metric]:
     replicas = GaugeMetricFamily(
         "flyspec_upstream_replicas", "Replicas that are known of a service.", labels=["service"]
     )
@@ -122,8 +118,8 @@ def _replica_metrics(pools: list[tuple[str, Pool[Any]]]) -> Iterator[Metric]:
         "Tokens that those sessions may still read and write.",
         labels=labels,
     )
-    for service in ("verify", "draft"):
-        found = {r.address: r for name, p in pools if name == service for r in p.replicas}
+    for service, pools in services.items():
+        found = {r.address: r for pool in pools for r in pool.replicas}
         replicas.add_metric([service], len(found))
         usable.add_metric([service], sum(r.usable for r in found.values()))
         for address, replica in found.items():
