@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from flyspec.errors import ConfigError
 from flyspec.metadata import AUTHORIZATION_KEY
 from flyspec.security import ChannelSecurity, TlsFiles, is_loopback
-
-ENVIRONMENT = "FLYSPEC_"
 
 
 @dataclass(frozen=True)
@@ -28,21 +25,6 @@ class Credentials:
     ssl_keyfile: str = ""
     ssl_target_name: str = ""
     allow_insecure: bool = False
-
-    @classmethod
-    def from_environment(cls) -> Credentials:
-        """As `FLYSPEC_API_KEY`, `FLYSPEC_SSL_CA_CERTS` and so on say."""
-
-        def read(name: str) -> str:
-            return os.environ.get(ENVIRONMENT + name.upper(), "")
-
-        return cls(
-            read("api_key"),
-            read("ssl_ca_certs"),
-            read("ssl_certfile"),
-            read("ssl_keyfile"),
-            read("ssl_target_name"),
-        )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What goes with every call. Raises `ConfigError` for a key that cannot be sent."""

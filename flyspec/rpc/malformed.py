@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from flyspec.errors import FlyspecError, IdleTimeoutError, InvalidArgumentError
+from flyspec.interceptors import Interceptor
 
 REQUEST_TIMEOUT_S = 30.0
 """A call without its first message after so long is ended: nothing limits their number."""
@@ -39,7 +40,7 @@ def check_read(message: Any) -> None:
         raise InvalidArgumentError(f"the request cannot be read: {message.reason}")
 
 
-class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class MalformedRequests(Interceptor):
     """Ends calls whose requests cannot be read, by `abort(context, method, error)`.
 
     A servicer that reads its stream by `context.read` must call `check_read` itself.
@@ -48,12 +49,9 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, abort: Abort) -> None:
         self._abort = abort
 
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
-    ) -> Any:
-        """The call's handler, wrapped; None if there is no such method."""
-        found = await continuation(handler_call_details)
-        return found and _wrap(found, handler_call_details.method, self._abort)
+    def around_method(self, found: Any, details: Any) -> Any:
+        """The call's handler, which is not called with what cannot be read."""
+        return _wrap(found, details.method, self._abort)
 
 
 def _wrap(found: Any, method: str, abort: Abort) -> Any:

@@ -257,13 +257,3 @@ class Verdict:
     def committed_length(self) -> int:
         """Tokens that are final."""
         return self.open_window.position if self.open_window else self.keep_length + 1
-
-    @property
-    def num_loose(self) -> int:
-        """Tokens accepted although they differ from the target's own."""
-        return sum(1 for d in self.decisions if d.outcome is Outcome.LOOSE)
-
-    @property
-    def loose_cost_nats(self) -> float:
-        """What they cost together."""
-        return sum(d.gap_nats or 0.0 for d in self.decisions if d.outcome is Outcome.LOOSE)

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any
 
 from flyspec import rpc, wire
-from flyspec.errors import DeadlineExceededError, FlyspecError
+from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
@@ -79,11 +79,8 @@ async def write(context: Any, message: Any, timeout_s: float) -> None:
     The call can then only be ended: a part of the message may be on its way.
     """
     try:
-        async with asyncio.timeout(timeout_s) as timeout:
-            await context.write(message)
-    except TimeoutError:
-        if not timeout.expired():
-            raise
+        await rpc.write(context, message, timeout_s)
+    except IdleTimeoutError:
         raise DeadlineExceededError(
             f"the client read nothing for {timeout_s:g} s and the generation was ended; "
             "read the stream as it comes, or raise --write-timeout-s"

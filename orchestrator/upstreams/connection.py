@@ -62,7 +62,7 @@ class GrpcUpstream(Generic[Info]):
 
     async def reconnect(self) -> None:
         """Give the connection up; gRPC itself would find out by keepalive, half a minute later."""
-        await self._link.reset()
+        await self._link.close()
 
     async def close(self) -> None:
         """Close the connection."""

@@ -82,7 +82,7 @@ class Generations(RuleBasedStateMachine):
         if update.retraction is not None:
             assert update.retraction.output_token_index >= len(self.final)
             del self.sent[update.retraction.output_token_index :]
-        self.sent += update.piece.tokens
+        self.sent += update.tokens
         self.final += update.final
         self.done = self.fakes.output.finish_reason is not None
 
