@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from flyspec.errors import FlyspecError
 from flyspec.telemetry import Telemetry, fields, new_request_id
-from flyspec.telemetry.traces import Attributes
+from flyspec.telemetry.traces import Attributes, Traces
 from flyspec.values.generation import GenerationTimings, Recovery
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.output import Output, Update
@@ -47,39 +46,29 @@ class RequestObserver:
         self.metrics = GenerationMetrics(telemetry.registry)
         telemetry.collect(self.metrics.collect)
 
-    @contextmanager
-    def request(self, request_id: str = "", traceparent: str = "") -> Iterator[Observation]:
-        """A request, from its arrival to its end; a new id for it if it has none."""
-        observation = Observation(self, request_id or new_request_id(), traceparent)
-        status = "OK"
-        try:
-            yield observation
-        except BaseException as error:
-            status = _status_of(error)
-            raise
-        finally:
-            observation.end(status)
-
-    def begin_trace(
-        self, identifier: str, traceparent: str, arrived_ns: int
-    ) -> GenerationTrace | None:
-        """The request's trace, if it is kept."""
-        span = self._traces.begin(traceparent, arrived_ns)
-        return None if span is None else GenerationTrace(self._traces, span, identifier)
+    def request(self, request_id: str = "", traceparent: str = "") -> Observation:
+        """A block that is a request, from its arrival to its end; a new id if it has none."""
+        return Observation(self.metrics, self._traces, request_id or new_request_id(), traceparent)
 
 
-class Observation:
+class Observation(AbstractContextManager["Observation"]):
     """Of one request. `correlation` is what the services are told of it."""
 
-    def __init__(self, observer: RequestObserver, request_id: str, traceparent: str) -> None:
+    def __init__(
+        self, metrics: GenerationMetrics, traces: Traces, request_id: str, traceparent: str
+    ) -> None:
         self.request_id = request_id
-        self._metrics = observer.metrics
+        self._metrics = metrics
         self._arrived_ns = time.perf_counter_ns()
-        self._trace = observer.begin_trace(self.request_id, traceparent, self._arrived_ns)
+        span = traces.begin(traceparent, self._arrived_ns)
+        self._trace = GenerationTrace(traces, span, request_id) if span is not None else None
         self._finish_reason = ""
         self._name = "request"
         self._facts: dict[str, Any] = {}
         self._counter: RoundCounter | None = None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._end("OK" if error is None else _status_of(error))
 
     @property
     def correlation(self) -> Correlation:
@@ -152,7 +141,7 @@ class Observation:
         if self._trace is not None:
             self._trace.describe(_of_output(output, ledger, first_s, timings.queue_ns / 1e9))
 
-    def end(self, status: str) -> None:
+    def _end(self, status: str) -> None:
         """It is over."""
         ended_ns = time.perf_counter_ns()
         if status == "CANCELLED" and self._finish_reason:
