@@ -217,9 +217,13 @@ class SpeculationMetrics(DraftCounts):
         self.distribution_bytes += distribution_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerationTimings:
-    """Where the time of one request went, ns (see the proto message of this name)."""
+    """Where the time of one request went, ns (see the proto message of this name).
+
+    A round's overhead is what of its time is outside both models; of one round, there is none: the
+    first also opens the sessions and reads the prompt.
+    """
 
     time_to_first_token_ns: int = 0
     total_ns: int = 0

@@ -37,7 +37,7 @@ class Fleet:
         self.targets: Pool[VerifyUpstream] = Pool(
             "verify service",
             self._addresses(settings.verify_address, "--verify-address"),
-            lambda address: connector.to_verify(address, self.targets.server_name(address)),
+            connector.to_verify,
             self._accept_target,
             lambda: Breaker(longest_s=TARGET_LONGEST_REST_S, trials=False),
             settings.probe_interval_s,
@@ -126,16 +126,15 @@ class Fleet:
     def _connect_drafter(self, address: str, name: str) -> Pool[DraftUpstream]:
         """The replicas of a draft service, not started."""
         settings = self._settings
-        pool: Pool[DraftUpstream] = Pool(
+        return Pool(
             name,
             self._addresses(address, "address" if name != "draft service" else "--draft-address"),
-            lambda a: self._connector.to_draft(a, pool.server_name(a)),
+            self._connector.to_draft,
             self._accept_drafter,
             Breaker,
             settings.probe_interval_s,
             settings.probe_timeout_s,
         )
-        return pool
 
     def _addresses(self, spec: str, what: str) -> Addresses:
         """What a setting stands for; not of other machines in the clear. Raises `ConfigError`."""

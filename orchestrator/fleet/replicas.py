@@ -101,15 +101,16 @@ class Replica(Generic[S]):
 class Pool(Generic[S]):
     """The replicas of a service.
 
-    `connect` makes a connection to an address. `accept` looks at what a replica said of itself and
-    returns why it cannot be used, empty if it can; it may make it ready first.
+    `connect` makes a connection to an address, told the DNS name that it was found by (empty: it
+    was given). `accept` looks at what a replica said of itself and returns why it cannot be used,
+    empty if it can; it may make it ready first.
     """
 
     def __init__(
         self,
         name: str,
         addresses: Addresses,
-        connect: Callable[[str], S],
+        connect: Callable[[str, str], S],
         accept: Callable[[S, Any], Awaitable[str]],
         breaker: Callable[[], Breaker] = Breaker,
         interval_s: float = 1.0,
@@ -138,10 +139,6 @@ class Pool(Generic[S]):
     def reason(self) -> str:
         """Why none of them can be used."""
         return "; ".join(r.reason for r in self.replicas if r.reason) or "no address is known"
-
-    def server_name(self, address: str) -> str:
-        """The DNS name that a replica's address was found by; empty for one that was given."""
-        return next(filter(None, (s.server_name(address) for s in self._sources)), "")
 
     async def start(self) -> None:
         """Find the replicas, ask each once, and watch them from now on."""
@@ -216,7 +213,10 @@ class Pool(Generic[S]):
         for address in found:
             if address in self._replicas:
                 continue
-            replica = Replica(self._connect(address), self._breaker())
+            names = (source.server_name(address) for source in self._sources)
+            replica = Replica(
+                self._connect(address, next(filter(None, names), "")), self._breaker()
+            )
             self._replicas[address] = replica
             if self._discoverer is not None:
                 log.info("%s: %s joined", self.name, address)

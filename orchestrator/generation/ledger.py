@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.values.generation import RoundRecord, SpeculationMetrics
+from flyspec.values.generation import GenerationTimings, RoundRecord, SpeculationMetrics
 from flyspec.values.rounds import (
     Budget,
     DraftChunk,
@@ -65,13 +65,15 @@ class RoundOutcome:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of one generation: `metrics`, which `finish` completes, and the time of its rounds."""
+    """Counts of one generation, and the time of its rounds; `finish` completes them.
+
+    The other `timings` are for who runs it to fill in.
+    """
 
     max_loose_tokens: int | None = None
     max_loose_cost_nats: float | None = None
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
-    draft_model_ns: int = 0
-    target_model_ns: int = 0
+    timings: GenerationTimings = field(default_factory=GenerationTimings)
     _committed_length: int = 0
     _unsettled: list[tuple[int, int, str]] = field(default_factory=list)
     """Start, accepted drafts and drafter of the rounds that an open window can still shorten."""
@@ -94,7 +96,7 @@ class Ledger:
         The part of a round's time that is outside both models is its overhead.
         """
         metrics, verdict = self.metrics, round_.verdict
-        self.draft_model_ns += round_.proposal.timings.model_ns
+        self.timings.draft_model_ns += round_.proposal.timings.model_ns
         self._committed_length = round_.committed_length
         for token in final:
             if token.origin is Origin.LOOSE:
@@ -114,7 +116,7 @@ class Ledger:
         """Count what was checked, and the draft that was rejected."""
         metrics = self.metrics
         metrics.num_rounds += 1
-        self.target_model_ns += verdict.timings.forward_ns
+        self.timings.target_model_ns += verdict.timings.forward_ns
         if not verdict.decisions:
             return
         metrics.count(len(verdict.decisions), 0)
@@ -133,6 +135,8 @@ class Ledger:
     def finish(self) -> None:
         """The output is complete: of what follows a window still open, nothing stands."""
         self._settle_at(self._committed_length)
+        if self._overheads_ns:
+            self.timings.round_overhead_p50_ns = int(statistics.median(self._overheads_ns))
 
     def _settle_at(self, length: int) -> None:
         """No token from position `length` on stands; count what does, of every round."""
@@ -157,8 +161,3 @@ class Ledger:
         """
         taken, self._settled = self._settled, []
         return taken
-
-    @property
-    def round_overhead_p50_ns(self) -> int:
-        """Median time of a round outside the two models, ns; 0 with fewer than two rounds."""
-        return int(statistics.median(self._overheads_ns)) if self._overheads_ns else 0

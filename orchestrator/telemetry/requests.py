@@ -14,7 +14,7 @@ from typing import Any
 from flyspec.errors import FlyspecError
 from flyspec.telemetry import Telemetry, fields, new_request_id
 from flyspec.telemetry.traces import Attributes, Traces
-from flyspec.values.generation import GenerationTimings, Recovery
+from flyspec.values.generation import Recovery
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.output import Output, Update
 from orchestrator.generation.plan import GenerationPlan
@@ -117,13 +117,13 @@ class Observation(AbstractContextManager["Observation"]):
                 },
             )
 
-    def completed(self, output: Output, ledger: Ledger, timings: GenerationTimings) -> None:
+    def completed(self, output: Output, ledger: Ledger) -> None:
         """Its output is complete."""
         assert self._counter is not None
         assert output.finish_reason is not None
         self._counter.finish()
         self._finish_reason = output.finish_reason.name.lower()
-        metrics, labels = self._metrics, self._labels
+        metrics, labels, timings = self._metrics, self._labels, ledger.timings
         total_s, first_s = timings.total_ns / 1e9, timings.time_to_first_token_ns / 1e9
         metrics.first_token_seconds.labels(*labels).observe(first_s)
         metrics.request_seconds.labels(*labels).observe(total_s)

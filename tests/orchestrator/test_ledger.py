@@ -75,7 +75,7 @@ def test_a_window_that_fails_without_a_round_is_no_round():
         ledger.metrics.num_spec_steps,
         ledger.metrics.num_rollbacks,
     ) == (0, 0, 1)
-    assert (ledger.metrics.num_loose_tokens, ledger.draft_model_ns) == (1, 30)
+    assert (ledger.metrics.num_loose_tokens, ledger.timings.draft_model_ns) == (1, 30)
 
 
 def test_rejections_of_tokens_that_match_are_no_mismatches():
