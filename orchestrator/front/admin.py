@@ -10,11 +10,11 @@ from typing import Any
 from flyspec import rpc, wire
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
 from flyspec.values.admin import DrafterStatus, Status, UpstreamStatus
+from orchestrator.admission.admission import Admission
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.handshake import is_foreign
 from orchestrator.fleet.replicas import Replica
-from orchestrator.front.admission import Admission
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from flyspec.telemetry.metrics import gauge
 from flyspec.values.admin import BreakerState, DrafterState
+from orchestrator.admission.admission import REFUSALS, Admission
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.replicas import Pool
-from orchestrator.front.admission import REFUSALS, Admission
 
 _DRAFTER_COUNTERS = (
     ("generations", "Generations that were given to a drafter.", "generations_total", 1.0),

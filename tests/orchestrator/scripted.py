@@ -24,10 +24,10 @@ from flyspec.values.admin import (
 )
 from flyspec.values.rounds import Decision, DraftChunk, Outcome, Verdict
 from flyspec.values.tokens import Origin
+from orchestrator.admission.admission import Admission
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.front.admission import Admission
-from orchestrator.generation.generation import Generations
 from orchestrator.generation.rule_files import load_rules
+from orchestrator.generations import Generations
 from orchestrator.telemetry.requests import RequestObserver
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 from tests.orchestrator.test_output import BUNDLE

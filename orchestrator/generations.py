@@ -18,9 +18,9 @@ from flyspec.values.generation import (
     GenerationRequest,
     Models,
 )
+from orchestrator.admission.admission import Admission, Visit
+from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.front.admission import Admission, Visit
-from orchestrator.front.clients import NOBODY, Caller, check_tokens
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
