@@ -108,8 +108,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def _status(self, drafter: RegisteredDrafter) -> admin_pb2.DrafterStatus:
         """What is known of a drafter."""
-        replicas, model = drafter.pool.replicas if drafter.pool else (), drafter.model
-        target = self._fleet.target.info.model
+        model, target = drafter.model, self._fleet.target.info.model
         status: admin_pb2.DrafterStatus = wire.encode(
             DrafterStatus(
                 name=drafter.name,
@@ -120,7 +119,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 state=drafter.state,
                 share=drafter.share,
                 translated=is_foreign(model, target),
-                replicas=[_replica_status(replica) for replica in replicas],
+                replicas=[_replica_status(replica) for replica in drafter.replicas],
                 stats=replace(drafter.stats, active_generations=len(drafter.users)),
             )
         )

@@ -15,6 +15,7 @@ from itertools import accumulate
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
+from flyspec.errors import FlyspecError
 from flyspec.telemetry.metrics import REQUEST_SECONDS, STEP_SECONDS, Buckets
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.tokens import Origin
@@ -29,17 +30,8 @@ MAX_DRAFTERS = 64
 LABELS = ("drafter", "rule")
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24, 32, 48, 64)
 PARTS = ("draft_queue", "draft", "verify_queue", "verify_step", "judge", "network")
-STATUSES = (
-    "OK",
-    "CANCELLED",
-    "DEADLINE_EXCEEDED",
-    "FAILED_PRECONDITION",
-    "INTERNAL",
-    "INVALID_ARGUMENT",
-    "NOT_FOUND",
-    "RESOURCE_EXHAUSTED",
-    "UNAVAILABLE",
-)
+ERRORS = FlyspecError.__subclasses__()
+STATUSES = sorted({"OK", "CANCELLED", "INTERNAL", *(error.status for error in ERRORS)})
 
 
 @dataclass(slots=True, eq=False)
