@@ -18,7 +18,14 @@ from prometheus_client import CollectorRegistry
 from bench import command
 from flyspec.telemetry.metrics import EngineMetrics
 from flyspec.telemetry.traces import Traces
-from flyspec.values.rounds import Decision, DraftTimings, Outcome, Verdict, VerifyTimings
+from flyspec.values.rounds import (
+    Decision,
+    DraftChunk,
+    DraftTimings,
+    Outcome,
+    Verdict,
+    VerifyTimings,
+)
 from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import Commit, Token
@@ -43,9 +50,10 @@ def make_round(index: int) -> RoundOutcome:
         keep, 6, tuple(DECISIONS), start_length=start, round_id=index, timings=timings
     )
     drafted = DraftTimings(50_000, 4_000_000, 4_300_000)
+    proposal = DraftChunk(timings=drafted, drafter="model", arrived_ns=time.perf_counter_ns())
     return RoundOutcome(
-        [Commit(FINAL)], verdict, start, keep + 1, 16_000_000, None, "model", index,
-        time.perf_counter_ns(), time.perf_counter_ns(), drafted,
+        [Commit(FINAL)], verdict, start, keep + 1, 16_000_000, None, proposal, index,
+        time.perf_counter_ns(),
     )  # fmt: skip
 
 

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
+
+
+class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Puts something around every call, by `around_method`."""
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """The call's handler, wrapped; None if there is no such method."""
+        found = await continuation(handler_call_details)
+        return found and self.around_method(found, handler_call_details)
+
+    def around_method(self, found: Any, details: Any) -> Any:
+        """The handler to use for one that was found; `details` has the call's method."""
+        return found
+
 
 Around = Callable[[Any], AbstractAsyncContextManager[None]]
 """Makes a block of a call's context; the call runs inside it."""

@@ -8,13 +8,13 @@ from flyspec.errors import ConfigError
 from flyspec.security import ApiKeys, PortSecurity, Scope
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
+from orchestrator.admission.admission import Admission
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck, audit
 from orchestrator.front.admin import AdminServicer
-from orchestrator.front.admission import Admission
 from orchestrator.front.grpc import GenerationServicer
-from orchestrator.generation.generation import Generations
 from orchestrator.generation.rule_files import load_rules
+from orchestrator.generations import Generations
 from orchestrator.heap import return_large_blocks
 from orchestrator.telemetry.requests import RequestObserver
 from orchestrator.telemetry.state_metrics import admission_metrics, fleet_metrics

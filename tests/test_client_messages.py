@@ -175,7 +175,7 @@ def test_events_are_read_whole() -> None:
     values: dict[str, Any] = {
         "num_spec_steps": 1, "num_draft_tokens": 2, "num_accepted_draft_tokens": 3,
         "num_loose_tokens": 4, "loose_cost_nats": 0.5, "num_rollbacks": 6,
-        "acceptance_histogram": (7,), "num_rounds": 8, "num_rejected_tokens": 9,
+        "acceptance_histogram": [7], "num_rounds": 8, "num_rejected_tokens": 9,
         "rejected_cost_nats": 4.5, "round_bytes": 11, "distribution_bytes": 12,
     }  # fmt: skip
     assert set(values) == {f.name for f in dataclasses.fields(SpeculationMetrics)}

@@ -164,8 +164,8 @@ class _Retold:
                 f"{self._state.committed_length}"
             )
         update = self._output.apply(commands)
-        self._token_ids += [token.token_id for token in update.piece.tokens]
-        self._text += "".join(update.piece.texts)
+        self._token_ids += [token.token_id for token in update.tokens]
+        self._text += "".join(update.texts)
         return ""
 
     async def _judge(self, number: int, record: RoundRecord) -> Verdict:

@@ -72,5 +72,4 @@ class AdminClient(Connection):
 
     async def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
         stub = admin_pb2_grpc.AdminServiceStub(self._channel)
-        call = getattr(stub, method)(request, timeout=timeout_s, metadata=self._metadata)
-        return await self._call(call)
+        return await self._call(getattr(stub, method), request, timeout_s)

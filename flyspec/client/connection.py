@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -17,8 +16,6 @@ _NOT_REACHED = ("failed to connect", "errors resolving", "resolution failed")
 # What it says when there is one, which ends the connection before anything was said. Of TLS 1.3 the
 # client believes that it is through when the server looks at its certificate.
 _HUNG_UP = ("Socket closed", "reset by peer", "Broken pipe")
-
-T = TypeVar("T")
 
 
 class Connection:
@@ -51,13 +48,14 @@ class Connection:
         """The `grpc.health.v1` status of a service, of the whole server by default: SERVING, ..."""
         stub = health_pb2_grpc.HealthStub(self._channel)
         request = health_pb2.HealthCheckRequest(service=service)
-        response: Any = await self._call(stub.Check(request, timeout=timeout_s))
+        response = await self._call(stub.Check, request, timeout_s)
         name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
         return name
 
-    async def _call(self, call: Awaitable[T]) -> T:
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """The response of a unary method. Raises `FlyspecError`."""
         try:
-            return await call
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._error_of(error) from None
 

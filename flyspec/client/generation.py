@@ -138,10 +138,7 @@ class Client(Connection):
         """The models that answer here."""
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         request = generation_pb2.ListModelsRequest()
-        response: Any = await self._call(
-            stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
-        )
-        return wire.decode(Models, response)
+        return wire.decode(Models, await self._call(stub.ListModels, request, timeout_s))
 
 
 def event_of(response: generation_pb2.GenerateResponse) -> Event:

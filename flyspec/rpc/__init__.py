@@ -4,65 +4,22 @@ A service builds its servicer and puts it into a `GrpcServer`; a servicer's meth
 with `handler`, which turns `FlyspecError` into its gRPC status.
 """
 
-from flyspec.rpc.channel import CHANNEL_OPTIONS, connect
-from flyspec.rpc.gate import Check, Gate, checks_of, names_of
-from flyspec.rpc.link import Link
-from flyspec.rpc.server import SERVER_OPTIONS, GrpcServer
-from flyspec.rpc.sizes import (
-    BASE_REQUEST_BYTES,
-    MAX_ID_BYTES,
-    MAX_MESSAGE_BYTES,
-    MAX_STREAMS,
-    max_request_bytes,
-    max_streams,
-)
-from flyspec.rpc.statuses import (
-    ABORT_TIMEOUT_S,
-    BUG,
-    MAX_DETAILS_CHARACTERS,
-    MAX_RICH_DETAILS_CHARACTERS,
-    SAID,
-    SERVER_STOPPED,
-    WRITE_FAILED,
-    abort,
-    error_of,
-    error_of_status,
-    handler,
-    status_of,
-    was_said,
-)
-from flyspec.rpc.streams import read, unbroken, write
-
-__all__ = [
-    "ABORT_TIMEOUT_S",
-    "BASE_REQUEST_BYTES",
-    "BUG",
-    "CHANNEL_OPTIONS",
-    "MAX_DETAILS_CHARACTERS",
-    "MAX_ID_BYTES",
-    "MAX_MESSAGE_BYTES",
-    "MAX_RICH_DETAILS_CHARACTERS",
-    "MAX_STREAMS",
-    "SAID",
-    "SERVER_OPTIONS",
-    "SERVER_STOPPED",
-    "WRITE_FAILED",
-    "Check",
-    "Gate",
-    "GrpcServer",
-    "Link",
-    "abort",
-    "checks_of",
-    "connect",
-    "error_of",
-    "error_of_status",
-    "handler",
-    "max_request_bytes",
-    "max_streams",
-    "names_of",
-    "read",
-    "status_of",
-    "unbroken",
-    "was_said",
-    "write",
-]
+from flyspec.rpc.channel import CHANNEL_OPTIONS as CHANNEL_OPTIONS
+from flyspec.rpc.channel import Link as Link
+from flyspec.rpc.channel import connect as connect
+from flyspec.rpc.gate import Check as Check
+from flyspec.rpc.gate import checks_of as checks_of
+from flyspec.rpc.gate import names_of as names_of
+from flyspec.rpc.server import SERVER_OPTIONS as SERVER_OPTIONS
+from flyspec.rpc.server import GrpcServer as GrpcServer
+from flyspec.rpc.sizes import max_request_bytes as max_request_bytes
+from flyspec.rpc.sizes import max_streams as max_streams
+from flyspec.rpc.statuses import BUG as BUG
+from flyspec.rpc.statuses import WRITE_FAILED as WRITE_FAILED
+from flyspec.rpc.statuses import error_of as error_of
+from flyspec.rpc.statuses import error_of_status as error_of_status
+from flyspec.rpc.statuses import handler as handler
+from flyspec.rpc.statuses import was_said as was_said
+from flyspec.rpc.streams import read as read
+from flyspec.rpc.streams import unbroken as unbroken
+from flyspec.rpc.streams import write as write

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc
-
 from flyspec.errors import FlyspecError, PermissionDeniedError
-from flyspec.interceptors import wrap
+from flyspec.interceptors import Interceptor, wrap
 from flyspec.rpc.statuses import abort
 from flyspec.security import PortSecurity
 
@@ -24,7 +22,7 @@ Check = Callable[[str, Any], None]
 """Looks at a call's method and context, and raises `FlyspecError` if it may not be."""
 
 
-class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Gate(Interceptor):
     """Ends calls that a check refuses with its status. Health is open: probes come with nothing.
 
     Goes before `MalformedRequests`, so that nothing is parsed for who may not call.
@@ -34,23 +32,16 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._checks = list(checks)
         self._second, self._logged = 0, 0
 
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
-    ) -> Any:
-        """The call's handler behind the checks; None if there is no such method."""
-        found = await continuation(handler_call_details)
-        method = handler_call_details.method
-        if found is None or not self._checks or method.startswith(HEALTH):
+    def around_method(self, found: Any, details: Any) -> Any:
+        """The call's handler behind the checks."""
+        method = details.method
+        if not self._checks or method.startswith(HEALTH):
             return found
         return wrap(found, lambda context: self._behind(method, context))
 
     @asynccontextmanager
     async def _behind(self, method: str, context: Any) -> AsyncIterator[None]:
         """A call that begins only if every check lets it."""
-        await self._check(method, context)
-        yield
-
-    async def _check(self, method: str, context: Any) -> None:
         try:
             for check in self._checks:
                 check(method, context)
@@ -58,6 +49,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             if self._is_to_be_logged():
                 log.info("%s from %s refused: %s", method.lstrip("/"), context.peer(), error)
             await abort(context, method, error)
+        yield
 
     def _is_to_be_logged(self) -> bool:
         """Whether a refusal that comes now is: who is refused must not fill the disk."""

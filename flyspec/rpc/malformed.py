@@ -14,7 +14,9 @@ from typing import Any
 
 import grpc
 
-from flyspec.errors import FlyspecError, IdleTimeoutError, InvalidArgumentError
+from flyspec.errors import FlyspecError, InvalidArgumentError
+from flyspec.interceptors import Interceptor
+from flyspec.rpc.streams import Malformed, read
 
 REQUEST_TIMEOUT_S = 30.0
 """A call without its first message after so long is ended: nothing limits their number."""
@@ -24,36 +26,18 @@ STREAM_TIMEOUT_S = 300.0
 Abort = Callable[[Any, str, Exception], Awaitable[None]]
 
 
-class Malformed:
-    """Stands for a request that cannot be read; `reason` is protobuf's."""
-
-    __slots__ = ("reason",)
-
-    def __init__(self, reason: Exception) -> None:
-        self.reason = reason
-
-
-def check_read(message: Any) -> None:
-    """Raise `InvalidArgumentError` for what stands for a request that cannot be read."""
-    if isinstance(message, Malformed):
-        raise InvalidArgumentError(f"the request cannot be read: {message.reason}")
-
-
-class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class MalformedRequests(Interceptor):
     """Ends calls whose requests cannot be read, by `abort(context, method, error)`.
 
-    A servicer that reads its stream by `context.read` must call `check_read` itself.
+    A servicer that reads its stream itself does so by `streams.read`.
     """
 
     def __init__(self, abort: Abort) -> None:
         self._abort = abort
 
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
-    ) -> Any:
-        """The call's handler, wrapped; None if there is no such method."""
-        found = await continuation(handler_call_details)
-        return found and _wrap(found, handler_call_details.method, self._abort)
+    def around_method(self, found: Any, details: Any) -> Any:
+        """The call's handler, which is not called with what cannot be read."""
+        return _wrap(found, details.method, self._abort)
 
 
 def _wrap(found: Any, method: str, abort: Abort) -> Any:
@@ -101,22 +85,12 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
 
 async def _only_one(context: Any) -> Any:
     """The request of a method that takes one."""
-    request = await _read(context, REQUEST_TIMEOUT_S)
-    if request is grpc.aio.EOF:
+    request = await read(context, REQUEST_TIMEOUT_S)
+    if request is None:
         raise InvalidArgumentError("the call ended without a request; this method takes one")
     return request
 
 
 async def _checked(context: Any) -> AsyncIterator[Any]:
-    while (request := await _read(context, STREAM_TIMEOUT_S)) is not grpc.aio.EOF:
+    while (request := await read(context, STREAM_TIMEOUT_S)) is not None:
         yield request
-
-
-async def _read(context: Any, timeout_s: float) -> Any:
-    try:
-        async with asyncio.timeout(timeout_s):
-            request = await context.read()
-    except TimeoutError as error:
-        raise IdleTimeoutError(f"no message for {timeout_s:g} s") from error
-    check_read(request)
-    return request

@@ -8,8 +8,16 @@ from typing import Any
 
 import grpc
 
-from flyspec.errors import IdleTimeoutError
-from flyspec.rpc.malformed import check_read
+from flyspec.errors import IdleTimeoutError, InvalidArgumentError
+
+
+class Malformed:
+    """Stands for a request that cannot be read; `reason` is protobuf's."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: Exception) -> None:
+        self.reason = reason
 
 
 async def unbroken(reading: Coroutine[Any, Any, Any]) -> Any:
@@ -39,9 +47,10 @@ async def read(context: Any, idle_timeout_s: float) -> Any:
             message = await unbroken(context.read())
     except TimeoutError as error:
         raise IdleTimeoutError(
-            f"no message for {idle_timeout_s:g} s; the session is closed, open another"
+            f"no message for {idle_timeout_s:g} s; the call was ended, make another"
         ) from error
-    check_read(message)
+    if isinstance(message, Malformed):
+        raise InvalidArgumentError(f"the request cannot be read: {message.reason}")
     return None if message is grpc.aio.EOF else message
 
 

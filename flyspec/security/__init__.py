@@ -8,21 +8,14 @@ A port that does not speak gRPC, such as the one for metrics, takes the same fil
 `prometheus_client.start_http_server` takes them as `certfile`, `keyfile` and `client_cafile`.
 """
 
-from flyspec.security.certificates import SYSTEM, Certificates, TlsFiles, watch_certificates
-from flyspec.security.credentials import ChannelSecurity, server_credentials
-from flyspec.security.keys import ApiKey, ApiKeys, Scope
-from flyspec.security.listening import PortSecurity, is_loopback
-
-__all__ = [
-    "SYSTEM",
-    "ApiKey",
-    "ApiKeys",
-    "Certificates",
-    "ChannelSecurity",
-    "PortSecurity",
-    "Scope",
-    "TlsFiles",
-    "is_loopback",
-    "server_credentials",
-    "watch_certificates",
-]
+from flyspec.security.certificates import SYSTEM as SYSTEM
+from flyspec.security.certificates import Certificates as Certificates
+from flyspec.security.certificates import TlsFiles as TlsFiles
+from flyspec.security.certificates import watch_certificates as watch_certificates
+from flyspec.security.credentials import ChannelSecurity as ChannelSecurity
+from flyspec.security.credentials import server_credentials as server_credentials
+from flyspec.security.keys import ApiKey as ApiKey
+from flyspec.security.keys import ApiKeys as ApiKeys
+from flyspec.security.keys import Scope as Scope
+from flyspec.security.listening import PortSecurity as PortSecurity
+from flyspec.security.listening import is_loopback as is_loopback

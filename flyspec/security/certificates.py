@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 WARN_SHARE = 0.1
 """A certificate that is loaded with less of its lifetime left should have been renewed."""
+WHAT = "the certificates"
 SYSTEM = "system"
 """In the place of a file of authorities: those that gRPC brings along."""
 
@@ -54,7 +55,7 @@ class Certificates:
 
 def watch_certificates(files: TlsFiles) -> Watched[Certificates]:
     """The certificates of these files, as they are now. Raises `ConfigError`."""
-    return Watched("the certificates", files.paths, lambda: read_certificates(files))
+    return Watched(WHAT, files.paths, lambda: read_certificates(files))
 
 
 def read_certificates(files: TlsFiles) -> Certificates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from flyspec.errors import ConfigError
-from flyspec.security.certificates import SYSTEM, Certificates, TlsFiles, watch_certificates
+from flyspec.security.certificates import SYSTEM, WHAT, TlsFiles, read_certificates
 from flyspec.security.watched_files import Watched
 
 
@@ -22,29 +22,22 @@ def server_credentials(files: TlsFiles, require_client: bool) -> grpc.ServerCred
             "--ssl-client-auth required: give the authorities of the clients' certificates, "
             "--ssl-ca-certs"
         )
-    watched = watch_certificates(files)
+
+    def make() -> grpc.ServerCertificateConfiguration:
+        read = read_certificates(files)
+        return grpc.ssl_server_certificate_configuration(
+            [(read.key, read.chain)], read.authorities if require_client else None
+        )
+
+    watched = Watched(WHAT, files.paths, make)
     used = watched.current()
 
     def look() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
-        found = watched.current()
-        if found is used:
-            return None  # as it was
-        used = found
-        return _configuration(found, require_client)
+        before, used = used, watched.current()
+        return None if used is before else used  # None: as it was
 
-    return grpc.dynamic_ssl_server_credentials(
-        _configuration(used, require_client), look, require_client
-    )
-
-
-def _configuration(
-    certificates: Certificates, require_client: bool
-) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration(
-        [(certificates.key, certificates.chain)],
-        certificates.authorities if require_client else None,
-    )
+    return grpc.dynamic_ssl_server_credentials(used, look, require_client)
 
 
 class ChannelSecurity:
@@ -61,19 +54,14 @@ class ChannelSecurity:
                 f"server's certificate, or `{SYSTEM}` for well-known ones"
             )
         self.target_name = target_name
-        self._watched: Watched[Certificates] = watch_certificates(files)
-        self._used = self._watched.current()
-        self._credentials = self._make()
+        self._files = files
+        self._watched = Watched(WHAT, files.paths, self._make)
 
     @property
     def credentials(self) -> grpc.ChannelCredentials:
         """Those to open a channel with now; the same object as long as the files are the same."""
-        found = self._watched.current()
-        if found is not self._used:
-            self._used = found
-            self._credentials = self._make()
-        return self._credentials
+        return self._watched.current()
 
     def _make(self) -> grpc.ChannelCredentials:
-        used = self._used
-        return grpc.ssl_channel_credentials(used.authorities, used.key, used.chain)
+        read = read_certificates(self._files)
+        return grpc.ssl_channel_credentials(read.authorities, read.key, read.chain)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from flyspec.interceptors import wrap
+from flyspec.interceptors import Interceptor, wrap
 from flyspec.telemetry.request_ids import new_request_id, request_id_of, set_request_id
 
 
@@ -32,7 +32,7 @@ class CallMetrics:
         )
 
 
-class Calls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class Calls(Interceptor):
     """Counts calls, and makes the id in a call's metadata that of its task.
 
     With `make_ids`, a call without one gets a new one: this is where requests come in.
@@ -41,43 +41,29 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def __init__(self, metrics: CallMetrics, make_ids: bool) -> None:
         self._metrics, self._make_ids = metrics, make_ids
 
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
-    ) -> Any:
-        """The call's handler, wrapped; None if there is no such method."""
-        found = await continuation(handler_call_details)
-        if found is None:
-            return None
-        identifier = request_id_of(handler_call_details.invocation_metadata)
+    def around_method(self, found: Any, details: Any) -> Any:
+        """The call's handler, counted."""
+        identifier = request_id_of(details.invocation_metadata)
         if not identifier and self._make_ids:
             identifier = new_request_id()
-        method = handler_call_details.method.lstrip("/")
-        return wrap(found, lambda context: _Counted(self._metrics, method, identifier, context))
+        method = details.method.lstrip("/")
+        return wrap(found, lambda context: self._counted(method, identifier, context))
 
-
-class _Counted(AbstractAsyncContextManager[None]):
-    """A block that is one call, for the request of that id."""
-
-    __slots__ = ("_context", "_identifier", "_method", "_metrics")
-
-    def __init__(self, metrics: CallMetrics, method: str, identifier: str, context: Any) -> None:
-        self._metrics, self._method, self._context = metrics, method, context
-        self._identifier = identifier
-
-    async def __aenter__(self) -> None:
-        set_request_id(self._identifier)
-        self._metrics.open.labels(self._method).inc()
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._metrics.open.labels(self._method).dec()
-        self._metrics.ended.labels(self._method, self._code(kind)).inc()
-
-    def _code(self, kind: type[BaseException] | None) -> str:
-        """The name of the status that the call ends with."""
-        said = _CODES.get(self._context.code() or 0, "UNKNOWN")
-        if said != "OK" or kind is None:
-            return said
-        return "CANCELLED" if issubclass(kind, asyncio.CancelledError) else "UNKNOWN"
+    @asynccontextmanager
+    async def _counted(self, method: str, identifier: str, context: Any) -> AsyncIterator[None]:
+        """A call, for the request of that id."""
+        set_request_id(identifier)
+        self._metrics.open.labels(method).inc()
+        otherwise = "OK"
+        try:
+            yield
+        except BaseException as error:
+            otherwise = "CANCELLED" if isinstance(error, asyncio.CancelledError) else "UNKNOWN"
+            raise
+        finally:
+            self._metrics.open.labels(method).dec()
+            said = _CODES.get(context.code() or 0, "UNKNOWN")
+            self._metrics.ended.labels(method, otherwise if said == "OK" else said).inc()
 
 
 # A context knows its status as a number, or as a member once it was set by its name.

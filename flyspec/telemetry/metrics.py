@@ -30,6 +30,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from flyspec.security import TlsFiles, watch_certificates
 from flyspec.values.admin import SessionStatus
 
 STEP_SECONDS = (
@@ -73,6 +74,26 @@ def new_registry(service: str) -> CollectorRegistry:
         }
     )
     return registry
+
+
+class CertificateExpiry(Collector):
+    """When the certificate that the files hold now expires: to be alerted before it does.
+
+    Raises `ConfigError` if it cannot be used.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._watched = watch_certificates(files)
+
+    def collect(self) -> Iterable[Metric]:
+        """The time of its expiry; nothing without a certificate."""
+        expires = self._watched.current().expires
+        if expires is not None:
+            yield gauge(
+                "flyspec_certificate_expiry_timestamp_seconds",
+                "When the certificate of this process expires, seconds since 1970.",
+                expires.timestamp(),
+            )
 
 
 class OnLoop(Collector):

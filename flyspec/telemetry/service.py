@@ -9,9 +9,8 @@ import grpc
 from prometheus_client.core import Metric
 
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
-from flyspec.telemetry.certificates import CertificateExpiry
 from flyspec.telemetry.interceptor import CallMetrics, Calls
-from flyspec.telemetry.metrics import OnLoop, new_registry
+from flyspec.telemetry.metrics import CertificateExpiry, OnLoop, new_registry
 from flyspec.telemetry.port import MetricsPort, PortTakenError
 from flyspec.telemetry.traces import Traces
 
@@ -62,30 +61,20 @@ class Telemetry:
         Raises `ConfigError` if the settings name one that cannot be had.
         """
         settings = self._settings
-        if settings is None:
+        if settings is None or settings.metrics_port == NO_PORT:
             return None
-        port = settings.metrics_port
-        if port == NO_PORT:
-            return None
-        self._port = self._open_default() if port is None else self._open(port)
+        port, security = settings.metrics_port, settings.port_security
+        if port is None:  # nobody chose one: if it is taken, a service rather serves than ends
+            port = DEFAULT_PORTS[self.service] if settings.port else 0
+        try:
+            self._port = MetricsPort(security, port, self.registry)
+        except PortTakenError:
+            if settings.metrics_port is not None:
+                raise
+            log.warning("the metrics port %d is in use; taking another, see --metrics-port", port)
+            self._port = MetricsPort(security, 0, self.registry)
         log.info("metrics at %s:%d", settings.host, self._port.port)
         return self._port.port
-
-    def _open(self, port: int) -> MetricsPort:
-        assert self._settings is not None
-        return MetricsPort(self._settings.port_security, port, self.registry)
-
-    def _open_default(self) -> MetricsPort:
-        """The port that nobody chose: if it is taken, a service rather serves than ends."""
-        assert self._settings is not None
-        if not self._settings.port:
-            return self._open(0)
-        port = DEFAULT_PORTS[self.service]
-        try:
-            return self._open(port)
-        except PortTakenError:
-            log.warning("the metrics port %d is in use; taking another, see --metrics-port", port)
-            return self._open(0)
 
     def close(self) -> None:
         """Close the port and send the spans that wait."""

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from flyspec.values.rounds import DraftCounts
+
 
 class BreakerState(IntEnum):
     """Whether a service that failed is tried again."""
@@ -166,26 +168,15 @@ class Status:
 
 
 @dataclass(slots=True)
-class DrafterStats:
-    """What a drafter did since it was registered (see the proto message of this name).
-
-    The orchestrator counts in it.
-    """
+class DrafterStats(DraftCounts):
+    """What a drafter did since it was registered (see the proto message of this name)."""
 
     active_generations: int = 0
     generations_total: int = 0
-    num_spec_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
     failures_total: int = 0
     proposal_ns_total: int = 0
     num_emitted_tokens: int = 0
     round_ns_total: int = 0
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        """Share of the drafted tokens that was accepted; 0 when nothing was drafted."""
-        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
 
     @property
     def mean_accepted_tokens(self) -> float:

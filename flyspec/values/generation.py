@@ -12,7 +12,7 @@ from flyspec.flags import UINT32, UINT64, Flag
 from flyspec.ranges import Range
 from flyspec.rules import Rule
 from flyspec.values.admin import ModelInfo
-from flyspec.values.rounds import Budget, Decision, OpenWindow
+from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow
 from flyspec.values.tokens import (
     MAX_TOP_LOGPROBS,
     Origin,
@@ -204,27 +204,26 @@ class Recovery:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterShare:
+@dataclass(slots=True)
+class DrafterShare(DraftCounts):
     """What a drafter did for a generation."""
 
-    drafter: str
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
+    drafter: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculationMetrics:
-    """What speculation did in one request (see the proto message of this name)."""
+@dataclass(slots=True)
+class SpeculationMetrics(DraftCounts):
+    """What speculation did in one request (see the proto message of this name).
 
-    num_spec_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
+    Loose tokens and their cost count once they are final, accepted drafts of a round once no window
+    can drop them. Bytes are those of the rounds' messages before HTTP/2's framing: of messages that
+    had to be sent again, again; of those that open sessions, none.
+    """
+
     num_loose_tokens: int = 0
     loose_cost_nats: float = 0.0
     num_rollbacks: int = 0
-    acceptance_histogram: Sequence[int] = ()
+    acceptance_histogram: list[int] = field(default_factory=list)
     num_rounds: int = 0
     num_rejected_tokens: int = 0
     rejected_cost_nats: float = 0.0
@@ -237,11 +236,6 @@ class SpeculationMetrics:
         return 1.0 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
 
     @property
-    def draft_acceptance_rate(self) -> float:
-        """Share of the drafted tokens that was accepted; 0 when nothing was drafted."""
-        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
-
-    @property
     def mean_loose_gap_nats(self) -> float | None:
         """Mean log p(most likely) - log p(token) of loosely accepted tokens; None without any."""
         return self.loose_cost_nats / self.num_loose_tokens if self.num_loose_tokens else None
@@ -252,10 +246,26 @@ class SpeculationMetrics:
         count = self.num_rejected_tokens
         return self.rejected_cost_nats / count if count else None
 
+    def settle(self, num_accepted: int) -> None:
+        """Count the accepted drafts of a round that is final."""
+        histogram = self.acceptance_histogram
+        histogram += [0] * (num_accepted + 1 - len(histogram))
+        histogram[num_accepted] += 1
+        self.num_accepted_draft_tokens += num_accepted
 
-@dataclass(frozen=True, slots=True)
+    def count_bytes(self, num_bytes: int, distribution_bytes: int = 0) -> None:
+        """Count a round's message, so much of it distributions."""
+        self.round_bytes += num_bytes
+        self.distribution_bytes += distribution_bytes
+
+
+@dataclass(slots=True)
 class GenerationTimings:
-    """Where the time of one request went, ns (see the proto message of this name)."""
+    """Where the time of one request went, ns (see the proto message of this name).
+
+    A round's overhead is what of its time is outside both models; of one round, there is none: the
+    first also opens the sessions and reads the prompt.
+    """
 
     time_to_first_token_ns: int = 0
     total_ns: int = 0

@@ -148,6 +148,26 @@ class DraftChunk:
         )
 
 
+@dataclass(slots=True)
+class DraftCounts:
+    """Rounds with drafts, and what became of those; who runs the rounds counts in it."""
+
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Share of the drafted tokens that was accepted; 0 when nothing was drafted."""
+        return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
+
+    def count(self, num_drafted: int, num_accepted: int) -> None:
+        """Count a round with drafts."""
+        self.num_spec_steps += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_draft_tokens += num_accepted
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyOpen:
     """Opens a verify session with the sequence so far, `prompt_length` of it the prompt.
@@ -237,13 +257,3 @@ class Verdict:
     def committed_length(self) -> int:
         """Tokens that are final."""
         return self.open_window.position if self.open_window else self.keep_length + 1
-
-    @property
-    def num_loose(self) -> int:
-        """Tokens accepted although they differ from the target's own."""
-        return sum(1 for d in self.decisions if d.outcome is Outcome.LOOSE)
-
-    @property
-    def loose_cost_nats(self) -> float:
-        """What they cost together."""
-        return sum(d.gap_nats or 0.0 for d in self.decisions if d.outcome is Outcome.LOOSE)

@@ -48,7 +48,7 @@ def _field_of(name: str, hint: Any, default: Any = Parameter.empty) -> Field:
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     hint = next(kind for kind in kinds if kind is not NoneType)
     outer, container = get_origin(hint), None
-    if outer in (tuple, Sequence):
+    if outer in (tuple, list, Sequence):
         container = tuple if outer is tuple or default == () else list
         hint = get_args(hint)[0]
     return Field(name, hint, container, NoneType in kinds, default)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
-from orchestrator.fleet.replicas import Pool
+from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.upstreams.protocol import DraftUpstream
 
 
@@ -27,9 +27,14 @@ class RegisteredDrafter:
     _owed: float = 0.0
 
     @property
+    def replicas(self) -> list[Replica[DraftUpstream]]:
+        """Those of its service."""
+        return self.pool.replicas if self.pool else []
+
+    @property
     def model(self) -> ModelInfo | None:
         """Its model, as a replica last said; None for one without, or before any has answered."""
-        for replica in self.pool.replicas if self.pool else ():
+        for replica in self.replicas:
             if replica.info is not None and (info := of_kind(replica.info.drafters, self.kind)):
                 return info.model
         return None
@@ -42,19 +47,12 @@ class RegisteredDrafter:
     @property
     def reason(self) -> str:
         """Why it cannot be used; empty if it can."""
-        if self.pool is None or self.usable:
-            return ""
-        problems = [r.problem or f"{r.address} failed a moment ago" for r in self.pool.replicas]
-        return "; ".join(problems) or "no address is known"
+        return "" if self.pool is None or self.usable else self.pool.reason
 
     @property
     def max_draft_tokens(self) -> int | None:
         """Most tokens of its proposals; None is without bound."""
-        limits = [
-            r.info.max_speculative_tokens
-            for r in (self.pool.replicas if self.pool else ())
-            if r.info
-        ]
+        limits = (r.info.max_speculative_tokens for r in self.replicas if r.info)
         return min(limits, default=None)
 
     def takes_its_turn(self) -> bool:

@@ -48,11 +48,11 @@ class Drafters:
         read: Callable[[str, str], Addresses] = Addresses,
     ) -> None:
         self._connect, self._probe, self._read = connect, probe, read
-        self._pools: dict[str, Pool[DraftUpstream]] = {}
         self.lookup = RegisteredDrafter(LOOKUP, LOOKUP, None, DrafterState.ACTIVE)
         """Prompt lookup here, whether requests can name it or not."""
         self._drafters = {LOOKUP: self.lookup}
-        self._active = self.lookup
+        self.active = self.lookup
+        """The default."""
         self._changing = asyncio.Lock()
 
     # --- who there is -----------------------------------------------------------------------
@@ -60,12 +60,12 @@ class Drafters:
     @property
     def all(self) -> list[RegisteredDrafter]:
         """All, the active one first."""
-        return [self._active, *(d for d in self._drafters.values() if d is not self._active)]
+        return [self.active, *(d for d in self._drafters.values() if d is not self.active)]
 
     @property
-    def active(self) -> RegisteredDrafter:
-        """The default."""
-        return self._active
+    def pools(self) -> list[Pool[DraftUpstream]]:
+        """Those that they draft with, each once."""
+        return list(dict.fromkeys(d.pool for d in self.all if d.pool is not None))
 
     def get(self, name: str) -> RegisteredDrafter:
         """The drafter of that name. Raises `NotFoundError`."""
@@ -82,7 +82,6 @@ class Drafters:
         Once: what the operator does afterwards stands. Names that exist already stay what they are,
         but for prompt lookup, which the service then does.
         """
-        self._pools[""] = pool
         known, self._drafters = self._drafters, {}
         for info in offered:
             drafter = known.pop(info.name, self.lookup)
@@ -90,7 +89,7 @@ class Drafters:
                 drafter = RegisteredDrafter(info.name, info.name, pool)
             self._drafters[info.name] = drafter
         self._drafters |= known
-        if self._active is self.lookup:
+        if self.active is self.lookup:
             self._make_active(self._drafters[offered[0].name])
 
     # --- who gets whom ----------------------------------------------------------------------
@@ -108,7 +107,7 @@ class Drafters:
             raise NotFoundError(f"speculation.drafter: {error}") from None
         if drafter.state is DrafterState.DRAINING:
             raise StateError(
-                f"speculation.drafter: {name!r} drains; use {self._active.name!r} instead"
+                f"speculation.drafter: {name!r} drains; use {self.active.name!r} instead"
             )
 
     def assign(self, name: str) -> RegisteredDrafter:
@@ -117,9 +116,9 @@ class Drafters:
         One that has gone since `check` gives way to the active one.
         """
         if name:
-            drafter = self._drafters.get(name, self._active)
+            drafter = self._drafters.get(name, self.active)
         else:
-            drafter = self._active
+            drafter = self.active
             for canary in self._drafters.values():
                 if canary.state is DrafterState.CANARY and canary.takes_its_turn():
                     drafter = canary if canary.usable else drafter
@@ -130,12 +129,12 @@ class Drafters:
     def current(self, assigned: RegisteredDrafter, by_name: bool) -> RegisteredDrafter:
         """Who should draft now for a generation that was assigned this drafter."""
         if self._drafters.get(assigned.name) is not assigned:
-            return self._active
+            return self.active
         if assigned.state is DrafterState.DRAINING:
-            return self._active
+            return self.active
         if by_name or assigned.state is DrafterState.CANARY:
             return assigned
-        return self._active
+        return self.active
 
     def stats_of(self, name: str) -> DrafterStats | None:
         """The counts of a drafter, if it is still known."""
@@ -171,7 +170,6 @@ class Drafters:
             except BaseException:
                 await pool.close()
                 raise
-            self._pools[name] = pool
             self._drafters[name] = drafter
             log.info("drafter %s registered: %s at %s", name, drafter.kind, address)
             return drafter, probe_ns
@@ -226,43 +224,42 @@ class Drafters:
             raise InvalidArgumentError(f"share must be between 0 and 1, got {share:g}")
         if drafter.state is DrafterState.DRAINING:
             raise StateError(f"drafter {name!r} drains; remove it and register it again")
-        if share is not None and share < 1:
-            if drafter is self._active:
-                raise StateError(
-                    f"drafter {name!r} is the active one: activate another, then give this one "
-                    "a share"
-                )
-            if share > 0 and not drafter.usable:
-                raise StateError(f"drafter {name!r} cannot be used: {drafter.reason}")
-            others = sum(
-                d.share
-                for d in self._drafters.values()
-                if d.state is DrafterState.CANARY and d is not drafter
-            )
-            if others + share > 1:
-                raise InvalidArgumentError(
-                    f"share: canaries have {others:g} already; at most {1 - others:g} is left"
-                )
-            drafter.share = share
-            drafter.state = DrafterState.CANARY if share else DrafterState.REGISTERED
-            log.info("drafter %s gets %g of the new generations", name, share)
-            return drafter
-        if not drafter.usable:
+        if share != 0 and not drafter.usable:
             raise StateError(f"drafter {name!r} cannot be used: {drafter.reason}")
-        self._make_active(drafter)
-        log.info("drafter %s is active", name)
+        if share is None or share == 1:
+            self._make_active(drafter)
+            log.info("drafter %s is active", name)
+            return drafter
+        if drafter is self.active:
+            raise StateError(
+                f"drafter {name!r} is the active one: activate another, then give this one a share"
+            )
+        canaries = [d for d in self._drafters.values() if d.state is DrafterState.CANARY]
+        others = sum(d.share for d in canaries if d is not drafter)
+        if others + share > 1:
+            raise InvalidArgumentError(
+                f"share: canaries have {others:g} already; at most {1 - others:g} is left"
+            )
+        drafter.share = share
+        drafter.state = DrafterState.CANARY if share else DrafterState.REGISTERED
+        log.info("drafter %s gets %g of the new generations", name, share)
         return drafter
 
     def _make_active(self, drafter: RegisteredDrafter) -> None:
-        if self._active is not drafter:
-            self._active.state = DrafterState.REGISTERED
-        self._active, drafter.state, drafter.share = drafter, DrafterState.ACTIVE, 0.0
+        if self.active is not drafter:
+            self.active.state = DrafterState.REGISTERED
+        self.active, drafter.state, drafter.share = drafter, DrafterState.ACTIVE, 0.0
+
+    def _get_other(self, name: str) -> RegisteredDrafter:
+        """The drafter of that name, which is not the active one."""
+        drafter = self.get(name)
+        if drafter is self.active:
+            raise StateError(f"drafter {name!r} is the active one; activate another first")
+        return drafter
 
     async def drain(self, name: str, wait_s: float) -> RegisteredDrafter:
         """Give a drafter nothing new, and wait so long for its generations to leave."""
-        drafter = self.get(name)
-        if drafter is self._active:
-            raise StateError(f"drafter {name!r} is the active one; activate another first")
+        drafter = self._get_other(name)
         drafter.state, drafter.share = DrafterState.DRAINING, 0.0
         log.info("drafter %s drains: %d generations", name, len(drafter.users))
         deadline = time.monotonic() + wait_s
@@ -273,9 +270,7 @@ class Drafters:
     async def remove(self, name: str, force: bool) -> None:
         """Forget a drafter; the connection is closed if no other drafter uses it."""
         async with self._changing:
-            drafter = self.get(name)
-            if drafter is self._active:
-                raise StateError(f"drafter {name!r} is the active one; activate another first")
+            drafter = self._get_other(name)
             if drafter.users and not force:
                 raise StateError(
                     f"{len(drafter.users)} generations draft with {name!r}; drain it first, or "
@@ -286,16 +281,12 @@ class Drafters:
                 self.lookup.state = DrafterState.REGISTERED
                 self._drafters[LOOKUP] = self.lookup
             log.info("drafter %s removed", name)
-            if any(d.pool is drafter.pool for d in self._drafters.values()):
-                return
-            for key, pool in list(self._pools.items()):
-                if pool is drafter.pool:
-                    del self._pools[key]
-                    for replica in pool.replicas:
-                        replica.cut()
-                    await pool.close()
+            if drafter.pool is not None and drafter.pool not in self.pools:
+                for replica in drafter.pool.replicas:
+                    replica.cut()
+                await drafter.pool.close()
 
     async def close(self) -> None:
         """Close all connections."""
-        for pool in self._pools.values():
+        for pool in self.pools:
             await pool.close()

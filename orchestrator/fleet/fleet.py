@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from typing import Any
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
 from flyspec.security import is_loopback
 from flyspec.tokenizer import Tokenizer
-from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.admin import DraftServiceInfo, VerifyServiceInfo
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
-from orchestrator.fleet.handshake import drafter_misfit, target_misfit, try_drafter
+from orchestrator.fleet.handshake import Target, drafter_misfit, target_misfit, try_drafter
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.upstreams.protocol import Connector, DraftUpstream, VerifyUpstream
 
@@ -25,16 +25,6 @@ DRAFT_WAIT_S = 30.0
 ADOPT_S = 0.2
 TARGET_LONGEST_REST_S = 0.4
 """A restarted target is found so soon; generations wait for it."""
-PROBE_TEXT = "The cat sat on the mat, and the dog sat on the"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The target as the orchestrator knows it."""
-
-    info: VerifyServiceInfo
-    tokenizer: Tokenizer
-    bundle: TokenizerBundle
 
 
 class Fleet:
@@ -47,7 +37,7 @@ class Fleet:
         self.targets: Pool[VerifyUpstream] = Pool(
             "verify service",
             self._addresses(settings.verify_address, "--verify-address"),
-            lambda address: connector.to_verify(address, self.targets.server_name(address)),
+            connector.to_verify,
             self._accept_target,
             lambda: Breaker(longest_s=TARGET_LONGEST_REST_S, trials=False),
             settings.probe_interval_s,
@@ -69,53 +59,41 @@ class Fleet:
         replica = await self._first_target()
         bundle = await replica.service.tokenizer()
         self._target = Target(replica.info, Tokenizer(bundle), bundle)
-        if self._draft_pool is not None:
-            await self._draft_pool.start()
+        if (pool := self._draft_pool) is not None:
+            await pool.start()
             deadline = time.monotonic() + DRAFT_WAIT_S
-            while not self._adopt():
-                self._refuse_misfit(self._draft_pool)
+            while not self._adopt(pool):
+                _refuse_misfit(pool)
                 if time.monotonic() > deadline:
                     log.warning("no draft service yet; going on with prompt lookup")
-                    self._tasks.append(asyncio.create_task(self._keep_adopting()))
+                    self._tasks.append(asyncio.create_task(self._keep_adopting(pool)))
                     break
-                await self._draft_pool.changed(ADOPT_S)
+                await pool.changed(ADOPT_S)
         for name, address in self._named.items():
             self._tasks.append(asyncio.create_task(self._register(name, address)))
 
     async def _first_target(self) -> Replica[VerifyUpstream]:
         """A replica of the target, once there is one."""
-        waiting = False
-        while True:
-            for replica in self.targets.usable:
-                return replica
-            for replica in self.targets.replicas:
-                if replica.info is not None and replica.problem:
-                    raise IncompatibleError(replica.problem)
-                if not waiting:
-                    log.info("waiting for the target: %s", replica.problem)
-                    waiting = True
-            await self.targets.changed(0.2)
+        pool, waiting = self.targets, False
+        while not pool.usable:
+            _refuse_misfit(pool)
+            if not waiting and pool.replicas:
+                log.info("waiting for the target: %s", pool.reason)
+                waiting = True
+            await pool.changed(0.2)
+        return pool.usable[0]
 
-    def _adopt(self) -> bool:
+    def _adopt(self, pool: Pool[DraftUpstream]) -> bool:
         """Whether the draft service has answered; its drafters are then known."""
-        pool = self._draft_pool
-        assert pool is not None
         for replica in pool.usable:
             self.drafters.adopt(pool, replica.info.drafters)
             return True
         return False
 
-    def _refuse_misfit(self, pool: Pool[DraftUpstream]) -> None:
-        """Raise `IncompatibleError` if the draft service is there and does not fit."""
-        for replica in pool.replicas:
-            if replica.info is not None and replica.problem:
-                raise IncompatibleError(replica.problem)
-
-    async def _keep_adopting(self) -> None:
+    async def _keep_adopting(self, pool: Pool[DraftUpstream]) -> None:
         """Look for the draft service as long as it is missing."""
-        assert self._draft_pool is not None
-        while not self._adopt():
-            await self._draft_pool.changed(ADOPT_S)
+        while not self._adopt(pool):
+            await pool.changed(ADOPT_S)
 
     async def _register(self, name: str, address: str) -> None:
         """Register a drafter of the settings, as soon as it is there."""
@@ -135,34 +113,28 @@ class Fleet:
 
     async def _accept_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> str:
         """Why a replica of the target cannot be used."""
-        return target_misfit(
-            service.address, info, self._target.info.model if self._target else None
-        )
+        return target_misfit(service, info, self._target)
 
     async def _accept_drafter(self, service: DraftUpstream, info: DraftServiceInfo) -> str:
         """Why a draft service cannot be used."""
-        target = self.target
-        return await drafter_misfit(service, info, target.info.model, target.bundle)
+        return await drafter_misfit(service, info, self.target)
 
     async def _try_drafter(self, replica: Replica[DraftUpstream], kind: str) -> int:
         """Let a drafter propose something; the time that it took, ns."""
-        target = self.target
-        prompt = target.tokenizer.encode(PROBE_TEXT)
-        return await try_drafter(replica, kind, prompt, target.info.model)
+        return await try_drafter(replica, kind, self.target)
 
     def _connect_drafter(self, address: str, name: str) -> Pool[DraftUpstream]:
         """The replicas of a draft service, not started."""
         settings = self._settings
-        pool: Pool[DraftUpstream] = Pool(
+        return Pool(
             name,
             self._addresses(address, "address" if name != "draft service" else "--draft-address"),
-            lambda a: self._connector.to_draft(a, pool.server_name(a)),
+            self._connector.to_draft,
             self._accept_drafter,
             Breaker,
             settings.probe_interval_s,
             settings.probe_timeout_s,
         )
-        return pool
 
     def _addresses(self, spec: str, what: str) -> Addresses:
         """What a setting stands for; not of other machines in the clear. Raises `ConfigError`."""
@@ -213,6 +185,13 @@ class Fleet:
         await self.drafters.close()
         if self._draft_pool is not None:
             await self._draft_pool.close()
+
+
+def _refuse_misfit(pool: Pool[Any]) -> None:
+    """Raise `IncompatibleError` if a replica is there and does not fit."""
+    for replica in pool.replicas:
+        if replica.info is not None and replica.problem:
+            raise IncompatibleError(replica.problem)
 
 
 def _named_addresses(setting: str) -> list[tuple[str, str]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from flyspec.errors import FlyspecError, IncompatibleError, UnavailableError
 from flyspec.prefix import TokenSequence
+from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import (
     PROTOCOL_VERSION,
     DraftServiceInfo,
@@ -13,21 +15,33 @@ from flyspec.values.admin import (
     TokenizerBundle,
     VerifyServiceInfo,
 )
+from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.replicas import Replica
-from orchestrator.upstreams.protocol import DraftUpstream, Traffic
+from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream
 
+PROBE_TEXT = "The cat sat on the mat, and the dog sat on the"
 PROBE_TOKENS = 4
 
 
-def target_misfit(address: str, info: VerifyServiceInfo, known: ModelInfo | None) -> str:
-    """Why a replica of the target cannot be used; `known` is the model of the others."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The target as the orchestrator knows it."""
+
+    info: VerifyServiceInfo
+    tokenizer: Tokenizer
+    bundle: TokenizerBundle
+
+
+def target_misfit(service: VerifyUpstream, info: VerifyServiceInfo, target: Target | None) -> str:
+    """Why a replica of the target cannot be used; `target` is what the others are, if known."""
+    address = service.address
     if info.protocol_version != PROTOCOL_VERSION:
         return _other_protocol(f"the verify service at {address}", info.protocol_version)
-    if known is None:
+    if target is None:
         return ""
-    theirs = info.model
+    known, theirs = target.info.model, info.model
     for what, mine, other in (
         ("tokenizer", known.tokenizer_fingerprint, theirs.tokenizer_fingerprint),
         ("vocabulary size", known.vocab_size, theirs.vocab_size),
@@ -43,26 +57,25 @@ def target_misfit(address: str, info: VerifyServiceInfo, known: ModelInfo | None
     return ""
 
 
-async def drafter_misfit(
-    service: DraftUpstream, info: DraftServiceInfo, target: ModelInfo, bundle: TokenizerBundle
-) -> str:
+async def drafter_misfit(service: DraftUpstream, info: DraftServiceInfo, target: Target) -> str:
     """Why a draft service cannot be used; makes the target's tokenizer known to it.
 
     Raises `UnavailableError` when it does not answer.
     """
     if info.protocol_version != PROTOCOL_VERSION:
         return _other_protocol(f"the draft service at {service.address}", info.protocol_version)
-    foreign = [d for d in info.drafters if is_foreign(d.model, target)]
-    if not foreign or target.tokenizer_fingerprint in info.tokenizer_fingerprints:
+    model = target.info.model
+    foreign = [d for d in info.drafters if is_foreign(d.model, model)]
+    if not foreign or model.tokenizer_fingerprint in info.tokenizer_fingerprints:
         return ""
     try:
-        await service.add_tokenizer(bundle, target.vocab_size)
+        await service.add_tokenizer(target.bundle, model.vocab_size)
     except UnavailableError:
         raise
     except FlyspecError as error:
         return (
             f"the drafter {foreign[0].name!r} at {service.address} speaks another tokenizer than "
-            f"the target {target.name} and cannot translate: {error}; use a draft model with the "
+            f"the target {model.name} and cannot translate: {error}; use a draft model with the "
             "target's tokenizer, or the drafter prompt_lookup"
         )
     return ""
@@ -73,17 +86,15 @@ def is_foreign(model: ModelInfo | None, target: ModelInfo) -> bool:
     return model is not None and model.tokenizer_fingerprint != target.tokenizer_fingerprint
 
 
-async def try_drafter(
-    replica: Replica[DraftUpstream], kind: str, prompt: list[int], target: ModelInfo
-) -> int:
-    """Let a drafter propose what follows a prompt; the time that it took, ns.
+async def try_drafter(replica: Replica[DraftUpstream], kind: str, target: Target) -> int:
+    """Let a drafter propose what follows a text; the time that it took, ns.
 
     Raises `FlyspecError`.
     """
-    open_ = DraftOpen(
-        (), SamplingParams(), 0, kind, tokenizer_fingerprint=target.tokenizer_fingerprint
-    )
-    session = replica.service.open(open_, Traffic())
+    prompt = target.tokenizer.encode(PROBE_TEXT)
+    fingerprint = target.info.model.tokenizer_fingerprint
+    open_ = DraftOpen((), SamplingParams(), 0, kind, tokenizer_fingerprint=fingerprint)
+    session = replica.service.open(open_, SpeculationMetrics())
     began = time.perf_counter_ns()
     try:
         proposal = await session.propose(

@@ -32,7 +32,7 @@ RECONNECT_MISSES = 4
 """Further ones after which its connection is made anew once more: it may be that which is lost."""
 
 
-S = TypeVar("S", bound=Upstream)
+S = TypeVar("S", bound=Upstream[Any, Any, Any])
 
 
 class Replica(Generic[S]):
@@ -67,6 +67,11 @@ class Replica(Generic[S]):
         """Whether a new session may be opened on it now."""
         return self.takes_new and self.breaker.allows(time.monotonic())
 
+    @property
+    def reason(self) -> str:
+        """Why it cannot be used now; empty if it can."""
+        return self.problem or ("" if self.usable else f"{self.address} failed a moment ago")
+
     def join(self, session: UpstreamSession, weight: int) -> None:
         """A session begins on it; `weight` as `outstanding`."""
         if self.breaker.state is BreakerState.HALF_OPEN:
@@ -96,15 +101,16 @@ class Replica(Generic[S]):
 class Pool(Generic[S]):
     """The replicas of a service.
 
-    `connect` makes a connection to an address. `accept` looks at what a replica said of itself and
-    returns why it cannot be used, empty if it can; it may make it ready first.
+    `connect` makes a connection to an address, told the DNS name that it was found by (empty: it
+    was given). `accept` looks at what a replica said of itself and returns why it cannot be used,
+    empty if it can; it may make it ready first.
     """
 
     def __init__(
         self,
         name: str,
         addresses: Addresses,
-        connect: Callable[[str], S],
+        connect: Callable[[str, str], S],
         accept: Callable[[S, Any], Awaitable[str]],
         breaker: Callable[[], Breaker] = Breaker,
         interval_s: float = 1.0,
@@ -129,9 +135,10 @@ class Pool(Generic[S]):
         """Those that a session may be opened on now."""
         return [replica for replica in self._replicas.values() if replica.usable]
 
-    def server_name(self, address: str) -> str:
-        """The DNS name that a replica's address was found by; empty for one that was given."""
-        return next(filter(None, (s.server_name(address) for s in self._sources)), "")
+    @property
+    def reason(self) -> str:
+        """Why none of them can be used."""
+        return "; ".join(r.reason for r in self.replicas if r.reason) or "no address is known"
 
     async def start(self) -> None:
         """Find the replicas, ask each once, and watch them from now on."""
@@ -206,7 +213,10 @@ class Pool(Generic[S]):
         for address in found:
             if address in self._replicas:
                 continue
-            replica = Replica(self._connect(address), self._breaker())
+            names = (source.server_name(address) for source in self._sources)
+            replica = Replica(
+                self._connect(address, next(filter(None, names), "")), self._breaker()
+            )
             self._replicas[address] = replica
             if self._discoverer is not None:
                 log.info("%s: %s joined", self.name, address)

@@ -1,1 +1,1 @@
-"""What clients and operators speak to: servicers, who may call, who must wait."""
+"""What clients and operators speak to: servicers, and who may call them."""

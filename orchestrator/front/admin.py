@@ -10,10 +10,11 @@ from typing import Any
 from flyspec import rpc, wire
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
 from flyspec.values.admin import DrafterStatus, Status, UpstreamStatus
+from orchestrator.admission.admission import Admission
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.handshake import is_foreign
 from orchestrator.fleet.replicas import Replica
-from orchestrator.front.admission import Admission
 
 log = logging.getLogger(__name__)
 
@@ -32,10 +33,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.GetStatusResponse:
         """Ask all services now, and add what runs here."""
         fleet, admission = self._fleet, self._admission
-        pools = {id(d.pool): d.pool for d in fleet.drafters.all if d.pool is not None}
-        await asyncio.gather(fleet.targets.refresh(), *(p.refresh() for p in pools.values()))
+        pools = fleet.drafters.pools
+        await asyncio.gather(fleet.targets.refresh(), *(pool.refresh() for pool in pools))
         targets = [_replica_status(r) for r in fleet.targets.replicas]
-        drafters = [_replica_status(r) for pool in pools.values() for r in pool.replicas]
+        drafters = [_replica_status(r) for pool in pools for r in pool.replicas]
         status: admin_pb2.GetStatusResponse = wire.encode(
             Status(
                 ready=any(target.ready for target in targets),
@@ -107,8 +108,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     def _status(self, drafter: RegisteredDrafter) -> admin_pb2.DrafterStatus:
         """What is known of a drafter."""
-        replicas, model = drafter.pool.replicas if drafter.pool else (), drafter.model
-        ours = self._fleet.target.info.model.tokenizer_fingerprint
+        model, target = drafter.model, self._fleet.target.info.model
         status: admin_pb2.DrafterStatus = wire.encode(
             DrafterStatus(
                 name=drafter.name,
@@ -118,8 +118,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 model=model,
                 state=drafter.state,
                 share=drafter.share,
-                translated=model is not None and model.tokenizer_fingerprint != ours,
-                replicas=[_replica_status(replica) for replica in replicas],
+                translated=is_foreign(model, target),
+                replicas=[_replica_status(replica) for replica in drafter.replicas],
                 stats=replace(drafter.stats, active_generations=len(drafter.users)),
             )
         )
@@ -131,7 +131,7 @@ def _replica_status(replica: Replica[Any]) -> UpstreamStatus:
     status = UpstreamStatus(
         address=replica.address,
         ready=replica.usable,
-        error=replica.problem or ("" if replica.usable else "it failed a moment ago"),
+        error=replica.reason,
         breaker=replica.breaker.state,
         active_generations=len(replica.sessions),
     )

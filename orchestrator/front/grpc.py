@@ -19,9 +19,9 @@ from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from flyspec.values.generation import GenerationRequest
+from orchestrator.admission.clients import Caller, address_of
 from orchestrator.front.access import key_of_call
-from orchestrator.front.clients import Caller, address_of
-from orchestrator.generation.generation import Generations
+from orchestrator.generations import Generations
 
 LONG_REQUEST_BYTES = 1 << 16
 """A longer request is read in a thread: a million empty messages of a chat take a second."""

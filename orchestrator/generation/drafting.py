@@ -19,12 +19,13 @@ from flyspec.errors import (
 )
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import BreakerState, ModelInfo
-from flyspec.values.generation import DrafterShare, RecoveryKind
+from flyspec.values.generation import DrafterShare, RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DraftChunk, DraftOpen
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.replicas import Replica
 from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.proposals import LocalLookup, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.upstreams.protocol import (
@@ -33,7 +34,6 @@ from orchestrator.upstreams.protocol import (
     DraftSession,
     DraftUpstream,
     SilentError,
-    Traffic,
 )
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ MIN_TRY_S = 0.05
 """A try that is left less time is not worth its message."""
 
 
-class Drafting:
+class Drafting(PooledSession[DraftUpstream, DraftSession]):
     """A generation's drafts, by the drafter that the plan asks for or that the registry gives it.
 
     `target` is the model to draft for.
@@ -60,10 +60,11 @@ class Drafting:
         drafters: Drafters,
         plan: GenerationPlan,
         target: ModelInfo,
-        traffic: Traffic,
+        metrics: SpeculationMetrics,
         recoveries: Recoveries,
         correlation: Correlation = UNKNOWN,
     ) -> None:
+        super().__init__(plan.max_total_tokens, metrics, recoveries, correlation)
         assigned = drafters.assign(plan.drafter)
         self._drafters, self._assigned, self._by_name = drafters, assigned, bool(plan.drafter)
         self._template = DraftOpen(
@@ -74,21 +75,16 @@ class Drafting:
             distribution=plan.distribution,
             tokenizer_fingerprint=target.tokenizer_fingerprint,
         )
-        self._vocab_size, self._weight = target.vocab_size, plan.max_total_tokens
-        self._traffic, self._recoveries = traffic, recoveries
-        self._correlation = correlation
+        self._vocab_size = target.vocab_size
         self._lookup = LocalLookup(plan.distribution is not None)
         self._drafter = assigned
-        self._replica: Replica[DraftUpstream] | None = None
-        self._session: DraftSession | None = None
         self._unfit: set[RegisteredDrafter] = set()  # said that they cannot draft for this sequence
         self._failed: list[Replica[DraftUpstream]] = []  # in this round, for good
         self._lost: list[Replica[DraftUpstream]] = []  # in this round
-        self._trouble: tuple[int, object] | None = None  # since when, and what
         self._swapped = ""  # why the operator gave the generation to another drafter
         self._last = ""  # whose proposal came last
         self._began_ns = 0  # when this round's proposal was asked for
-        self._shares: dict[str, list[int]] = {}  # rounds, drafted and accepted tokens by name
+        self._shares: dict[str, DrafterShare] = {}
         assigned.users.add(self)
 
     @property
@@ -141,13 +137,8 @@ class Drafting:
             if wanted not in self._unfit and wanted.usable:
                 self._close_session()
                 self._drafter = wanted
-        elif self._replica is not None and not self._replica.takes_new:
-            # It takes nothing new any more; leave it if another one does.
-            assert wanted.pool is not None
-            if any(other is not self._replica for other in wanted.pool.usable):
-                reason = f"{self._replica.address} takes nothing new"
-                self._trouble = self._began_ns, f"{reason}: {self._replica.problem or 'it left'}"
-                self._close_session()
+        elif wanted.pool is not None:
+            self._move_on(wanted.pool)
 
     def _open(self) -> bool:
         """Choose a drafter and a replica of it; False if prompt lookup here is what is left."""
@@ -159,10 +150,8 @@ class Drafting:
             replica = drafter.pool.choose((), self._weight, self._failed)
             if replica is None or replica in self._failed:
                 continue
-            self._drafter, self._replica = drafter, replica
-            open_ = replace(self._template, drafter=drafter.kind)
-            self._session = replica.service.open(open_, self._traffic, self._correlation)
-            replica.join(self._session, self._weight)
+            self._drafter = drafter
+            self._join(replica, replace(self._template, drafter=drafter.kind))
             drafter.users.add(self)
             return True
         return False
@@ -183,8 +172,7 @@ class Drafting:
         bound = max(self._vocab_size, model.vocab_size if model else 0)
         if max(proposal.token_ids, default=0) >= bound:
             raise UnavailableError(f"drafted id {max(proposal.token_ids)}, there are {bound}")
-        if replica.breaker.state is not BreakerState.CLOSED:
-            replica.breaker.succeeded()
+        replica.breaker.succeeded()
         self._recovered(drafter, replica)
         return proposal
 
@@ -217,8 +205,7 @@ class Drafting:
             error,
         )
         self._close_session()
-        if self._trouble is None:
-            self._trouble = began_ns, error
+        self._trouble = self._trouble or (began_ns, error)
         drafter.stats.failures_total += isinstance(error, UnavailableError)
         lost = isinstance(error, PrefixMismatchError | UnavailableError)
         final = isinstance(error, SilentError) or replica.breaker.state is not BreakerState.CLOSED
@@ -246,22 +233,19 @@ class Drafting:
         self, drafter: str, num_drafted: int, num_accepted: int, num_emitted: int, round_ns: int
     ) -> None:
         """Count what became of a proposal when it was checked."""
-        share = self._shares.setdefault(drafter, [0, 0, 0])
-        share[0] += 1
-        share[1] += num_drafted
-        share[2] += num_accepted
+        if drafter not in self._shares:
+            self._shares[drafter] = DrafterShare(drafter=drafter)
+        self._shares[drafter].count(num_drafted, num_accepted)
         stats = self._drafters.stats_of(drafter)
         if stats is not None:
-            stats.num_spec_steps += 1
-            stats.num_draft_tokens += num_drafted
-            stats.num_accepted_draft_tokens += num_accepted
+            stats.count(num_drafted, num_accepted)
             stats.num_emitted_tokens += num_emitted
             stats.round_ns_total += round_ns
 
     @property
     def shares(self) -> list[DrafterShare]:
         """What each drafter did, in order of appearance."""
-        return [DrafterShare(name, *counts) for name, counts in self._shares.items()]
+        return list(self._shares.values())
 
     def accept(self, length: int) -> None:
         """The first `length` tokens of sequence and last proposal stand."""
@@ -270,15 +254,11 @@ class Drafting:
             self._session.accept(length)
 
     def _close_session(self) -> None:
-        session, replica = self._session, self._replica
-        self._session = self._replica = None
-        if session is not None and replica is not None:
-            session.close()
-            replica.leave(session)
-            if self._drafter is not self._assigned:
-                self._drafter.users.discard(self)
+        if self._session is not None and self._drafter is not self._assigned:
+            self._drafter.users.discard(self)
+        super()._close_session()
 
     def close(self) -> None:
         """The generation is over."""
-        self._close_session()
+        super().close()
         self._assigned.users.discard(self)

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.values.generation import RoundRecord, SpeculationMetrics
+from flyspec.values.generation import GenerationTimings, RoundRecord, SpeculationMetrics
 from flyspec.values.rounds import (
     Budget,
-    DraftTimings,
+    DraftChunk,
     OpenWindow,
     Outcome,
     Verdict,
@@ -18,7 +18,8 @@ from flyspec.values.rounds import (
 )
 from flyspec.values.tokens import Origin
 from orchestrator.generation.window import Command, RollBack, Token
-from orchestrator.upstreams.protocol import Traffic
+
+NOTHING = DraftChunk()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class RoundOutcome:
 
     `start` is the sequence's length before it, `committed_length` the final part after it. Without
     a verdict, a window failed for want of a proposal and nothing was checked. `request` is what was
-    asked, without its prefix; `drafter` the name of who drafted, empty if nobody did. It began at
-    `began_ns` and had its proposal at `drafted_ns`, as `perf_counter_ns` counts.
+    asked, without its prefix; `proposal` what was drafted, perhaps nothing. It began at `began_ns`,
+    as `perf_counter_ns` counts.
     """
 
     commands: Sequence[Command]
@@ -37,11 +38,9 @@ class RoundOutcome:
     committed_length: int
     round_ns: int
     request: VerifyRound | None = None
-    drafter: str = ""
+    proposal: DraftChunk = NOTHING
     round_id: int = 0
     began_ns: int = 0
-    drafted_ns: int = 0
-    draft_timings: DraftTimings = field(default_factory=DraftTimings)
 
     @property
     def record(self) -> RoundRecord:
@@ -52,7 +51,7 @@ class RoundOutcome:
             verdict = Verdict(back.length, back.token_id)
         return RoundRecord(
             start_length=self.start,
-            drafter=self.drafter,
+            drafter=self.proposal.drafter,
             draft_token_ids=asked.draft_token_ids,
             decisions=verdict.decisions,
             keep_length=verdict.keep_length,
@@ -66,27 +65,15 @@ class RoundOutcome:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of one generation.
+    """Counts of one generation, and the time of its rounds; `finish` completes them.
 
-    Loose tokens and their cost in nats count once they are final, accepted drafts of a round once
-    no window can drop them; `finish` counts those of the last rounds.
+    The other `timings` are for who runs it to fill in.
     """
 
     max_loose_tokens: int | None = None
     max_loose_cost_nats: float | None = None
-    traffic: Traffic = field(default_factory=Traffic)
-    num_rounds: int = 0
-    num_spec_steps: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_draft_tokens: int = 0
-    num_loose_tokens: int = 0
-    loose_cost_nats: float = 0.0
-    num_rejected_tokens: int = 0
-    rejected_cost_nats: float = 0.0
-    num_rollbacks: int = 0
-    acceptance_histogram: list[int] = field(default_factory=list)
-    draft_model_ns: int = 0
-    target_model_ns: int = 0
+    metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+    timings: GenerationTimings = field(default_factory=GenerationTimings)
     _committed_length: int = 0
     _unsettled: list[tuple[int, int, str]] = field(default_factory=list)
     """Start, accepted drafts and drafter of the rounds that an open window can still shorten."""
@@ -97,10 +84,10 @@ class Ledger:
         """What may still be accepted loosely; the token of an open window has its share."""
         tokens, cost = self.max_loose_tokens, self.max_loose_cost_nats
         if tokens is not None:
-            tokens = max(0, tokens - self.num_loose_tokens - (window is not None))
+            tokens = max(0, tokens - self.metrics.num_loose_tokens - (window is not None))
         if cost is not None:
             reserved = window.gap_nats if window else 0.0
-            cost = max(0.0, cost - self.loose_cost_nats - reserved)
+            cost = max(0.0, cost - self.metrics.loose_cost_nats - reserved)
         return Budget(tokens, cost)
 
     def record(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
@@ -108,51 +95,48 @@ class Ledger:
 
         The part of a round's time that is outside both models is its overhead.
         """
-        verdict = round_.verdict
-        self.draft_model_ns += round_.draft_timings.model_ns
+        metrics, verdict = self.metrics, round_.verdict
+        self.timings.draft_model_ns += round_.proposal.timings.model_ns
         self._committed_length = round_.committed_length
         for token in final:
             if token.origin is Origin.LOOSE:
-                self.num_loose_tokens += 1
-                self.loose_cost_nats += token.gap_nats or 0.0
+                metrics.num_loose_tokens += 1
+                metrics.loose_cost_nats += token.gap_nats or 0.0
         if verdict is not None:
             self._record_verdict(round_, verdict)
         for command in round_.commands:
-            if isinstance(command, RollBack):
-                self._roll_back(command)
+            if isinstance(command, RollBack):  # what follows the window's token does not stand
+                metrics.num_rollbacks += 1
+                self._reject(command.gap_nats)
+                self._settle_at(command.length)
         if self._unsettled:
             self._settle(self._committed_length)
 
     def _record_verdict(self, round_: RoundOutcome, verdict: Verdict) -> None:
         """Count what was checked, and the draft that was rejected."""
-        self.num_rounds += 1
-        self.target_model_ns += verdict.timings.forward_ns
+        metrics = self.metrics
+        metrics.num_rounds += 1
+        self.timings.target_model_ns += verdict.timings.forward_ns
         if not verdict.decisions:
             return
-        self.num_spec_steps += 1
-        self.num_draft_tokens += len(verdict.decisions)
+        metrics.count(len(verdict.decisions), 0)
         for decision in verdict.decisions:
             if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None:
                 self._reject(decision.gap_nats)
-        accepted = verdict.num_accepted
-        self._unsettled.append((round_.start, accepted, round_.drafter))
-        if self.num_spec_steps > 1:  # the first round also opens sessions and reads the prompt
-            models_ns = round_.draft_timings.model_ns + verdict.timings.forward_ns
+        self._unsettled.append((round_.start, verdict.num_accepted, round_.proposal.drafter))
+        if metrics.num_spec_steps > 1:  # the first also opens sessions and reads the prompt
+            models_ns = round_.proposal.timings.model_ns + verdict.timings.forward_ns
             self._overheads_ns.append(round_.round_ns - models_ns)
 
     def _reject(self, gap_nats: float) -> None:
-        self.num_rejected_tokens += 1
-        self.rejected_cost_nats += gap_nats
-
-    def _roll_back(self, command: RollBack) -> None:
-        """Count a window that failed after its round; what follows its token does not stand."""
-        self.num_rollbacks += 1
-        self._reject(command.gap_nats)
-        self._settle_at(command.length)
+        self.metrics.num_rejected_tokens += 1
+        self.metrics.rejected_cost_nats += gap_nats
 
     def finish(self) -> None:
         """The output is complete: of what follows a window still open, nothing stands."""
         self._settle_at(self._committed_length)
+        if self._overheads_ns:
+            self.timings.round_overhead_p50_ns = int(statistics.median(self._overheads_ns))
 
     def _settle_at(self, length: int) -> None:
         """No token from position `length` on stands; count what does, of every round."""
@@ -165,10 +149,7 @@ class Ledger:
         for start, accepted, drafter in self._unsettled:
             if start + accepted > committed_length:
                 break
-            missing = accepted + 1 - len(self.acceptance_histogram)
-            self.acceptance_histogram += [0] * missing
-            self.acceptance_histogram[accepted] += 1
-            self.num_accepted_draft_tokens += accepted
+            self.metrics.settle(accepted)
             self._settled.append((drafter, accepted))
             settled += 1
         del self._unsettled[:settled]
@@ -180,26 +161,3 @@ class Ledger:
         """
         taken, self._settled = self._settled, []
         return taken
-
-    @property
-    def round_overhead_p50_ns(self) -> int:
-        """Median time of a round outside the two models, ns; 0 with fewer than two rounds."""
-        return int(statistics.median(self._overheads_ns)) if self._overheads_ns else 0
-
-    @property
-    def speculation(self) -> SpeculationMetrics:
-        """The counts as clients are told of them."""
-        return SpeculationMetrics(
-            num_spec_steps=self.num_spec_steps,
-            num_draft_tokens=self.num_draft_tokens,
-            num_accepted_draft_tokens=self.num_accepted_draft_tokens,
-            num_loose_tokens=self.num_loose_tokens,
-            loose_cost_nats=self.loose_cost_nats,
-            num_rollbacks=self.num_rollbacks,
-            acceptance_histogram=self.acceptance_histogram,
-            num_rounds=self.num_rounds,
-            num_rejected_tokens=self.num_rejected_tokens,
-            rejected_cost_nats=self.rejected_cost_nats,
-            round_bytes=self.traffic.round_bytes,
-            distribution_bytes=self.traffic.distribution_bytes,
-        )

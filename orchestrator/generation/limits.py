@@ -112,13 +112,16 @@ class _Limits(BaseModel):
                 f"rule.{name} must be {allowed} on this server, got {value:g}{own}"
             )
 
-    def bound_loose_tokens(self, given: int | None) -> int | None:
-        """The request's budget: the limit if none was given; beyond it is refused."""
-        return _bound("max_loose_tokens", given, self.max_loose_tokens)
-
-    def bound_loose_cost_nats(self, given: float | None) -> float | None:
-        """The request's budget: the limit if none was given; beyond it is refused."""
-        return _bound("max_loose_cost_nats", given, self.max_loose_cost_nats)
+    def bound(self, name: str, given: N | None) -> N | None:
+        """The request's budget of that name: the limit if none was given; beyond it is refused."""
+        limit: N | None = getattr(self, name)
+        if given is None or limit is None:
+            return limit if given is None else given
+        if given > limit:
+            raise InvalidArgumentError(
+                f"speculation.{name} must be between 0 and {limit:g} on this server, got {given:g}"
+            )
+        return given
 
     def check_loop_guard(self, disabled: bool) -> None:
         """Refuse a request without the loop guard where it is required."""
@@ -126,16 +129,6 @@ class _Limits(BaseModel):
             raise InvalidArgumentError(
                 "speculation.disable_loop_guard must be false on this server, got true"
             )
-
-
-def _bound(name: str, given: N | None, limit: N | None) -> N | None:
-    if limit is None or given is None:
-        return limit if given is None else given
-    if given > limit:
-        raise InvalidArgumentError(
-            f"speculation.{name} must be between 0 and {limit:g} on this server, got {given:g}"
-        )
-    return given
 
 
 if TYPE_CHECKING:

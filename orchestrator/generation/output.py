@@ -18,40 +18,17 @@ from orchestrator.generation.window import Command, Commit, Hide, Show, Token
 
 
 @dataclass(slots=True)
-class Piece:
-    """Tokens to send, with the text that became complete with each.
+class Update:
+    """What a round changes for the client: first a retraction, if any, then tokens to send.
 
-    `num_final_tokens` of the output are final with them.
+    `texts` became complete with each of `tokens`. `final` are the tokens that became a final part
+    of the output, without eager those of `tokens`; `num_final_tokens` of it are final now.
     """
 
     tokens: list[Token] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    num_final_tokens: int = 0
-
-    @property
-    def chunk(self) -> Chunk:
-        """The piece as clients are told of it."""
-        tokens = self.tokens
-        return Chunk(
-            text="".join(self.texts),
-            token_ids=[t.token_id for t in tokens],
-            origins=[t.origin for t in tokens],
-            token_texts=self.texts,
-            num_final_tokens=self.num_final_tokens,
-            loose_gaps_nats=[t.gap_nats or 0.0 for t in tokens if t.origin is Origin.LOOSE],
-            logprobs=[t.logprobs for t in tokens if t.logprobs],
-        )
-
-
-@dataclass(slots=True)
-class Update:
-    """What a round changes for the client: first a retraction, if any, then a piece.
-
-    `final` are the tokens that became a final part of the output; without eager, those of `piece`.
-    """
-
-    piece: Piece = field(default_factory=Piece)
     final: list[Token] = field(default_factory=list)
+    num_final_tokens: int = 0
     retraction: Retract | None = None
 
     @property
@@ -59,8 +36,17 @@ class Update:
         """What the client is told."""
         if self.retraction is not None:
             yield self.retraction
-        if self.piece.tokens or self.final:
-            yield self.piece.chunk
+        if self.tokens or self.final:
+            tokens = self.tokens
+            yield Chunk(
+                text="".join(self.texts),
+                token_ids=[t.token_id for t in tokens],
+                origins=[t.origin for t in tokens],
+                token_texts=self.texts,
+                num_final_tokens=self.num_final_tokens,
+                loose_gaps_nats=[t.gap_nats or 0.0 for t in tokens if t.origin is Origin.LOOSE],
+                logprobs=[t.logprobs for t in tokens if t.logprobs],
+            )
 
 
 class _Mark(NamedTuple):
@@ -115,12 +101,12 @@ class Output:
                 self._show(command.tokens, update)
             elif isinstance(command, Hide):
                 self._hide(update)
-        update.piece.num_final_tokens = self.num_final_tokens
+        update.num_final_tokens = self.num_final_tokens
         return update
 
     def _commit(self, tokens: Sequence[Token], update: Update) -> None:
         """Take in final tokens up to the end of the output; the first may have been shown."""
-        self._push(tokens[self.num_tokens - self.num_final_tokens :], update.piece)
+        self._push(tokens[self.num_tokens - self.num_final_tokens :], update)
         update.final += tokens[: self.num_tokens - self.num_final_tokens]
         self.num_final_tokens = self.num_tokens
         self._mark = None
@@ -131,7 +117,7 @@ class Output:
         """Send tokens that may be taken back."""
         if self._mark is None:
             self._mark = _Mark(self._detokenizer.copy(), self._held, self._num_text_bytes)
-        self._push(tokens, update.piece)
+        self._push(tokens, update)
 
     def _hide(self, update: Update) -> None:
         """Go back to the last final token."""
@@ -142,8 +128,8 @@ class Output:
         self.num_tokens = self.num_final_tokens
         update.retraction = Retract(self.num_tokens, self._num_text_bytes)
 
-    def _push(self, tokens: Sequence[Token], piece: Piece) -> None:
-        """Decode tokens into the piece, up to the end of the output."""
+    def _push(self, tokens: Sequence[Token], update: Update) -> None:
+        """Decode tokens into the update, up to the end of the output."""
         for token in tokens:
             if self._end is not None:
                 break
@@ -154,8 +140,8 @@ class Output:
             if self._end is not None:
                 text += self._finish(self._end[1])
             self._num_text_bytes += len(text.encode())
-            piece.tokens.append(token)
-            piece.texts.append(text)
+            update.tokens.append(token)
+            update.texts.append(text)
 
     def _text_of(self, token_id: int) -> str:
         """The text to send with this token; notes the end at EOS and stop strings."""

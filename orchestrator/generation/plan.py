@@ -119,8 +119,8 @@ def make_plan(
         drafter=options.drafter,
         rule=rule,
         num_speculative_tokens=k,
-        max_loose_tokens=limits.bound_loose_tokens(options.max_loose_tokens),
-        max_loose_cost_nats=limits.bound_loose_cost_nats(cost),
+        max_loose_tokens=limits.bound("max_loose_tokens", options.max_loose_tokens),
+        max_loose_cost_nats=limits.bound("max_loose_cost_nats", cost),
         exact_until_position=min(
             len(prompt) + options.exact_prefix_tokens, target.model.context_length
         ),

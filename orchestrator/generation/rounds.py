@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from flyspec.prefix import TokenSequence
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import DraftChunk, Verdict, VerifyRound
+from flyspec.values.rounds import DraftChunk, VerifyRound
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
@@ -76,7 +76,7 @@ class Rounds:
                     self._sequence, request, proposal.distributions
                 ):
                     checked = Checked(verdict, proposal.token_ids, proposal.origins)
-                    round_ = self._advance(checked, proposal, verdict, request)
+                    round_ = self._advance(checked, proposal, request)
                     if verdict.last:
                         proposing = self._propose()
                         await asyncio.sleep(0)  # its request leaves before the caller works
@@ -148,14 +148,11 @@ class Rounds:
         )
 
     def _advance(
-        self,
-        event: Event,
-        proposal: DraftChunk,
-        verdict: Verdict | None = None,
-        request: VerifyRound | None = None,
+        self, event: Event, proposal: DraftChunk, request: VerifyRound | None = None
     ) -> RoundOutcome:
         """Do what follows from an event, and say so."""
         start = len(self._sequence)
+        verdict = event.verdict if isinstance(event, Checked) else None
         if verdict is not None:
             self._drafting.accept(verdict.keep_length)
         self._state, commands = step(self._state, event)
@@ -177,11 +174,9 @@ class Rounds:
             committed_length=self._state.committed_length,
             round_ns=round_ns,
             request=request,
-            drafter=proposal.drafter,
+            proposal=proposal,
             round_id=self._round_id,
             began_ns=began_ns,
-            drafted_ns=proposal.arrived_ns,
-            draft_timings=proposal.timings,
         )
 
     def _carry_out(self, command: Command) -> None:

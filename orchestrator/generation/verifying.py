@@ -20,17 +20,16 @@ from flyspec.errors import (
     UnavailableError,
 )
 from flyspec.prefix import TokenSequence
-from flyspec.values.admin import BreakerState
-from flyspec.values.generation import RecoveryKind
+from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.upstreams.protocol import (
     UNKNOWN,
     Correlation,
-    Traffic,
     VerifySession,
     VerifyUpstream,
 )
@@ -43,7 +42,7 @@ REOPEN_BACKOFF_S = (0.02, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Longest rests between tries to open a lost session again; the last one repeats."""
 
 
-class Verifying:
+class Verifying(PooledSession[VerifyUpstream, VerifySession]):
     """A generation's verdicts, of a session with one of `targets` at a time.
 
     When its replica is lost, another one, or the same one restarted, gets the whole sequence,
@@ -55,12 +54,13 @@ class Verifying:
         targets: Pool[VerifyUpstream],
         plan: GenerationPlan,
         reopen_timeout_s: float,
-        traffic: Traffic,
+        metrics: SpeculationMetrics,
         recoveries: Recoveries,
         correlation: Correlation = UNKNOWN,
     ) -> None:
+        super().__init__(plan.max_total_tokens, metrics, recoveries, correlation)
         self._targets = targets
-        self._open = VerifyOpen(
+        self._template = VerifyOpen(
             token_ids=(),
             prompt_length=len(plan.prompt_token_ids),
             rule=plan.rule,
@@ -68,14 +68,8 @@ class Verifying:
             seed=plan.seed,
             logprobs=plan.logprobs,
         )
-        self._weight = plan.max_total_tokens
         self._reopen_timeout_s = reopen_timeout_s
-        self._traffic, self._recoveries = traffic, recoveries
-        self._correlation = correlation
-        self._replica: Replica[VerifyUpstream] | None = None
-        self._session: VerifySession | None = None  # with that replica
         self._avoided: list[Replica[VerifyUpstream]] = []  # full when they were tried last
-        self._trouble: tuple[int, FlyspecError] | None = None  # before this round: since when, what
 
     def keep(self, length: int) -> None:
         """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
@@ -93,9 +87,7 @@ class Verifying:
         `round_` and `distributions` as `VerifySession.send` takes them. Verdicts already handed out
         stand when the replica is lost; the rest of the round is then the caller's next round.
         """
-        self._move_on()
-        lost_ns, trouble = self._trouble or (0, None)
-        self._trouble = None
+        self._move_on(self._targets)
         for attempt in count():
             answered = False
             began_ns = time.perf_counter_ns()
@@ -106,58 +98,43 @@ class Verifying:
                 await session.send(sequence, round_, distributions)
                 while True:
                     verdict = await session.read(round_.round_id)
-                    if replica.breaker.state is not BreakerState.CLOSED and replica.info:
-                        replica.breaker.succeeded()
+                    replica.breaker.succeeded()
                     answered = True
-                    if trouble is not None:
-                        self._recovered(replica, trouble, lost_ns)
-                        trouble = None
+                    if self._trouble is not None:
+                        self._recovered(replica, *self._trouble)
                     yield verdict
                     if verdict.last:
                         return
                     began_ns = time.perf_counter_ns()
             except RETRIED as error:
                 self._lose(error)
+                since_ns = self._trouble[0] if self._trouble else began_ns
+                self._trouble = since_ns, error
                 if answered:
-                    self._trouble = began_ns, error
                     return
-                trouble, lost_ns = error, lost_ns or began_ns
-            waited_s = (time.perf_counter_ns() - lost_ns) / 1e9
-            if waited_s > self._reopen_timeout_s:
-                raise trouble
-            full = isinstance(trouble, ResourceExhaustedError)  # everyday, a lost one is not
-            level = logging.DEBUG if full else logging.WARNING
-            log.log(level, "reopening verify session: %s", trouble)
+                if (time.perf_counter_ns() - since_ns) / 1e9 > self._reopen_timeout_s:
+                    raise
+                full = isinstance(error, ResourceExhaustedError)  # everyday, a lost one is not
+                level = logging.DEBUG if full else logging.WARNING
+                log.log(level, "reopening verify session: %s", error)
             if attempt or full:
                 rest = REOPEN_BACKOFF_S[min(attempt, len(REOPEN_BACKOFF_S) - 1)]
                 await asyncio.sleep(rest * random.uniform(0.5, 1.0))
 
-    def _move_on(self) -> None:
-        """Leave a replica that takes nothing new any more, if another one does."""
-        replica = self._replica
-        if replica is None or replica.takes_new:
-            return
-        if any(other is not replica for other in self._targets.usable):
-            self.close()
-            reason = f"{replica.address} takes nothing new: {replica.problem or 'it left'}"
-            self._trouble = time.perf_counter_ns(), UnavailableError(reason)
-
     def _lose(self, error: FlyspecError) -> None:
         """The session is of no use any more."""
         replica = self._replica
-        self.close()
+        self._close_session()
         if replica is None:
             return
         self._avoided = [replica]
         if isinstance(error, UnavailableError):
             replica.failed()
 
-    def _recovered(
-        self, replica: Replica[VerifyUpstream], trouble: FlyspecError, lost_ns: int
-    ) -> None:
+    def _recovered(self, replica: Replica[VerifyUpstream], since_ns: int, trouble: object) -> None:
         """The sequence is in a replica again."""
-        self._avoided = []
-        self._recoveries.note(RecoveryKind.TARGET_REOPENED, lost_ns, replica.address, trouble)
+        self._trouble, self._avoided = None, []
+        self._recoveries.note(RecoveryKind.TARGET_REOPENED, since_ns, replica.address, trouble)
 
     async def _begin(self, tokens: Sequence[int]) -> tuple[VerifySession, Replica[VerifyUpstream]]:
         """A session with a replica; waits for one that can be used."""
@@ -166,20 +143,6 @@ class Verifying:
         while (replica := pool.choose(tokens, self._weight, self._avoided)) is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                problems = [r.problem or "it failed a moment ago" for r in pool.replicas]
-                raise UnavailableError(
-                    f"no verify service can be used: {'; '.join(problems) or 'none is known'}"
-                )
+                raise UnavailableError(f"no verify service can be used: {pool.reason}")
             await pool.changed(min(remaining, 0.05))
-        session = replica.service.open(self._open, self._traffic, self._correlation)
-        replica.join(session, self._weight)
-        self._session, self._replica = session, replica
-        return session, replica
-
-    def close(self) -> None:
-        """End the session; the service frees it."""
-        session, replica = self._session, self._replica
-        self._session = self._replica = None
-        if session is not None and replica is not None:
-            session.close()
-            replica.leave(session)
+        return self._join(replica, self._template), replica

@@ -6,14 +6,18 @@ round costs a few additions. A drafter's name is the registry's, a rule's that o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
+from flyspec.errors import FlyspecError
 from flyspec.telemetry.metrics import REQUEST_SECONDS, STEP_SECONDS, Buckets
-from flyspec.values.generation import RecoveryKind
+from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import Token
@@ -23,101 +27,76 @@ NOBODY = "none"
 OTHERS = "other"
 """Stands for all drafters beyond `MAX_DRAFTERS`."""
 MAX_DRAFTERS = 64
+LABELS = ("drafter", "rule")
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24, 32, 48, 64)
 PARTS = ("draft_queue", "draft", "verify_queue", "verify_step", "judge", "network")
-STATUSES = (
-    "OK",
-    "CANCELLED",
-    "DEADLINE_EXCEEDED",
-    "FAILED_PRECONDITION",
-    "INTERNAL",
-    "INVALID_ARGUMENT",
-    "NOT_FOUND",
-    "RESOURCE_EXHAUSTED",
-    "UNAVAILABLE",
-)
+ERRORS = FlyspecError.__subclasses__()
+STATUSES = sorted({"OK", "CANCELLED", "INTERNAL", *(error.status for error in ERRORS)})
 
 
 @dataclass(slots=True, eq=False)
 class Tally:
     """Counts of one drafter under one rule, as `Ledger` has them of one generation.
 
-    `drafted` has the number of drafts of every round, `accepted[n]` counts rounds with n accepted,
-    `origins` tokens by the number of their origin.
+    `drafted` has the number of drafts of every round, `origins` tokens by the number of their
+    origin.
     """
 
-    num_rounds: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted: int = 0
-    num_loose: int = 0
-    loose_cost_nats: float = 0.0
-    num_rollbacks: int = 0
+    metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     drafted: Buckets = field(default_factory=lambda: Buckets(DRAFT_LENGTHS))
-    accepted: list[int] = field(default_factory=list)
     origins: list[int] = field(default_factory=lambda: [0] * (len(Origin) + 1))
 
 
 class GenerationMetrics:
-    """The metrics of all generations of an orchestrator."""
+    """The metrics of all generations of an orchestrator.
+
+    `tallies` are by a drafter's label and a rule, `times` by that label.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._tallies: dict[tuple[str, str], Tally] = {}
-        self._times: dict[str, Times] = {}
+        self.tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
+        self.times: defaultdict[str, Times] = defaultdict(Times)
         self._drafters: set[str] = {NOBODY}
-        self.requests = Counter(
+        make = partial(Counter, registry=registry)
+        seconds = partial(Histogram, registry=registry, buckets=REQUEST_SECONDS)
+        self.requests = make(
             "flyspec_requests",
             "Requests that ended, by gRPC status and by why their output ended.",
             ["status", "finish_reason"],
-            registry=registry,
         )
         for status in STATUSES:
             self.requests.labels(status, "stop" if status == "OK" else "")
-        self.recoveries = Counter(
+        self.recoveries = make(
             "flyspec_recoveries",
             "What kept generations going when a service failed, or was taken from them.",
             ["kind"],
-            registry=registry,
         )
-        self.recovery_seconds = Histogram(
-            "flyspec_recovery_delay_seconds",
-            "What a recovery added to its stream.",
-            ["kind"],
-            registry=registry,
-            buckets=REQUEST_SECONDS,
+        self.recovery_seconds = seconds(
+            "flyspec_recovery_delay_seconds", "What a recovery added to its stream.", ["kind"]
         )
         for kind in RecoveryKind:
             self.recoveries.labels(kind.name.lower())
-        self.prompt_tokens = Counter(
-            "flyspec_prompt_tokens",
-            "Tokens of the prompts of admitted requests.",
-            registry=registry,
+        self.prompt_tokens = make(
+            "flyspec_prompt_tokens", "Tokens of the prompts of admitted requests."
         )
-
-        def per_request(name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
-            labels = ["drafter", "rule"]
-            return Histogram(name, documentation, labels, registry=registry, buckets=buckets)
-
-        self.queue_seconds = Histogram(
-            "flyspec_request_queue_time_seconds",
-            "From a request's arrival until it is admitted.",
-            registry=registry,
-            buckets=REQUEST_SECONDS,
+        self.queue_seconds = seconds(
+            "flyspec_request_queue_time_seconds", "From a request's arrival until it is admitted."
         )
-        self.first_token_seconds = per_request(
+        self.first_token_seconds = seconds(
             "flyspec_time_to_first_token_seconds",
             "From a request's arrival to its first tokens, the wait to be admitted included.",
-            REQUEST_SECONDS,
+            LABELS,
         )
-        self.token_seconds = per_request(
+        self.token_seconds = seconds(
             "flyspec_request_time_per_output_token_seconds",
             "Mean time from token to token of a completed request, its first one excluded.",
-            STEP_SECONDS,
+            LABELS,
+            buckets=STEP_SECONDS,
         )
-        self.request_seconds = per_request(
+        self.request_seconds = seconds(
             "flyspec_e2e_request_latency_seconds",
             "From the arrival of a request that completed to its end.",
-            REQUEST_SECONDS,
+            LABELS,
         )
 
     def label(self, drafter: str) -> str:
@@ -129,44 +108,30 @@ class GenerationMetrics:
             self._drafters.add(name)
         return name
 
-    def tally(self, drafter: str, rule: str) -> Tally:
-        """The counts of a drafter (a label) under a rule."""
-        found = self._tallies.get((drafter, rule))
-        if found is None:
-            found = self._tallies[drafter, rule] = Tally()
-        return found
-
-    def times(self, drafter: str) -> Times:
-        """The times of a drafter's rounds."""
-        found = self._times.get(drafter)
-        if found is None:
-            found = self._times[drafter] = Times()
-        return found
-
     def collect(self) -> Iterator[Metric]:
         """The tallies as metrics."""
         for name, documentation, attribute in _COUNTERS:
-            family = CounterMetricFamily(name, documentation, labels=["drafter", "rule"])
-            for labels, tally in self._tallies.items():
-                family.add_metric(labels, getattr(tally, attribute))
+            family = CounterMetricFamily(name, documentation, labels=LABELS)
+            for labels, tally in self.tallies.items():
+                family.add_metric(labels, getattr(tally.metrics, attribute))
             yield family
         positions = CounterMetricFamily(
             "flyspec_spec_decode_num_accepted_tokens_per_pos",
             "Rounds in which the drafted token at this position, from 0, was accepted.",
-            labels=["drafter", "rule", "position"],
+            labels=[*LABELS, "position"],
         )
         origins = CounterMetricFamily(
             "flyspec_output_tokens",
             "Tokens that became final, by origin.",
-            labels=["drafter", "rule", "origin"],
+            labels=[*LABELS, "origin"],
         )
         lengths = HistogramMetricFamily(
             "flyspec_spec_decode_draft_length",
             "K: tokens drafted and checked in a round; 0 in plain decoding.",
-            labels=["drafter", "rule"],
+            labels=LABELS,
         )
-        for labels, tally in self._tallies.items():
-            for position, count in enumerate(_beyond(tally.accepted)):
+        for labels, tally in self.tallies.items():
+            for position, count in enumerate(_beyond(tally.metrics.acceptance_histogram)):
                 positions.add_metric([*labels, str(position)], count)
             for origin in Origin:
                 origins.add_metric([*labels, origin.name.lower()], tally.origins[origin])
@@ -181,7 +146,7 @@ class GenerationMetrics:
             "Time of the parts of a round. network: all that is in neither service.",
             labels=["drafter", "part"],
         )
-        for drafter, times in self._times.items():
+        for drafter, times in self.times.items():
             times.rounds.add_to(rounds, [drafter])
             for part, buckets in zip(PARTS, times.parts, strict=True):
                 buckets.add_to(parts, [drafter, part])
@@ -190,17 +155,21 @@ class GenerationMetrics:
 
 _COUNTERS = (
     ("flyspec_rounds", "Rounds that were checked; a plain token is one.", "num_rounds"),
-    ("flyspec_spec_decode_num_drafts", "Rounds with drafts.", "num_drafts"),
+    ("flyspec_spec_decode_num_drafts", "Rounds with drafts.", "num_spec_steps"),
     (
         "flyspec_spec_decode_num_draft_tokens",
         "Tokens drafted and checked.",
         "num_draft_tokens",
     ),
-    ("flyspec_spec_decode_num_accepted_tokens", "Of them, accepted for good.", "num_accepted"),
+    (
+        "flyspec_spec_decode_num_accepted_tokens",
+        "Of them, accepted for good.",
+        "num_accepted_draft_tokens",
+    ),
     (
         "flyspec_spec_decode_num_loose_tokens",
         "Tokens that became final although they differ from the target's own.",
-        "num_loose",
+        "num_loose_tokens",
     ),
     (
         "flyspec_spec_decode_loose_cost_nats",
@@ -227,7 +196,7 @@ class Times:
     def observe(self, round_: RoundOutcome) -> None:
         """A round that was checked."""
         assert round_.verdict is not None
-        draft, verify, round_ns = round_.draft_timings, round_.verdict.timings, round_.round_ns
+        draft, verify, round_ns = round_.proposal.timings, round_.verdict.timings, round_.round_ns
         self.rounds.observe(round_ns * 1e-9)
         draft_queue, drafting, verify_queue, verify_step, judge, network = self.parts
         draft_queue.observe(draft.queue_ns * 1e-9)
@@ -249,60 +218,44 @@ class RoundCounter:
 
     def count(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
         """A round that the ledger has recorded, and the tokens that became final with it."""
-        if round_.drafter != self._drafter:
-            self._drafter = round_.drafter
-            label = self._metrics.label(round_.drafter)
-            self._tally = self._metrics.tally(label, self._rule)
-            self._times = self._metrics.times(label)
+        if round_.proposal.drafter != self._drafter:
+            self._drafter = round_.proposal.drafter
+            self._tally = self._tally_of(self._drafter)
+            self._times = self._metrics.times[self._metrics.label(self._drafter)]
         tally, verdict = self._tally, round_.verdict
         if verdict is not None:
-            tally.num_rounds += 1
             num_drafts = len(verdict.decisions)
+            tally.metrics.num_rounds += 1
             tally.drafted.observe(num_drafts)
             if num_drafts:
-                tally.num_drafts += 1
-                tally.num_draft_tokens += num_drafts
+                tally.metrics.count(num_drafts, 0)
             self._times.observe(round_)
         origins = tally.origins
         for token in final:
             origins[token.origin] += 1
-        self._take_over(tally)
+        self._take_over()
 
     def finish(self) -> None:
         """The ledger is finished: of windows still open, nothing stands."""
         if self._drafter is not None:
-            self._take_over(self._tally)
+            self._take_over()
 
-    def _take_over(self, tally: Tally) -> None:
+    def _tally_of(self, drafter: str) -> Tally:
+        return self._metrics.tallies[self._metrics.label(drafter), self._rule]
+
+    def _take_over(self) -> None:
         """What became final, whichever round it was drafted in."""
-        ledger = self._ledger
-        for drafter, accepted in ledger.take_settled():
-            theirs = tally
-            if drafter != self._drafter:
-                theirs = self._metrics.tally(self._metrics.label(drafter), self._rule)
-            _count(theirs.accepted, accepted)
-            theirs.num_accepted += accepted
-        if ledger.num_loose_tokens != self._num_loose:
-            tally.num_loose += ledger.num_loose_tokens - self._num_loose
-            tally.loose_cost_nats += ledger.loose_cost_nats - self._loose_cost_nats
-            self._num_loose = ledger.num_loose_tokens
-            self._loose_cost_nats = ledger.loose_cost_nats
-        if ledger.num_rollbacks != self._num_rollbacks:
-            tally.num_rollbacks += ledger.num_rollbacks - self._num_rollbacks
-            self._num_rollbacks = ledger.num_rollbacks
-
-
-def _count(histogram: list[int], value: int) -> None:
-    """One more of `value`, in a list that is as long as it must be."""
-    if value >= len(histogram):
-        histogram += [0] * (value + 1 - len(histogram))
-    histogram[value] += 1
+        ledger, metrics = self._ledger.metrics, self._tally.metrics
+        for drafter, accepted in self._ledger.take_settled():
+            own = drafter == self._drafter
+            (metrics if own else self._tally_of(drafter).metrics).settle(accepted)
+        metrics.num_loose_tokens += ledger.num_loose_tokens - self._num_loose
+        metrics.loose_cost_nats += ledger.loose_cost_nats - self._loose_cost_nats
+        metrics.num_rollbacks += ledger.num_rollbacks - self._num_rollbacks
+        self._num_loose, self._num_rollbacks = ledger.num_loose_tokens, ledger.num_rollbacks
+        self._loose_cost_nats = ledger.loose_cost_nats
 
 
 def _beyond(histogram: Sequence[int]) -> list[int]:
     """For each i, how many counted values are larger than i."""
-    beyond, total = [], 0
-    for count in reversed(histogram[1:]):
-        total += count
-        beyond.append(total)
-    return beyond[::-1]
+    return list(accumulate(reversed(histogram[1:])))[::-1]

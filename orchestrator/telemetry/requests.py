@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from flyspec.errors import FlyspecError
 from flyspec.telemetry import Telemetry, fields, new_request_id
-from flyspec.telemetry.traces import Attributes
-from flyspec.values.generation import GenerationTimings, Recovery
+from flyspec.telemetry.traces import Attributes, Traces
+from flyspec.values.generation import Recovery
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.output import Output, Update
 from orchestrator.generation.plan import GenerationPlan
@@ -27,6 +26,16 @@ log = logging.getLogger(__name__)
 
 SHED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
 """Statuses of which there are many under overload: their lines are for debugging."""
+TRACED = (
+    "num_rounds",
+    "num_spec_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_loose_tokens",
+    "loose_cost_nats",
+    "num_rollbacks",
+)
+"""Of `SpeculationMetrics`, what a request's span tells."""
 
 
 class RequestObserver:
@@ -37,39 +46,29 @@ class RequestObserver:
         self.metrics = GenerationMetrics(telemetry.registry)
         telemetry.collect(self.metrics.collect)
 
-    @contextmanager
-    def request(self, request_id: str = "", traceparent: str = "") -> Iterator[Observation]:
-        """A request, from its arrival to its end; a new id for it if it has none."""
-        observation = Observation(self, request_id or new_request_id(), traceparent)
-        status = "OK"
-        try:
-            yield observation
-        except BaseException as error:
-            status = _status_of(error)
-            raise
-        finally:
-            observation.end(status)
-
-    def begin_trace(
-        self, identifier: str, traceparent: str, arrived_ns: int
-    ) -> GenerationTrace | None:
-        """The request's trace, if it is kept."""
-        span = self._traces.begin(traceparent, arrived_ns)
-        return None if span is None else GenerationTrace(self._traces, span, identifier)
+    def request(self, request_id: str = "", traceparent: str = "") -> Observation:
+        """A block that is a request, from its arrival to its end; a new id if it has none."""
+        return Observation(self.metrics, self._traces, request_id or new_request_id(), traceparent)
 
 
-class Observation:
+class Observation(AbstractContextManager["Observation"]):
     """Of one request. `correlation` is what the services are told of it."""
 
-    def __init__(self, observer: RequestObserver, request_id: str, traceparent: str) -> None:
+    def __init__(
+        self, metrics: GenerationMetrics, traces: Traces, request_id: str, traceparent: str
+    ) -> None:
         self.request_id = request_id
-        self._metrics = observer.metrics
+        self._metrics = metrics
         self._arrived_ns = time.perf_counter_ns()
-        self._trace = observer.begin_trace(self.request_id, traceparent, self._arrived_ns)
+        span = traces.begin(traceparent, self._arrived_ns)
+        self._trace = GenerationTrace(traces, span, request_id) if span is not None else None
         self._finish_reason = ""
         self._name = "request"
         self._facts: dict[str, Any] = {}
         self._counter: RoundCounter | None = None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._end("OK" if error is None else _status_of(error))
 
     @property
     def correlation(self) -> Correlation:
@@ -118,13 +117,13 @@ class Observation:
                 },
             )
 
-    def completed(self, output: Output, ledger: Ledger, timings: GenerationTimings) -> None:
+    def completed(self, output: Output, ledger: Ledger) -> None:
         """Its output is complete."""
         assert self._counter is not None
         assert output.finish_reason is not None
         self._counter.finish()
         self._finish_reason = output.finish_reason.name.lower()
-        metrics, labels = self._metrics, self._labels
+        metrics, labels, timings = self._metrics, self._labels, ledger.timings
         total_s, first_s = timings.total_ns / 1e9, timings.time_to_first_token_ns / 1e9
         metrics.first_token_seconds.labels(*labels).observe(first_s)
         metrics.request_seconds.labels(*labels).observe(total_s)
@@ -134,15 +133,15 @@ class Observation:
         self._facts.update(
             finish_reason=self._finish_reason,
             output_tokens=output.num_final_tokens,
-            rounds=ledger.num_rounds,
-            accepted=ledger.num_accepted_draft_tokens,
-            loose=ledger.num_loose_tokens,
+            rounds=ledger.metrics.num_rounds,
+            accepted=ledger.metrics.num_accepted_draft_tokens,
+            loose=ledger.metrics.num_loose_tokens,
             first_token_ms=round(1e3 * first_s, 1),
         )
         if self._trace is not None:
             self._trace.describe(_of_output(output, ledger, first_s, timings.queue_ns / 1e9))
 
-    def end(self, status: str) -> None:
+    def _end(self, status: str) -> None:
         """It is over."""
         ended_ns = time.perf_counter_ns()
         if status == "CANCELLED" and self._finish_reason:
@@ -197,11 +196,5 @@ def _of_output(output: Output, ledger: Ledger, first_s: float, queue_s: float) -
         "gen_ai.usage.output_tokens": output.num_final_tokens,
         "flyspec.queue_s": queue_s,
         "flyspec.time_to_first_token_s": first_s,
-        "flyspec.num_rounds": ledger.num_rounds,
-        "flyspec.num_spec_steps": ledger.num_spec_steps,
-        "flyspec.num_draft_tokens": ledger.num_draft_tokens,
-        "flyspec.num_accepted_draft_tokens": ledger.num_accepted_draft_tokens,
-        "flyspec.num_loose_tokens": ledger.num_loose_tokens,
-        "flyspec.loose_cost_nats": ledger.loose_cost_nats,
-        "flyspec.num_rollbacks": ledger.num_rollbacks,
+        **{f"flyspec.{name}": getattr(ledger.metrics, name) for name in TRACED},
     }

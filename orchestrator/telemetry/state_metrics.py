@@ -5,17 +5,18 @@ Read when Prometheus asks, and from where `AdminService` reads it, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from flyspec.telemetry.metrics import gauge
 from flyspec.values.admin import BreakerState, DrafterState
+from orchestrator.admission.admission import REFUSALS, Admission
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.replicas import Pool
-from orchestrator.front.admission import REFUSALS, Admission
 
 _DRAFTER_COUNTERS = (
     ("generations", "Generations that were given to a drafter.", "generations_total", 1.0),
@@ -59,35 +60,22 @@ def fleet_metrics(fleet: Fleet) -> Iterator[Metric]:
     """The drafters, and the replicas of all services."""
     drafters = fleet.drafters.all
     yield from _drafter_metrics(drafters)
-    pools: dict[int, tuple[str, Pool[Any]]] = {}
-    for drafter in drafters:
-        if drafter.pool is not None:
-            pools.setdefault(id(drafter.pool), ("draft", drafter.pool))
-    yield from _replica_metrics([("verify", fleet.targets), *pools.values()])
+    yield from _replica_metrics({"verify": [fleet.targets], "draft": fleet.drafters.pools})
 
 
 def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
     for name, documentation, attribute, factor in _DRAFTER_COUNTERS:
-        family = CounterMetricFamily(f"flyspec_drafter_{name}", documentation, labels=["drafter"])
+        total = CounterMetricFamily(f"flyspec_drafter_{name}", documentation, labels=["drafter"])
         for drafter in drafters:
-            family.add_metric([drafter.name], getattr(drafter.stats, attribute) * factor)
-        yield family
-    usable = GaugeMetricFamily(
-        "flyspec_drafter_usable", "1 if a generation can draft with it now.", labels=["drafter"]
+            total.add_metric([drafter.name], getattr(drafter.stats, attribute) * factor)
+        yield total
+    family = partial(_gauge, "drafter", labels=("drafter",))
+    usable = family("usable", "1 if a generation can draft with it now.")
+    share = family(
+        "share", "Share of the new generations that name no drafter, as the operator set it."
     )
-    share = GaugeMetricFamily(
-        "flyspec_drafter_share",
-        "Share of the new generations that name no drafter, as the operator set it.",
-        labels=["drafter"],
-    )
-    states = GaugeMetricFamily(
-        "flyspec_drafter_state", "1 for the state that it is in.", labels=["drafter", "state"]
-    )
-    active = GaugeMetricFamily(
-        "flyspec_drafter_generations_active",
-        "Generations that draft with it now.",
-        labels=["drafter"],
-    )
+    states = family("state", "1 for the state that it is in.", "state")
+    active = family("generations_active", "Generations that draft with it now.")
     canaries = sum(d.share for d in drafters if d.state is DrafterState.CANARY)
     for drafter in drafters:
         usable.add_metric([drafter.name], drafter.usable)
@@ -99,31 +87,16 @@ def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
     yield from (usable, share, states, active)
 
 
-def _replica_metrics(pools: list[tuple[str, Pool[Any]]]) -> Iterator[Metric]:
-    replicas = GaugeMetricFamily(
-        "flyspec_upstream_replicas", "Replicas that are known of a service.", labels=["service"]
-    )
-    usable = GaugeMetricFamily(
-        "flyspec_upstream_replicas_usable",
-        "Replicas that a session may be opened on now.",
-        labels=["service"],
-    )
-    labels = ["service", "address"]
-    breakers = GaugeMetricFamily(
-        "flyspec_upstream_breaker_state",
-        "1 for the state of a replica's circuit breaker.",
-        labels=[*labels, "state"],
-    )
-    sessions = GaugeMetricFamily(
-        "flyspec_upstream_sessions", "Sessions of this orchestrator on a replica.", labels=labels
-    )
-    tokens = GaugeMetricFamily(
-        "flyspec_upstream_outstanding_tokens",
-        "Tokens that those sessions may still read and write.",
-        labels=labels,
-    )
-    for service in ("verify", "draft"):
-        found = {r.address: r for name, p in pools if name == service for r in p.replicas}
+def _replica_metrics(services: Mapping[str, Sequence[Pool[Any]]]) -> Iterator[Metric]:
+    family = partial(_gauge, "upstream", labels=("service",))
+    replicas = family("replicas", "Replicas that are known of a service.")
+    usable = family("replicas_usable", "Replicas that a session may be opened on now.")
+    family = partial(_gauge, "upstream", labels=("service", "address"))
+    breakers = family("breaker_state", "1 for the state of a replica's circuit breaker.", "state")
+    sessions = family("sessions", "Sessions of this orchestrator on a replica.")
+    tokens = family("outstanding_tokens", "Tokens that those sessions may still read and write.")
+    for service, pools in services.items():
+        found = {r.address: r for pool in pools for r in pool.replicas}
         replicas.add_metric([service], len(found))
         usable.add_metric([service], sum(r.usable for r in found.values()))
         for address, replica in found.items():
@@ -134,3 +107,9 @@ def _replica_metrics(pools: list[tuple[str, Pool[Any]]]) -> Iterator[Metric]:
             sessions.add_metric([service, address], len(replica.sessions))
             tokens.add_metric([service, address], replica.outstanding)
     yield from (replicas, usable, breakers, sessions, tokens)
+
+
+def _gauge(
+    of: str, name: str, documentation: str, *more: str, labels: Sequence[str]
+) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"flyspec_{of}_{name}", documentation, labels=(*labels, *more))

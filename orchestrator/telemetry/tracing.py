@@ -15,15 +15,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from flyspec.metadata import TRACEPARENT_KEY
-from flyspec.telemetry.traces import (
-    Attributes,
-    Traces,
-    traceparent_of,
-    wall_ns,
-)
+from flyspec.telemetry.traces import Attributes, Traces, traceparent_of, wall_ns
 from flyspec.values.rounds import Outcome
 from orchestrator.generation.ledger import RoundOutcome
 from orchestrator.generation.window import RollBack
@@ -32,23 +27,20 @@ from orchestrator.upstreams.protocol import Correlation, Part
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+K = TypeVar("K", int, str)
+
 
 @dataclass(slots=True)
-class _Wait:
-    """A part of a round that was asked for: its span's id, and since when."""
+class _Pending:
+    """A span that is made once it ends: its id, and since when.
+
+    Of a round `parts` by name that were asked for, `num_verdicts` and `num_tokens` so far.
+    """
 
     span_id: int
     began_ns: int
     ended_ns: int = 0
-
-
-@dataclass(slots=True)
-class _Open:
-    """A round under way; `parts` by name, `num_verdicts` and `num_tokens` of it so far."""
-
-    span_id: int
-    began_ns: int
-    parts: dict[str, _Wait] = field(default_factory=dict)
+    parts: dict[str, _Pending] = field(default_factory=dict)
     num_verdicts: int = 0
     num_tokens: int = 0
 
@@ -62,20 +54,21 @@ class GenerationTrace(Correlation):
         self._trace_id = span.get_span_context().trace_id
         self._parent = traceparent_of(self._trace_id, span.get_span_context().span_id)
         self.metadata = (*self.metadata, (TRACEPARENT_KEY, self._parent))
-        self._rounds: dict[int, _Open] = {}
+        self._rounds: dict[int, _Pending] = {}
         span.set_attribute("flyspec.request_id", request_id)
         span.set_attribute("gen_ai.response.id", request_id)
 
     def waits_for(self, part: Part, round_id: int) -> str:
         """Choose the id of the part's span, which is made once it ends."""
         now = time.perf_counter_ns()
-        open_ = self._rounds.get(round_id)
-        if open_ is None:
-            open_ = self._rounds[round_id] = _Open(self._traces.new_span_id(), now)
-        wait = open_.parts.get(part)
-        if wait is None:
-            wait = open_.parts[part] = _Wait(self._traces.new_span_id(), now)
-        return traceparent_of(self._trace_id, wait.span_id)
+        round_ = self._pending(self._rounds, round_id, now)
+        return traceparent_of(self._trace_id, self._pending(round_.parts, part, now).span_id)
+
+    def _pending(self, spans: dict[K, _Pending], key: K, began_ns: int) -> _Pending:
+        """The span of that key; begun now if there is none."""
+        if key not in spans:
+            spans[key] = _Pending(self._traces.new_span_id(), began_ns)
+        return spans[key]
 
     def admitted(self, arrived_ns: int, admitted_ns: int) -> None:
         """It has waited for a slot until now."""
@@ -84,16 +77,14 @@ class GenerationTrace(Correlation):
     def round(self, round_: RoundOutcome, num_final: int) -> None:
         """A round, or one token of a round of plain decoding, has come to its end."""
         ended_ns = round_.began_ns + round_.round_ns
-        open_ = self._rounds.setdefault(
-            round_.round_id, _Open(self._traces.new_span_id(), round_.began_ns)
-        )
+        open_ = self._pending(self._rounds, round_.round_id, round_.began_ns)
         open_.num_verdicts += round_.verdict is not None
         open_.num_tokens += num_final
         if round_.verdict is not None and not round_.verdict.last:
             return
         del self._rounds[round_.round_id]
         if wait := open_.parts.get("draft"):
-            wait.ended_ns = round_.drafted_ns
+            wait.ended_ns = round_.proposal.arrived_ns
         self._add_round(open_, ended_ns, _attributes(round_, open_))
         for stale in [r for r in self._rounds if r < round_.round_id]:
             self._abandon(stale, ended_ns)
@@ -124,35 +115,22 @@ class GenerationTrace(Correlation):
         attributes = {"flyspec.round_id": round_id, "flyspec.abandoned": True}
         self._add_round(open_, ended_ns, attributes)
 
-    def _add_round(self, open_: _Open, ended_ns: int, attributes: Attributes) -> None:
-        parent = self._traces.add(
-            "round",
-            "INTERNAL",
-            self._parent,
-            open_.began_ns,
-            ended_ns,
-            attributes,
-            open_.span_id,
-        )
+    def _add_round(self, open_: _Pending, ended_ns: int, attributes: Attributes) -> None:
+        add, round_id = self._traces.add, {"flyspec.round_id": attributes["flyspec.round_id"]}
+        times = open_.began_ns, ended_ns
+        parent = add("round", "INTERNAL", self._parent, *times, attributes, open_.span_id)
         for name, wait in open_.parts.items():
-            self._traces.add(
-                name,
-                "CLIENT",
-                parent,
-                wait.began_ns,
-                wait.ended_ns or ended_ns,
-                {"flyspec.round_id": attributes["flyspec.round_id"]},
-                wait.span_id,
-            )
+            times = wait.began_ns, wait.ended_ns or ended_ns
+            add(name, "CLIENT", parent, *times, round_id, wait.span_id)
 
 
-def _attributes(round_: RoundOutcome, open_: _Open) -> Attributes:
+def _attributes(round_: RoundOutcome, open_: _Pending) -> Attributes:
     """What a round's span tells."""
     verdict = round_.verdict
     decisions = verdict.decisions if verdict is not None else ()
     return {
         "flyspec.round_id": round_.round_id,
-        "flyspec.drafter": round_.drafter,
+        "flyspec.drafter": round_.proposal.drafter,
         "flyspec.start_length": round_.start,
         "flyspec.num_draft_tokens": len(decisions),
         "flyspec.num_accepted_draft_tokens": sum(d.outcome.accepted for d in decisions),

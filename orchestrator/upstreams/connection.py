@@ -6,35 +6,40 @@ A try is bounded in time, and what goes wrong says which service it was.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import grpc
 
-from flyspec import rpc
+from flyspec import rpc, wire
 from flyspec.errors import FlyspecError, IdleTimeoutError, PrefixMismatchError, UnavailableError
-from orchestrator.upstreams.protocol import SilentError
+from flyspec.values.admin import DraftServiceInfo, VerifyServiceInfo
+from flyspec.values.generation import SpeculationMetrics
+from flyspec.values.rounds import DraftOpen, VerifyOpen
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError
 
 DESCRIBE_TIMEOUT_S = 5.0
 
+Info = TypeVar("Info", DraftServiceInfo, VerifyServiceInfo)
+Open = TypeVar("Open", DraftOpen, VerifyOpen)
 
-class GrpcUpstream:
-    """A service at an address, spoken to through `stub`; `timeout_s` is for one answer.
+
+class GrpcUpstream(Generic[Info]):
+    """A service at an address; `timeout_s` is for one answer.
 
     `link` is the connection; one in the clear if not given.
     """
 
-    def __init__(
-        self,
-        address: str,
-        timeout_s: float,
-        make_stub: Callable[[Any], Any],
-        link: rpc.Link | None = None,
-    ) -> None:
+    service: ClassVar[str]
+    """What kind of service it is, in errors."""
+    _stub: ClassVar[type[Any]]
+    _describe: ClassVar[type[Any]]
+    _info: type[Info]
+
+    def __init__(self, address: str, timeout_s: float, link: rpc.Link | None = None) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self._make_stub = make_stub
         self._link = link or rpc.Link(address)
         self._made: tuple[Any, Any] = (None, None)
 
@@ -43,24 +48,55 @@ class GrpcUpstream:
         """The methods of the service, over the channel that is to be used now."""
         channel = self._link.channel
         if self._made[0] is not channel:
-            self._made = channel, self._make_stub(channel)
+            self._made = channel, self._stub(channel)
         return self._made[1]
+
+    def attempt(self, timeout_s: float) -> Attempt:
+        """A try at a call of it."""
+        return Attempt(self.service, self.address, timeout_s)
+
+    async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> Info:
+        """What it says of itself. Raises `UnavailableError` when it does not answer."""
+        async with self.attempt(timeout_s):
+            return wire.decode(self._info, await self.stub.Describe(self._describe()))
 
     async def reconnect(self) -> None:
         """Give the connection up; gRPC itself would find out by keepalive, half a minute later."""
-        await self._link.reset()
+        await self._link.close()
 
     async def close(self) -> None:
         """Close the connection."""
         await self._link.close()
 
 
-class GrpcSession:
-    """A stream to a service. `_synced` tokens of the service's sequence and of ours agree."""
+class GrpcSession(Generic[Open]):
+    """One generation's stream to a service; `open_.token_ids` is filled in.
 
-    def __init__(self) -> None:
+    `_synced` tokens of the service's sequence and of ours agree.
+    """
+
+    _method: ClassVar[str]
+
+    def __init__(
+        self,
+        upstream: Any,
+        open_: Open,
+        metrics: SpeculationMetrics,
+        correlation: Correlation = UNKNOWN,
+    ) -> None:
+        self._upstream: Any = upstream
+        self._open: Open = open_
+        self._metrics, self._correlation = metrics, correlation
         self._call: Any = None
         self._synced = 0
+
+    async def _begin(self, tokens: list[int]) -> None:
+        """Open the stream, before its first message."""
+        if self._call is None:
+            method = getattr(self._upstream.stub, self._method)
+            self._call = method(metadata=self._correlation.metadata)
+            await write(self._call, wire.encode(replace(self._open, token_ids=tokens)))
+            self._synced = len(tokens)
 
     def close(self) -> None:
         """End the stream; the service frees the session."""

@@ -7,13 +7,13 @@ methods raise `FlyspecError`, and `UnavailableError` for what another try may me
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from flyspec.errors import UnavailableError
 from flyspec.metadata import REQUEST_ID_KEY
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftChunk, DraftOpen, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 
@@ -22,6 +22,9 @@ class SilentError(UnavailableError):
     """A service took the message and said nothing in time: it hangs, or is overwhelmed."""
 
 
+Info = TypeVar("Info", covariant=True)
+Open = TypeVar("Open", contravariant=True)
+Session = TypeVar("Session", covariant=True)
 Part = Literal["draft", "verify"]
 
 
@@ -45,23 +48,6 @@ class Correlation:
 
 
 UNKNOWN = Correlation()
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes of the rounds' messages to and from both services, before HTTP/2's framing.
-
-    Messages of a round that had to be sent again count again; those that open sessions do not.
-    """
-
-    round_bytes: int = 0
-    distribution_bytes: int = 0
-    """Of those, what carries drafts' distributions."""
-
-    def count(self, num_bytes: int, distribution_bytes: int = 0) -> None:
-        """Add a round's message, so much of it distributions."""
-        self.round_bytes += num_bytes
-        self.distribution_bytes += distribution_bytes
 
 
 class UpstreamSession(Protocol):
@@ -109,14 +95,22 @@ class VerifySession(UpstreamSession, Protocol):
         """The next verdict on that round; several in plain decoding, up to the `last`."""
 
 
-class Upstream(Protocol):
+class Upstream(Protocol[Info, Open, Session]):
     """A connection to one replica of a service; `timeout_s` is for one answer."""
 
     address: str
     timeout_s: float
 
-    async def describe(self, timeout_s: float = ...) -> Any:
+    async def describe(self, timeout_s: float = ...) -> Info:
         """What the service says of itself."""
+
+    def open(
+        self, open_: Open, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
+    ) -> Session:
+        """A session, which begins with its first round; `open_.token_ids` is filled in.
+
+        The bytes of its rounds' messages are counted in `metrics`.
+        """
 
     async def reconnect(self) -> None:
         """Give the connection up, which may be lost without a sign; the next call makes another.
@@ -128,34 +122,18 @@ class Upstream(Protocol):
         """Close the connection."""
 
 
-class DraftUpstream(Upstream, Protocol):
+class DraftUpstream(Upstream[DraftServiceInfo, DraftOpen, DraftSession], Protocol):
     """To a draft service."""
-
-    async def describe(self, timeout_s: float = ...) -> DraftServiceInfo:
-        """What it drafts with."""
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         """Make the target's tokenizer known to it."""
 
-    def open(
-        self, open_: DraftOpen, traffic: Traffic, correlation: Correlation = UNKNOWN
-    ) -> DraftSession:
-        """A session, which begins with its first proposal; `open_.token_ids` is filled in."""
 
-
-class VerifyUpstream(Upstream, Protocol):
+class VerifyUpstream(Upstream[VerifyServiceInfo, VerifyOpen, VerifySession], Protocol):
     """To a verify service."""
-
-    async def describe(self, timeout_s: float = ...) -> VerifyServiceInfo:
-        """What it verifies with."""
 
     async def tokenizer(self) -> TokenizerBundle:
         """The target's tokenizer."""
-
-    def open(
-        self, open_: VerifyOpen, traffic: Traffic, correlation: Correlation = UNKNOWN
-    ) -> VerifySession:
-        """A session, which begins with its first round; `open_.token_ids` is filled in."""
 
 
 class Connector(Protocol):

@@ -4,69 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from flyspec import rpc, wire
+from flyspec import wire
 from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
+from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
-from orchestrator.upstreams.connection import (
-    DESCRIBE_TIMEOUT_S,
-    Attempt,
-    GrpcSession,
-    GrpcUpstream,
-    read,
-    write,
-)
-from orchestrator.upstreams.protocol import UNKNOWN, Correlation, Traffic
+from orchestrator.upstreams.connection import GrpcSession, GrpcUpstream, read, write
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 
 DISTRIBUTIONS_PIECE_BYTES = 1 << 20
 """Log-probabilities that go into one message; a longer distribution has one of its own."""
 
 
-class GrpcVerifyUpstream(GrpcUpstream):
+class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
     """The verify service at an address; `timeout_s` is for one answer."""
 
-    def __init__(self, address: str, timeout_s: float, link: rpc.Link | None = None) -> None:
-        super().__init__(address, timeout_s, verify_pb2_grpc.VerifyServiceStub, link)
-
-    async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> VerifyServiceInfo:
-        """What it verifies with. Raises `UnavailableError` when it does not answer."""
-        async with Attempt("verify service", self.address, timeout_s):
-            return wire.decode(
-                VerifyServiceInfo,
-                await self.stub.Describe(verify_pb2.VerifyServiceDescribeRequest()),
-            )
+    service = "verify service"
+    _stub = verify_pb2_grpc.VerifyServiceStub
+    _describe = verify_pb2.VerifyServiceDescribeRequest
+    _info = VerifyServiceInfo
 
     async def tokenizer(self) -> TokenizerBundle:
         """The target's tokenizer."""
-        async with Attempt("verify service", self.address, self.timeout_s):
+        async with self.attempt(self.timeout_s):
             call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
             return wire.tokenizer_of([message async for message in call])
 
     def open(
-        self, open_: VerifyOpen, traffic: Traffic, correlation: Correlation = UNKNOWN
+        self, open_: VerifyOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> GrpcVerifySession:
         """A session, which begins with its first round."""
-        return GrpcVerifySession(self, open_, traffic, correlation)
+        return GrpcVerifySession(self, open_, metrics, correlation)
 
 
-class GrpcVerifySession(GrpcSession):
-    """One generation's stream to a verify service; `open_.token_ids` is filled in."""
+class GrpcVerifySession(GrpcSession[VerifyOpen]):
+    """Verdicts."""
 
-    def __init__(
-        self,
-        upstream: Any,
-        open_: VerifyOpen,
-        traffic: Traffic,
-        correlation: Correlation = UNKNOWN,
-    ) -> None:
-        super().__init__()
-        self._upstream, self._open = upstream, open_
-        self._traffic, self._correlation = traffic, correlation
+    _method = "Verify"
 
     def keep(self, length: int) -> None:
         """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
@@ -80,16 +58,12 @@ class GrpcVerifySession(GrpcSession):
     ) -> None:
         """Send a round with its prefix; before the first, open the session."""
         tokens = sequence.tokens
-        async with self._attempt():
-            if self._call is None:
-                self._call = self._upstream.stub.Verify(metadata=self._correlation.metadata)
-                open_ = replace(self._open, token_ids=tokens)
-                await write(self._call, wire.encode(open_))
-                self._synced = len(tokens)
+        async with self._upstream.attempt(self._upstream.timeout_s):
+            await self._begin(tokens)
             for piece in _pieces(round_.round_id, len(tokens), distributions):
                 message = wire.encode(piece)
                 size = message.ByteSize()
-                self._traffic.count(size, size)
+                self._metrics.count_bytes(size, size)
                 await write(self._call, message)
             message = wire.encode(
                 replace(
@@ -100,23 +74,20 @@ class GrpcVerifySession(GrpcSession):
                     traceparent=self._correlation.waits_for("verify", round_.round_id),
                 )
             )
-            self._traffic.count(message.ByteSize())
+            self._metrics.count_bytes(message.ByteSize())
             await write(self._call, message)
             self._synced = len(tokens)
 
     async def read(self, round_id: int) -> Verdict:
         """The next verdict."""
-        async with self._attempt():
+        async with self._upstream.attempt(self._upstream.timeout_s):
             message = await read(self._call)
-            self._traffic.count(message.ByteSize())
+            self._metrics.count_bytes(message.ByteSize())
             verdict = wire.decode(Verdict, message, start_length=self._synced)
             if verdict.round_id != round_id:
                 raise UnavailableError(f"answered round {verdict.round_id} instead of {round_id}")
         self._synced = verdict.keep_length + 1
         return verdict
-
-    def _attempt(self) -> Attempt:
-        return Attempt("verify service", self._upstream.address, self._upstream.timeout_s)
 
 
 def _pieces(

@@ -35,6 +35,7 @@ from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
 from orchestrator.generation.verifying import Verifying
+from orchestrator.upstreams.connection import Attempt
 from orchestrator.upstreams.draft import GrpcDraftSession
 from orchestrator.upstreams.protocol import UNKNOWN
 from orchestrator.upstreams.verify import GrpcVerifySession
@@ -95,6 +96,9 @@ class _Service:
     async def close(self) -> None:
         pass
 
+    def attempt(self, timeout_s: float) -> Attempt:
+        return Attempt("fake service", self.address, timeout_s)
+
     def break_at(self, kind: str) -> None:
         """The next write or read loses the stream; one loss at a time is waiting."""
         if not self._breaks:
@@ -122,8 +126,8 @@ class FakeDraft(_Service):
         self.world, self.offer = world, offer
         self.stub = SimpleNamespace(Draft=lambda metadata=(): _DraftCall(self))
 
-    def open(self, open_, traffic, correlation=UNKNOWN):
-        return GrpcDraftSession(self, open_, traffic, correlation)
+    def open(self, open_, metrics, correlation=UNKNOWN):
+        return GrpcDraftSession(self, open_, metrics, correlation)
 
 
 class _DraftCall(_Call):
@@ -174,8 +178,8 @@ class FakeVerify(_Service):
         self.distributions: dict[int, list[TokenDistribution]] = {}
         self.stub = SimpleNamespace(Verify=lambda metadata=(): _VerifyCall(self))
 
-    def open(self, open_, traffic, correlation=UNKNOWN):
-        return GrpcVerifySession(self, open_, traffic, correlation)
+    def open(self, open_, metrics, correlation=UNKNOWN):
+        return GrpcVerifySession(self, open_, metrics, correlation)
 
 
 class _VerifyCall(_Call):
@@ -286,7 +290,7 @@ class Fakes:
         self.ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
         self.output = Output(self.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
         self.recoveries = Recoveries()
-        accounts = self.ledger.traffic, self.recoveries
+        accounts = self.ledger.metrics, self.recoveries
         self.drafters = registry_of(self.draft)
         self.drafting = Drafting(self.drafters, plan, TARGET, *accounts)
         self.verifying = Verifying(pool_of(self.verify), plan, 5.0, *accounts)

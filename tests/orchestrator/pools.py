@@ -30,7 +30,7 @@ def pool_of(*services, breaker=Instant, info=INFO) -> Pool:
     async def accept(service, info):
         return ""
 
-    pool = Pool("fakes", Addresses("fake:1", "fakes"), lambda address: services[0], accept)
+    pool = Pool("fakes", Addresses("fake:1", "fakes"), lambda address, name: services[0], accept)
     for index, service in enumerate(services):
         replica = Replica(service, breaker())
         replica.info, replica.problem = info, ""

@@ -24,12 +24,12 @@ from flyspec.values.admin import (
 )
 from flyspec.values.rounds import Decision, DraftChunk, Outcome, Verdict
 from flyspec.values.tokens import Origin
+from orchestrator.admission.admission import Admission
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.front.admission import Admission
-from orchestrator.generation.generation import Generations
 from orchestrator.generation.rule_files import load_rules
+from orchestrator.generations import Generations
 from orchestrator.telemetry.requests import RequestObserver
-from orchestrator.upstreams.protocol import UNKNOWN, Correlation, Traffic
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 from tests.orchestrator.test_output import BUNDLE
 
 EOS, VOCAB_SIZE, CONTEXT = 1, 400, 256
@@ -100,7 +100,7 @@ class Target(Service):
     async def tokenizer(self) -> TokenizerBundle:
         return BUNDLE
 
-    def open(self, open_, traffic: Traffic, correlation: Correlation = UNKNOWN) -> TargetSession:
+    def open(self, open_, metrics, correlation: Correlation = UNKNOWN) -> TargetSession:
         return TargetSession(self)
 
 
@@ -142,7 +142,7 @@ class Drafter(Service):
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         raise AssertionError("it has the target's own")
 
-    def open(self, open_, traffic: Traffic, correlation: Correlation = UNKNOWN) -> DrafterSession:
+    def open(self, open_, metrics, correlation: Correlation = UNKNOWN) -> DrafterSession:
         return DrafterSession(self)
 
 

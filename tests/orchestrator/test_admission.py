@@ -8,10 +8,10 @@ import random
 import pytest
 
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
-from orchestrator.front import waits
-from orchestrator.front.admission import Admission
-from orchestrator.front.clients import ClientLimits
-from orchestrator.front.waits import HoldTimes
+from orchestrator.admission import waits
+from orchestrator.admission.admission import Admission
+from orchestrator.admission.clients import ClientLimits
+from orchestrator.admission.waits import HoldTimes
 from tests.waiting import until
 
 

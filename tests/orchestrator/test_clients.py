@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
-from orchestrator.front import clients as module
-from orchestrator.front.clients import ClientLimits, address_of
+from orchestrator.admission import clients as module
+from orchestrator.admission.clients import ClientLimits, address_of
 from orchestrator.front.grpc import caller_of
 from tests.orchestrator.test_admission import Clock
 

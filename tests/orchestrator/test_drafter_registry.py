@@ -59,7 +59,7 @@ class Fleet:
             return ""
 
         addresses = Addresses(address, "address")
-        return Pool(name, addresses, lambda a: Service(a, self.down), accept, Breaker, 0.01)
+        return Pool(name, addresses, lambda a, _: Service(a, self.down), accept, Breaker, 0.01)
 
     async def probe(self, replica, kind):
         if self.refuse:

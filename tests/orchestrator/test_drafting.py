@@ -8,12 +8,11 @@ import pytest
 
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DrafterInfo
-from flyspec.values.generation import RecoveryKind
+from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.upstreams.draft import GrpcDraftSession
-from orchestrator.upstreams.protocol import Traffic
 from tests.orchestrator.fakes import TARGET, FakeDraft, Offer, plan_of
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import World
@@ -71,7 +70,7 @@ class Generation:
     def __init__(self, registry, by_name=""):
         self.recoveries = Recoveries()
         plan = plan_of(prompt_token_ids=PROMPT, drafter=by_name)
-        self.drafting = Drafting(registry, plan, TARGET, Traffic(), self.recoveries)
+        self.drafting = Drafting(registry, plan, TARGET, SpeculationMetrics(), self.recoveries)
         self.sequence = TokenSequence(PROMPT)
         self.round_id = 0
 

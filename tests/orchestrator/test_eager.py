@@ -107,7 +107,7 @@ def test_replaying_gives_the_same_output(
     for name in ("finish_reason", "stop_reason", "num_final_tokens", "num_tokens"):
         assert getattr(eager.output, name) == getattr(calm.output, name)
     for name in ("num_rollbacks", "num_loose_tokens", "num_rejected_tokens", "num_rounds"):
-        assert getattr(eager.ledger, name) == getattr(calm.ledger, name)
+        assert getattr(eager.ledger.metrics, name) == getattr(calm.ledger.metrics, name)
     text = calm_client.data.decode()
     assert not any(s in text for s in stop)
     if calm.output.finish_reason is FinishReason.LENGTH:

@@ -29,7 +29,7 @@ from flyspec.values.generation import (
     Started,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.front.clients import Caller
+from orchestrator.admission.clients import Caller
 from tests.orchestrator.scripted import EOS, script, scripted
 from tests.orchestrator.test_output import TOKENIZER
 

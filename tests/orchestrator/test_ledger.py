@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.values.rounds import Budget, Decision, DraftTimings, OpenWindow, Outcome, Verdict
+from flyspec.values.rounds import (
+    Budget,
+    Decision,
+    DraftChunk,
+    DraftTimings,
+    OpenWindow,
+    Outcome,
+    Verdict,
+)
 from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import RollBack, Token
@@ -37,16 +45,16 @@ def test_accepted_drafts_count_once_no_window_can_drop_them():
     ledger = Ledger()
     provisional = Decision(Outcome.PROVISIONAL, 3, None, 0.75)
     ledger.record(round_of([EXACT, EXACT, provisional, EXACT], 8, 12, 10), [])
-    assert ledger.acceptance_histogram == []
+    assert ledger.metrics.acceptance_histogram == []
     ledger.record(round_of([EXACT], 13, 14, 10), [])
     rejected = Decision(Outcome.REJECTED, 3, None, 4.0)
     rolled_back = round_of([EXACT, rejected], 15, 10, 11, [RollBack(10, 3, 0.75)])
     ledger.record(rolled_back, [])
-    assert ledger.acceptance_histogram == [2, 0, 1]
-    assert ledger.num_accepted_draft_tokens == 2
-    assert (ledger.num_spec_steps, ledger.num_draft_tokens) == (3, 7)
-    assert (ledger.num_rollbacks, ledger.num_rejected_tokens) == (1, 2)
-    assert ledger.rejected_cost_nats == pytest.approx(4.75)
+    assert ledger.metrics.acceptance_histogram == [2, 0, 1]
+    assert ledger.metrics.num_accepted_draft_tokens == 2
+    assert (ledger.metrics.num_spec_steps, ledger.metrics.num_draft_tokens) == (3, 7)
+    assert (ledger.metrics.num_rollbacks, ledger.metrics.num_rejected_tokens) == (1, 2)
+    assert ledger.metrics.rejected_cost_nats == pytest.approx(4.75)
 
 
 def test_the_end_of_the_output_leaves_an_open_window_behind():
@@ -54,24 +62,26 @@ def test_the_end_of_the_output_leaves_an_open_window_behind():
     provisional = Decision(Outcome.PROVISIONAL, 3, None, 0.75)
     ledger.record(round_of([EXACT, EXACT, provisional, EXACT], 8, 12, 10), [])
     ledger.finish()
-    assert ledger.acceptance_histogram == [0, 0, 1]
-    assert ledger.num_rejected_tokens == 0
+    assert ledger.metrics.acceptance_histogram == [0, 0, 1]
+    assert ledger.metrics.num_rejected_tokens == 0
 
 
 def test_a_window_that_fails_without_a_round_is_no_round():
     ledger = Ledger()
-    drafted = DraftTimings(model_ns=30)
-    ledger.record(
-        RoundOutcome([RollBack(10, 3, 0.75)], None, 15, 11, 0, draft_timings=drafted), [LOOSE]
-    )
-    assert (ledger.num_rounds, ledger.num_spec_steps, ledger.num_rollbacks) == (0, 0, 1)
-    assert (ledger.num_loose_tokens, ledger.draft_model_ns) == (1, 30)
+    drafted = DraftChunk(timings=DraftTimings(model_ns=30))
+    ledger.record(RoundOutcome([RollBack(10, 3, 0.75)], None, 15, 11, 0, proposal=drafted), [LOOSE])
+    assert (
+        ledger.metrics.num_rounds,
+        ledger.metrics.num_spec_steps,
+        ledger.metrics.num_rollbacks,
+    ) == (0, 0, 1)
+    assert (ledger.metrics.num_loose_tokens, ledger.timings.draft_model_ns) == (1, 30)
 
 
 def test_rejections_of_tokens_that_match_are_no_mismatches():
     ledger = Ledger()
     ledger.record(round_of([Decision(Outcome.REJECTED, 3)], 8, 8, 9), [])
-    assert ledger.num_rejected_tokens == 0
+    assert ledger.metrics.num_rejected_tokens == 0
 
 
 class TwoMismatches(World):

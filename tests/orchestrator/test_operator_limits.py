@@ -350,14 +350,14 @@ def test_limits_hold_for_named_rules() -> None:
 
 def test_budgets_are_those_of_the_operator_unless_smaller() -> None:
     limits = Limits(max_loose_tokens=5, max_loose_cost_nats=2.5)
-    assert [limits.bound_loose_tokens(n) for n in (None, 0, 5)] == [5, 0, 5]
-    assert [limits.bound_loose_cost_nats(c) for c in (None, 0.0, 2.5)] == [2.5, 0.0, 2.5]
+    assert [limits.bound("max_loose_tokens", n) for n in (None, 0, 5)] == [5, 0, 5]
+    assert [limits.bound("max_loose_cost_nats", c) for c in (None, 0.0, 2.5)] == [2.5, 0.0, 2.5]
     with pytest.raises(InvalidArgumentError, match=r"max_loose_tokens must be between 0 and 5 .*6"):
-        limits.bound_loose_tokens(6)
+        limits.bound("max_loose_tokens", 6)
     with pytest.raises(InvalidArgumentError, match=r"max_loose_cost_nats must be between 0 and 2"):
-        limits.bound_loose_cost_nats(2.6)
-    assert Limits().bound_loose_tokens(None) is None
-    assert Limits().bound_loose_tokens(7) == 7
+        limits.bound("max_loose_cost_nats", 2.6)
+    assert Limits().bound("max_loose_tokens", None) is None
+    assert Limits().bound("max_loose_tokens", 7) == 7
 
 
 # --- at the start ---------------------------------------------------------------------------

@@ -28,12 +28,11 @@ def run(token_ids, splits, max_tokens=1000, stop=(), ignore_eos=False):
     for end in [*splits, len(token_ids)]:
         if end > at and output.finish_reason is None:
             update = output.apply([Commit([Token(t, Origin.PLAIN) for t in token_ids[at:end]])])
-            piece = update.piece
-            assert len(piece.texts) == len(piece.tokens)
-            assert update.final == piece.tokens
+            assert len(update.texts) == len(update.tokens)
+            assert update.final == update.tokens
             assert update.retraction is None
-            texts += piece.texts
-            sent += [token.token_id for token in piece.tokens]
+            texts += update.texts
+            sent += [token.token_id for token in update.tokens]
             at = end
     return texts, sent, output
 

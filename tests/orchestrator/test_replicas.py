@@ -56,7 +56,7 @@ def pool_of(spec, says=None, interval_s=0.005, rest_s=0.001):
     return Pool(
         "services",
         Addresses(spec, "--x"),
-        lambda address: Service(address, says),
+        lambda address, name: Service(address, says),
         accept,
         lambda: Breaker(rest_s, 10 * rest_s),
         interval_s,

@@ -82,7 +82,7 @@ class Generations(RuleBasedStateMachine):
         if update.retraction is not None:
             assert update.retraction.output_token_index >= len(self.final)
             del self.sent[update.retraction.output_token_index :]
-        self.sent += update.piece.tokens
+        self.sent += update.tokens
         self.final += update.final
         self.done = self.fakes.output.finish_reason is not None
 
@@ -149,23 +149,26 @@ class Generations(RuleBasedStateMachine):
                 before = whole.tokens[: prompt + index]
                 assert token.logprobs == self.world.logprobs(before, token.token_id)
         loose = [t.gap_nats for t in self.final if t.origin is Origin.LOOSE]
-        assert (ledger.num_loose_tokens, ledger.loose_cost_nats) == (len(loose), sum(loose))
+        assert (ledger.metrics.num_loose_tokens, ledger.metrics.loose_cost_nats) == (
+            len(loose),
+            sum(loose),
+        )
         if self.plan.max_loose_tokens is not None:
             assert len(loose) <= self.plan.max_loose_tokens
         if self.plan.max_loose_cost_nats is not None:
             assert sum(loose) <= self.plan.max_loose_cost_nats
-        assert ledger.num_rollbacks == whole.num_rollbacks
-        assert ledger.num_rejected_tokens == len(whole.rejected)
-        assert ledger.rejected_cost_nats == sum(whole.rejected)
+        assert ledger.metrics.num_rollbacks == whole.num_rollbacks
+        assert ledger.metrics.num_rejected_tokens == len(whole.rejected)
+        assert ledger.metrics.rejected_cost_nats == sum(whole.rejected)
         if self.done:
             histogram = [0] * (max(whole.accepted, default=-1) + 1)
             for accepted in whole.accepted:
                 histogram[accepted] += 1
-            assert ledger.acceptance_histogram == histogram
-            assert ledger.num_accepted_draft_tokens == sum(whole.accepted)
+            assert ledger.metrics.acceptance_histogram == histogram
+            assert ledger.metrics.num_accepted_draft_tokens == sum(whole.accepted)
             drafted = [drafts for drafts in self.history if drafts]
-            assert ledger.num_spec_steps == len(drafted)
-            assert ledger.num_draft_tokens == sum(map(len, drafted))
+            assert ledger.metrics.num_spec_steps == len(drafted)
+            assert ledger.metrics.num_draft_tokens == sum(map(len, drafted))
 
     def teardown(self):
         if not hasattr(self, "history"):

@@ -15,7 +15,7 @@ from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2_grpc
-from flyspec.values.generation import RecoveryKind
+from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DistributionSpec, DraftChunk, VerifyRound
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from orchestrator.generation.proposals import LocalLookup, fit, fit_proposal
@@ -23,7 +23,6 @@ from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams import connection, verify
 from orchestrator.upstreams.draft import GrpcDraftSession
-from orchestrator.upstreams.protocol import Traffic
 from orchestrator.upstreams.verify import GrpcVerifyUpstream
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, Fakes, plan_of
@@ -44,7 +43,7 @@ async def test_a_session_closed_for_silence_is_opened_again(model_dirs):
     async with start_stack(model_dirs, verify={"idle_timeout_s": 0.2}) as stack:
         plan = plan_of(prompt_token_ids=[5, 6, 7], rule=EXACT)
         targets = stack.orchestrator.fleet.targets
-        session = Verifying(targets, plan, 5.0, Traffic(), Recoveries())
+        session = Verifying(targets, plan, 5.0, SpeculationMetrics(), Recoveries())
         sequence = TokenSequence([5, 6, 7])
         first = await _check(session, sequence, [8, 9])
         await until(lambda: not stack.verify_engine.sessions.active)
@@ -183,7 +182,7 @@ async def test_bytes_are_those_of_the_messages():
             setattr(service.stub, name, lambda metadata=(), make=make, watch=watch: watch(make))
         async for _ in fakes.run():
             pass
-        traffic = fakes.ledger.traffic
+        traffic = fakes.ledger.metrics
         # The proposal that was asked for last may still be on its way.
         assert 0 <= counted["round"] - traffic.round_bytes < 200
         assert counted["distributions"] - traffic.distribution_bytes in range(100)

@@ -19,6 +19,7 @@ from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.rpc import malformed
+from flyspec.rpc.sizes import MAX_STREAMS
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
@@ -34,7 +35,7 @@ NO_MESSAGE = b"\xff\xff\xff"
 
 
 @asynccontextmanager
-async def address_of(engine, loaded, max_streams=rpc.MAX_STREAMS, **options):
+async def address_of(engine, loaded, max_streams=MAX_STREAMS, **options):
     """A server's address, for clients that are none of ours."""
     servicer = VerifyServicer(engine, loaded.tokenizer, VerifySettings(model="x", **options))
     add = verify_pb2_grpc.add_VerifyServiceServicer_to_server

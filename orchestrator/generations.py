@@ -16,12 +16,11 @@ from flyspec.values.generation import (
     Completion,
     Event,
     GenerationRequest,
-    GenerationTimings,
     Models,
 )
+from orchestrator.admission.admission import Admission, Visit
+from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.front.admission import Admission, Visit
-from orchestrator.front.clients import NOBODY, Caller, check_tokens
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
@@ -77,11 +76,12 @@ class Generations:
         fleet.drafters.check(plan.drafter)
         output = Output(target.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
         ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
+        timings = ledger.timings
         recoveries = Recoveries(observation.recovered)
-        accounts = ledger.traffic, recoveries, observation.correlation
+        accounts = ledger.metrics, recoveries, observation.correlation
         reopen_s = self._settings.reopen_timeout_s
         async with visit.slot(plan.max_total_tokens):
-            admitted = time.perf_counter_ns()
+            timings.queue_ns = time.perf_counter_ns() - arrived
             with (
                 closing(Drafting(fleet.drafters, plan, model, *accounts)) as drafting,
                 closing(Verifying(fleet.targets, plan, reopen_s, *accounts)) as verifying,
@@ -91,7 +91,6 @@ class Generations:
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)
                 yield plan.started(observation.request_id, model.name, drafter)
                 rounds = Rounds(plan, drafting, verifying, ledger, recoveries)
-                first_token_ns = 0
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
                         update = output.apply(round_.commands)
@@ -101,28 +100,21 @@ class Generations:
                         if plan.return_rounds:
                             yield round_.record
                         for event in update.events:
-                            if isinstance(event, Chunk) and not first_token_ns:
-                                first_token_ns = time.perf_counter_ns() - arrived
+                            if isinstance(event, Chunk) and not timings.time_to_first_token_ns:
+                                timings.time_to_first_token_ns = time.perf_counter_ns() - arrived
                             yield event
                         if output.finish_reason is not None:
                             break
         ledger.finish()
-        timings = GenerationTimings(
-            time_to_first_token_ns=first_token_ns,
-            total_ns=time.perf_counter_ns() - arrived,
-            draft_model_ns=ledger.draft_model_ns,
-            target_model_ns=ledger.target_model_ns,
-            round_overhead_p50_ns=ledger.round_overhead_p50_ns,
-            queue_ns=admitted - arrived,
-        )
-        observation.completed(output, ledger, timings)
+        timings.total_ns = time.perf_counter_ns() - arrived
+        observation.completed(output, ledger)
         assert output.finish_reason is not None
         yield Completion(
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
             prompt_tokens=len(plan.prompt_token_ids),
             completion_tokens=output.num_final_tokens,
-            speculation=ledger.speculation,
+            speculation=ledger.metrics,
             timings=timings,
             loop_guard_token_index=rounds.loop_guard_index(output.num_final_tokens),
             recoveries=recoveries.kept,

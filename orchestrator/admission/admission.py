@@ -16,8 +16,8 @@ from typing import Self
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from flyspec.security import ApiKey
-from orchestrator.front.clients import ClientLimits
-from orchestrator.front.waits import HoldTimes
+from orchestrator.admission.clients import ClientLimits
+from orchestrator.admission.waits import HoldTimes
 
 WAITING_SHARE = 0.25
 """Generations that may wait, as a share of those that may run, unless `--max-waiting` says.

@@ -1,0 +1,63 @@
+"""A generation's session with one replica of a pool at a time: joined, left, opened elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Generic, TypeVar
+
+from flyspec.errors import UnavailableError
+from flyspec.values.generation import SpeculationMetrics
+from orchestrator.fleet.replicas import Pool, Replica
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.upstreams.protocol import Correlation, Upstream, UpstreamSession
+
+U = TypeVar("U", bound=Upstream[Any, Any, Any])
+S = TypeVar("S", bound=UpstreamSession)
+
+
+class PooledSession(Generic[U, S]):
+    """What drafting and verifying have in common; `weight` is the tokens of the generation.
+
+    `_trouble` is since when and why there was no good session, to be noted once there is one.
+    """
+
+    def __init__(
+        self,
+        weight: int,
+        metrics: SpeculationMetrics,
+        recoveries: Recoveries,
+        correlation: Correlation,
+    ) -> None:
+        self._weight, self._metrics = weight, metrics
+        self._recoveries, self._correlation = recoveries, correlation
+        self._replica: Replica[U] | None = None
+        self._session: S | None = None
+        self._trouble: tuple[int, object] | None = None
+
+    def _join(self, replica: Replica[U], open_: Any) -> S:
+        """Open a session on that replica."""
+        session: S = replica.service.open(open_, self._metrics, self._correlation)
+        self._session, self._replica = session, replica
+        replica.join(session, self._weight)
+        return session
+
+    def _move_on(self, pool: Pool[U]) -> None:
+        """Leave a replica that takes nothing new any more, if another one of its pool does."""
+        replica = self._replica
+        if replica is None or replica.takes_new:
+            return
+        if any(other is not replica for other in pool.usable):
+            self._close_session()
+            reason = f"{replica.address} takes nothing new: {replica.problem or 'it left'}"
+            self._trouble = time.perf_counter_ns(), UnavailableError(reason)
+
+    def _close_session(self) -> None:
+        session, replica = self._session, self._replica
+        self._session = self._replica = None
+        if session is not None and replica is not None:
+            session.close()
+            replica.leave(session)
+
+    def close(self) -> None:
+        """The generation is over: end the session; the service frees it."""
+        self._close_session()
