@@ -249,11 +249,14 @@ class RoundCounter:
         for drafter, accepted in self._ledger.take_settled():
             own = drafter == self._drafter
             (metrics if own else self._tally_of(drafter).metrics).settle(accepted)
-        metrics.num_loose_tokens += ledger.num_loose_tokens - self._num_loose
-        metrics.loose_cost_nats += ledger.loose_cost_nats - self._loose_cost_nats
-        metrics.num_rollbacks += ledger.num_rollbacks - self._num_rollbacks
-        self._num_loose, self._num_rollbacks = ledger.num_loose_tokens, ledger.num_rollbacks
-        self._loose_cost_nats = ledger.loose_cost_nats
+        if ledger.num_loose_tokens != self._num_loose:
+            metrics.num_loose_tokens += ledger.num_loose_tokens - self._num_loose
+            metrics.loose_cost_nats += ledger.loose_cost_nats - self._loose_cost_nats
+            self._num_loose = ledger.num_loose_tokens
+            self._loose_cost_nats = ledger.loose_cost_nats
+        if ledger.num_rollbacks != self._num_rollbacks:
+            metrics.num_rollbacks += ledger.num_rollbacks - self._num_rollbacks
+            self._num_rollbacks = ledger.num_rollbacks
 
 
 def _beyond(histogram: Sequence[int]) -> list[int]:
