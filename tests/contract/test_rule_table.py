@@ -76,7 +76,7 @@ def test_a_parameter_reaches_everything_by_its_name(parameter: Parameter) -> Non
     assert condition.rule == rule
     in_file = shown if parameter.members else value
     assert NamedRule(preset=name, **{parameter.name: in_file}).to_rule() == rule
-    assert compose(rule)
+    assert compose(resolve_rule(rule))
 
 
 def test_every_parameter_can_be_limited_on_its_side_and_no_other() -> None:
