@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from flyspec.errors import InvalidArgumentError
 
@@ -28,10 +30,11 @@ class Range:
         """As documents and help show it."""
         return f"{'above ' if self.open else ''}{self.low:g} to {self.high:,g}{self.note}"
 
-    def __contains__(self, value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int if self.integers else int | float):
+    def __contains__(self, value: Any) -> bool:
+        kind: Any = int if self.integers else Real  # numpy's numbers, too
+        if isinstance(value, bool) or not isinstance(value, kind):
             return False
-        return (self.low < value if self.open else self.low <= value) and value <= self.high
+        return bool((self.low < value if self.open else self.low <= value) and value <= self.high)
 
     def check(self, field: str, value: object) -> None:
         """Refuse a value out of range; NaN is."""

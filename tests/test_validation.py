@@ -8,6 +8,7 @@ import sys
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flyspec.errors import InvalidArgumentError
@@ -81,6 +82,15 @@ def test_sampling_out_of_range(field: str, value: Any) -> None:
         validate_sampling(SamplingParams(**{field: value}))
     assert str(caught.value).startswith(f"sampling.{field} must be {RANGES[field]}")
     assert str(caught.value).endswith((f"got {value}", f"got {value:g}"))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """As `Rule` and `judge` take them from who sweeps a parameter."""
+    third = np.float32(0.3)
+    validate_sampling(SamplingParams(top_p=third, min_p=third))
+    validate_rule(Rule("fly", fly_entropy_threshold=third))
+    with pytest.raises(InvalidArgumentError, match=r"between 0 and 1, got 1\.5"):
+        validate_rule(Rule("random", random_acceptance=np.float32(1.5)))
 
 
 @pytest.mark.parametrize("bias", [100.5, -100.5, math.nan, math.inf, -math.inf])
