@@ -65,6 +65,7 @@ async def serve(
     with closing(Telemetry(name, settings)) as telemetry:
         metrics_port = telemetry.listen()
         running = await load(telemetry)
+        settle_memory()
         grace_s = 0.0
         try:
             termination = asyncio.create_task(_wait_for_termination())
@@ -74,7 +75,6 @@ async def serve(
                 starting.cancel()
                 return
             ports = starting.result()
-            settle_memory()
             others = (
                 f", {k.removesuffix('_port')} on {v}" for k, v in ports.items() if k != "port"
             )

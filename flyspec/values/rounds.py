@@ -254,6 +254,17 @@ class Verdict:
         return max(0, self.keep_length - self.start_length)
 
     @property
+    def num_loose(self) -> int:
+        """Tokens accepted although they differ from the target's own."""
+        return sum(decision.outcome is Outcome.LOOSE for decision in self.decisions)
+
+    @property
+    def loose_cost_nats(self) -> float:
+        """What they cost together."""
+        loose = (d for d in self.decisions if d.outcome is Outcome.LOOSE)
+        return sum(decision.gap_nats or 0.0 for decision in loose)
+
+    @property
     def committed_length(self) -> int:
         """Tokens that are final."""
         return self.open_window.position if self.open_window else self.keep_length + 1
