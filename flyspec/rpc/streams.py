@@ -47,7 +47,7 @@ async def read(context: Any, idle_timeout_s: float) -> Any:
             message = await unbroken(context.read())
     except TimeoutError as error:
         raise IdleTimeoutError(
-            f"no message for {idle_timeout_s:g} s; the call was ended, make another"
+            f"no message for {idle_timeout_s:g} s; the call is closed, open another"
         ) from error
     if isinstance(message, Malformed):
         raise InvalidArgumentError(f"the request cannot be read: {message.reason}")
