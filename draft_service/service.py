@@ -104,6 +104,6 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         message = await rpc.read(context, min(most_s, self._sessions.settings.idle_timeout_s))
         if message is None:
             return None
-        wire.check_lengths(message, self._lengths)
+        rpc.check_lengths(message, self._lengths)
         request: DraftOpen | DraftAdvance = wire.unwrap(message)
         return request

@@ -14,7 +14,7 @@ from flyspec.values.tokens import LOGIT_BIAS, MAX_TEMPERATURE, MIN_TEMPERATURE, 
 
 MAX_LOGIT_BIAS_TOKENS = 1024
 BIAS_LENGTH = (MAX_LOGIT_BIAS_TOKENS, f"tokens; send at most {MAX_LOGIT_BIAS_TOKENS}")
-"""As `flyspec.wire.check_lengths` takes it."""
+"""As `flyspec.rpc.check_lengths` takes it."""
 DISTRIBUTION_WARNING_ABOVE_MB = 1.0
 BYTES_PER_LOG_PROB = 2
 

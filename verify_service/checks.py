@@ -16,7 +16,7 @@ from flyspec.values.tokens import MAX_TOP_LOGPROBS, TokenDistribution
 
 
 def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, tuple[int, str]]:
-    """The most entries of a request's lists, as `flyspec.wire.check_lengths` takes them."""
+    """The most entries of a request's lists, as `flyspec.rpc.check_lengths` takes them."""
     context, drafts = info.context_length, settings.max_speculative_tokens
     sequence = (context, f"tokens exceed the model's context of {context}; shorten the prompt")
     top = (MAX_TOP_LOGPROBS, f"tokens are too many; send at most {MAX_TOP_LOGPROBS}")

@@ -122,10 +122,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         message = await rpc.read(context, timeout_s)
         if message is None:
             return None
-        wire.check_lengths(message, self._lengths)
+        rpc.check_lengths(message, self._lengths)
         vocab_size = self._engine.info.vocab_size
         each = {"token_ids": (vocab_size, f"tokens are too many; send at most {vocab_size}")}
         for index, distribution in enumerate(message.distributions.distributions):
-            wire.check_lengths(distribution, each, f"distributions[{index}].")
+            rpc.check_lengths(distribution, each, f"distributions[{index}].")
         request: VerifyOpen | VerifyRound | DraftDistributions = wire.unwrap(message)
         return request

@@ -12,6 +12,7 @@ from flyspec.rpc.gate import checks_of as checks_of
 from flyspec.rpc.gate import names_of as names_of
 from flyspec.rpc.server import SERVER_OPTIONS as SERVER_OPTIONS
 from flyspec.rpc.server import GrpcServer as GrpcServer
+from flyspec.rpc.sizes import check_lengths as check_lengths
 from flyspec.rpc.sizes import max_request_bytes as max_request_bytes
 from flyspec.rpc.sizes import max_streams as max_streams
 from flyspec.rpc.statuses import BUG as BUG

@@ -1,6 +1,12 @@
-"""The largest messages, and the most calls on one connection."""
+"""The largest messages, the longest lists in them, and the most calls on one connection."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from flyspec.errors import InvalidArgumentError
 
 MAX_MESSAGE_BYTES = 32 << 20
 # A piece of distributions or of a tokenizer has about a megabyte.
@@ -26,3 +32,14 @@ def max_request_bytes(max_length: int) -> int:
     To read a message of many small parts takes a second for some megabytes, and holds up everybody.
     """
     return min(MAX_MESSAGE_BYTES, BASE_REQUEST_BYTES + MAX_ID_BYTES * max_length)
+
+
+def check_lengths(message: Any, limits: Mapping[str, tuple[int, str]], within: str = "") -> None:
+    """Refuse lists before they are read, which costs several times their bytes.
+
+    `limits` has the most entries of a field, by its path in the message, and what to say of more;
+    `within` stands before the path. Raises `InvalidArgumentError`.
+    """
+    for path, (most, objection) in limits.items():
+        if (size := len(attrgetter(path)(message))) > most:
+            raise InvalidArgumentError(f"{within}{path}: {size} {objection}")

@@ -6,8 +6,7 @@ What protobuf cannot rule out (an unknown enum number, a missing oneof) is refus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from flyspec.errors import InvalidArgumentError
@@ -42,17 +41,6 @@ def unwrap(message: Any) -> Any:
         choice = ", ".join(field.name for field in message.DESCRIPTOR.fields)
         raise InvalidArgumentError(f"{message.DESCRIPTOR.name}.{oneof}: set one of {choice}")
     return held[name](getattr(message, name))
-
-
-def check_lengths(message: Any, limits: Mapping[str, tuple[int, str]], within: str = "") -> None:
-    """Refuse lists before they are read, which costs several times their bytes.
-
-    `limits` has the most entries of a field, by its path in the message, and what to say of more;
-    `within` stands before the path. Raises `InvalidArgumentError`.
-    """
-    for path, (most, objection) in limits.items():
-        if (size := len(attrgetter(path)(message))) > most:
-            raise InvalidArgumentError(f"{within}{path}: {size} {objection}")
 
 
 class _Lazy(dict[Any, Any]):
