@@ -8,13 +8,14 @@ client that takes nothing at all would hold a slot for ever; here its time is bo
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing
 from typing import Any
 
 import grpc
 
 from flyspec import rpc, wire
-from flyspec.errors import DeadlineExceededError, FlyspecError
+from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
@@ -92,14 +93,11 @@ async def write(
     By `timeout_s`, that is, or by the request's `deadline`. The call can then only be ended: a part
     of the message may be on its way.
     """
-    until = asyncio.get_running_loop().time() + timeout_s
-    late = deadline is not None and deadline < until
+    left = math.inf if deadline is None else deadline - asyncio.get_running_loop().time()
+    late = left < timeout_s
     try:
-        async with asyncio.timeout_at(deadline if late else until) as timeout:
-            await context.write(message)
-    except TimeoutError:
-        if not timeout.expired():
-            raise
+        await rpc.write(context, message, min(left, timeout_s))
+    except IdleTimeoutError:
         raise DeadlineExceededError(
             "the request's deadline passed before the client had read what there is; read the "
             "stream as it comes, or allow more time"
