@@ -45,8 +45,10 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash \
          -x 'torch/(testing|include)/' /opt/venv/lib
 
-# flyspec itself, small, apart from what it depends on: a new version of it is a small layer.
+# flyspec itself, small, apart from what it depends on: a new version of it is a small layer. The
+# native step is compiled here, for every instruction set; what runs needs no compiler.
 FROM core AS app
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY pyproject.toml README.md /src/
 COPY flyspec /src/flyspec
 COPY draft_service /src/draft_service
@@ -55,6 +57,7 @@ COPY orchestrator /src/orchestrator
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf,required=false \
     /opt/pip/bin/pip install --no-deps --target /opt/flyspec /src \
+    && ls /opt/flyspec/flyspec/engine/native/*.so \
     && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/flyspec
 
 # What the three have in common at run time: a user without a name to log in with, and two

@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test lint types types-and-manifests imports protos manifests prometheus unit stubs models clean images-check \
-	gpu-test bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench fuzz chaos audit loadtest
+	gpu-test gpu-bench bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos audit loadtest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -21,9 +21,11 @@ $(VENV)/bin/python:
 		|| { echo "flyspec needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+# Compiles the native step as well.
+$(VENV)/.installed: pyproject.toml constraints.txt flyspec/engine/native/step.cpp | $(VENV)/bin/python
 	@echo "== installing flyspec and its models extra (torch on first use: some minutes)"
 	@$(call install,models)
+	@$(BIN)/python -m flyspec.engine.native.library
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -107,8 +109,49 @@ chaos: $(VENV)/.installed ## five minutes of killed, held and cut services under
 images-check: $(VENV)/.installed-dev ## build the images, run cpu-demo in podman, hold and kill it (root, Debian, half an hour)
 	@$(BIN)/python -m deploy.images_check $(ARGS)
 
-bench: $(VENV)/.installed ## plain, transformers, exact and fly on word problems
-	@$(BIN)/flyspec bench --problems 20 --reference $(ARGS)
+# Each piece is a file that is made once: what was interrupted goes on, `make build/performance/NAME.json` is one piece.
+PERFORMANCE := build/performance
+REPEATS ?= 5
+PROMPTS ?= 12
+PEERS ?= all
+# Such as AGAINST="--against llama=http://127.0.0.1:8080".
+AGAINST ?=
+BATCHES ?= 2,4,8,16,32
+KS ?= auto,0,2,4,8,15,25
+SPEED = $(BIN)/flyspec bench --repeats $(REPEATS) --limit $(PROMPTS) --max-tokens 128 $(ARGS)
+BESIDE = $(if $(PEERS),--peers $(PEERS)) $(AGAINST)
+WRITE = --output $@.part && mv $@.part $@
+mgsm := $(foreach language,de fr th,--prompt-file $(DATA)/mgsm_$(language).tsv)
+# Word problems end; other texts of the bundled models may end at once, or never.
+bench-problems = --problems $(PROMPTS) $(BESIDE)
+bench-gsm8k = --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos $(BESIDE)
+bench-spec-bench = --prompt-file $(DATA)/spec_bench_question.jsonl --ignore-eos $(BESIDE)
+bench-humaneval = --prompt-file $(DATA)/HumanEval.jsonl.gz --ignore-eos $(BESIDE)
+bench-mgsm = $(mgsm) --ignore-eos $(BESIDE)
+bench-acpbench = --prompt-file $(DATA)/acp_prog_gen_dev.json --ignore-eos $(BESIDE)
+bench-random = --random-prompts $(PROMPTS) --ignore-eos --rules plain,exact,fly $(BESIDE)
+bench-batches = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos --batch $(BATCHES) --repeats 3 $(AGAINST)
+bench-hindsight = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/mgsm_fr.tsv \
+	--ignore-eos --num-speculative-tokens $(KS) --repeats 3
+bench-drafters = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/spec_bench_question.jsonl \
+	--prompt-file $(DATA)/HumanEval.jsonl.gz --random-prompts $(PROMPTS) --ignore-eos --drafter model,multi_level --repeats 3
+bench-dtypes = --problems $(PROMPTS) --rules plain --compare-dtypes
+PIECES ?= problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters
+bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## docs/performance.md: measured in pieces, goes on where it stopped; about an hour
+
+$(PERFORMANCE)/%.json: | $(VENV)/.installed
+	@mkdir -p $(PERFORMANCE)
+	@echo "== flyspec bench: $*"
+	@$(SPEED) $(bench-$*) $(WRITE)
+
+performance: $(VENV)/.installed-dev ## write docs/performance.md's tables and plots from build/performance
+	@$(BIN)/python -m bench.performance $(PERFORMANCE)
+
+# Needs no network and no docs; one device for both models, half of the prompts.
+gpu-bench: ## the same tables on a CUDA device, in ten minutes: build/performance-gpu
+	@$(MAKE) --no-print-directory PERFORMANCE=build/performance-gpu PROMPTS=6 REPEATS=3 PEERS=greedy,assisted \
+		BATCHES=8,32 KS=auto,0,4,15 ARGS="--device cuda $(ARGS)" \
+		$(foreach piece,problems gsm8k humaneval random batches,build/performance-gpu/$(piece).json)
 
 TP ?= 1,2,4
 bench-engine: $(VENV)/.installed-dev ## steps, prefill and ranks; many requests at once; a long prompt among them

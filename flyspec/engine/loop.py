@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
+_NUDGE = (object(), lambda: None)
+
 
 class Ran(NamedTuple, Generic[R]):
     """What came of a want, when its first piece began, and the time of the calls it was in, ns."""
@@ -124,6 +126,10 @@ class StepLoop(ABC, Generic[R]):
         """Queue work; its owner has no other under way."""
         self._inbox.put(_Task(owner, work, fail))
 
+    def nudge(self) -> None:
+        """End a call of several steps after the one at hand: its work has reason to look around."""
+        self._inbox.put(_NUDGE)
+
     def drop(self, owner: Hashable, release: Callable[[], None]) -> None:
         """End the owner's work before its next step, then `release` what the owner holds."""
         self._inbox.put((owner, release))
@@ -158,6 +164,8 @@ class StepLoop(ABC, Generic[R]):
             if item is None:
                 self._ready += arrived
                 return False
+            if item is _NUDGE:
+                continue
             if isinstance(item, _Task):
                 arrived.append(item)
             else:

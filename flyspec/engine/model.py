@@ -67,7 +67,8 @@ class Draw(NamedTuple):
     With `max_tokens` above 1, for steps of a single row, the model goes on with the token that it
     drew, up to so many tokens. It ends behind one of `stop_token_ids`, and behind the token with
     which the probability of all that were drawn, as they are processed, falls under
-    `min_confidence`. The last token drawn is not in the cache.
+    `min_confidence`: whoever goes on in another call divides that by the `confidences` so far. The
+    last token drawn is not in the cache.
     """
 
     step: Step
@@ -78,6 +79,8 @@ class Draw(NamedTuple):
     max_tokens: int = 1
     stop_token_ids: Collection[int] = ()
     min_confidence: float = 0.0
+    confidences: bool = False
+    """Whether each token's probability is wanted; with `min_confidence` it comes anyway."""
 
     def part(self, step: Step, max_tokens: int) -> Draw:
         """As much of it as `step`, a piece of its step, and up to `max_tokens` tokens."""

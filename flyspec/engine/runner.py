@@ -6,7 +6,6 @@ products see all tokens at once, attention sees each sequence alone (`attention`
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Self
@@ -18,7 +17,7 @@ from flyspec.engine import batch_invariance, stepwise
 from flyspec.engine.attention import hook
 from flyspec.engine.attention.base import AttentionBackend, Segment
 from flyspec.engine.attention.slot import SlotAttention
-from flyspec.engine.loading import LoadedModel
+from flyspec.engine.loading import LoadedModel, weights_fingerprint
 from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.model import Draw, ModelFacts, Rows, Step
 from flyspec.engine.slot_cache import SlotCache
@@ -106,20 +105,13 @@ class ModelRunner:
         self.cache.forget()
 
     def describe(self) -> ModelFacts:
-        """As `Model.describe`.
-
-        The fingerprint is of the names, shapes and types of the weights: it tells architectures and
-        precisions apart, but not two trainings of one architecture.
-        """
-        weights = hashlib.sha256()
-        for name, parameter in sorted(self._model.named_parameters()):
-            weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
+        """As `Model.describe`; the fingerprint is `weights_fingerprint`."""
         return ModelFacts(
             self.info.dtype,
             self.info.device,
             self.cache.num_slots,
             self.cache.bytes_per_slot // self.cache.max_length,
-            weights.hexdigest()[:32],
+            weights_fingerprint(self._model),
         )
 
     def synchronize(self) -> None:

@@ -169,6 +169,8 @@ def choose_processed(
     """As `choose`, from rows that `process_logits` made; row i is at positions[i]."""
     if not sampling.greedy:
         return sample(processed, positions, seed, stream)
+    if processed.device.type == "cpu" and processed.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(processed.numpy().argmax(axis=-1))  # with vector instructions
     # Of the same meaning as argmax, and on CPU several times faster in half precision.
     return processed.max(dim=-1).indices
 

@@ -5,6 +5,7 @@ Sequences that are done drop out of the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -60,17 +61,22 @@ def _choose(draw: Draw, rows: Tensor) -> tuple[Drafted, Draw | None]:
         if spec.draw_from_it:
             tokens = rounded.draw(positions, seed).tolist()
         distributions = rounded.encode(num_same(tokens, guess) + 1)
-    drawn = Drafted(tokens, [Origin.EXACT_MODEL] * num_rows, distributions)
-    return drawn, _going_on(draw, tokens, processed)
+    confidences: list[float] = []
+    if draw.confidences or draw.min_confidence > 0:
+        chosen = torch.tensor(tokens, device=processed.device)[:, None]
+        confidences = processed.double().softmax(dim=-1).gather(1, chosen)[:, 0].tolist()
+    drawn = Drafted(tokens, [Origin.EXACT_MODEL] * num_rows, distributions, confidences)
+    return drawn, _going_on(draw, tokens, confidences)
 
 
-def _going_on(draw: Draw, tokens: list[int], processed: Tensor) -> Draw | None:
+def _going_on(draw: Draw, tokens: list[int], confidences: Sequence[float]) -> Draw | None:
     """The rest of a draw of several steps behind the first one's token; None at its end."""
     if draw.max_tokens <= 1 or tokens[0] in draw.stop_token_ids:
         return None
     left = draw.min_confidence
     if left > 0:
-        left /= float(processed[0].double().softmax(dim=-1)[tokens[0]])
+        # Nothing is sure of a token without probability: a distribution was rounded off.
+        left = left / confidences[0] if confidences[0] else math.inf
         if left > 1:
             return None
     step, history = draw.step, draw.history
@@ -91,4 +97,5 @@ def _join(one: Drafted, other: Drafted) -> Drafted:
         [*one.token_ids, *other.token_ids],
         [*one.origins, *other.origins],
         [*one.distributions, *other.distributions],
+        [*one.confidences, *other.confidences],
     )

@@ -1,0 +1,242 @@
+"""A model served by the native step: the same interface as `ModelRunner`, without transformers."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from math import prod
+from typing import Any
+
+import torch
+
+from flyspec.engine import stepwise
+from flyspec.engine.loading import LoadedModel, weights_fingerprint
+from flyspec.engine.model import Draw, ModelFacts, Rows, Step
+from flyspec.engine.native.library import BatchStruct, Library
+from flyspec.engine.native.weights import PANEL, PackedWeights, allocate
+from flyspec.engine.slots import SlotTable
+from flyspec.prefix import num_same
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution
+
+SLICE_NS = 2_000_000
+"""Steps run in one call for so long; then whoever drives the model is asked whether to go on."""
+
+
+class NativeModel:
+    """A Llama-like model in bf16 on a CPU. Not thread-safe: one thread at a time.
+
+    A row's bits depend on its own sequence alone. Raises `ValueError` for a module that cannot be
+    packed. Nothing of the module is kept but an embedding that is not also the head.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, num_slots: int, library: Library, threads: int = 1
+    ) -> None:
+        self.info, self.library, self.threads = loaded.info, library, threads
+        length = self.info.context_length
+        self.cache = SlotTable(num_slots, length)
+        self.slice_ns = SLICE_NS
+        self._weights = PackedWeights(loaded.model, length)
+        self._fingerprint = weights_fingerprint(loaded.model)
+        shape = self._weights.shape
+        self._bytes_per_token = 4 * shape.layers * shape.kv_heads * shape.dim
+        places = -(-length // PANEL) * PANEL
+        size = (shape.layers, num_slots, shape.kv_heads, 2, places, shape.dim)
+        self._memory = allocate(2 * prod(size), large_pages=False)
+        flat = torch.frombuffer(self._memory, dtype=torch.bfloat16)
+        self._cache = flat.view(size)
+        shape.slots, shape.threads, shape.cache = num_slots, threads, flat.data_ptr()
+        self._functions = library.functions
+        self._handle = ctypes.c_void_p(self._functions.flyspec_open(ctypes.byref(shape)))
+        weakref.finalize(self, self._functions.flyspec_close, self._handle)
+
+    def __str__(self) -> str:
+        return f"{self.library.name}, {self.threads} thread{'s' * (self.threads > 1)}"
+
+    def describe(self) -> ModelFacts:
+        """As `Model.describe`; the fingerprint is that of `ModelRunner`."""
+        return ModelFacts(
+            self.info.dtype,
+            self.info.device,
+            self.cache.num_slots,
+            self._bytes_per_token,
+            self._fingerprint,
+        )
+
+    def warm_up(self) -> None:
+        """Nothing is left to be paid for: the trial ran (`choice`)."""
+
+    def synchronize(self) -> None:
+        """As `Model.synchronize`: results are there when a call returns."""
+
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """As `Model.forward`: rows are float32.
+
+        Raises `ValueError` for no layer, `FloatingPointError` for logits that are no numbers.
+        """
+        layers = sorted({layer for step in steps for layer in step.hidden_layers})
+        count, width = self._weights.shape.layers, self._weights.shape.hidden
+        for layer in layers:
+            if not 0 <= layer <= count:
+                raise ValueError(f"hidden_layers: {layer} is not between 0 and {count}")
+        batch, kept = self._begin(steps)
+        logits = torch.empty((batch.num_wanted, self.info.vocab_size))
+        hidden = torch.empty((len(layers), batch.num_wanted, width))
+        numbers = array("i", layers)
+        batch.logits, batch.hidden = logits.data_ptr(), hidden.data_ptr()
+        batch.num_hidden, batch.hidden_layers = len(layers), _at(numbers)
+        batch.stride = batch.num_wanted * width
+        self._check(self._functions.flyspec_forward(self._handle, ctypes.byref(batch)))
+        del kept
+        found: list[Rows] = []
+        at = 0
+        for step in steps:
+            self.cache.record(step.slot, step.start, step.token_ids)
+            rows = slice(at, at := at + step.num_logits)
+            own = (hidden[layers.index(layer), rows] for layer in step.hidden_layers)
+            found.append(Rows(logits[rows], tuple(own)))
+        return found
+
+    def draw(
+        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[Drafted]:
+        """As `Model.draw`; greedy draws take one call for many steps, others one for each."""
+        several = any(draw.step.num_logits > 1 for draw in draws)
+        if not all(map(_is_plain, draws)) or (several and any(d.max_tokens > 1 for d in draws)):
+            return stepwise.draw(self.forward, draws, may_go_on)
+        if several:
+            return self._pick(draws)
+        found: list[tuple[list[int], list[float]]] = [([], []) for _ in draws]
+        running = list(enumerate(draws))
+        while running:
+            some = self._run([draw for _, draw in running])
+            going_on = []
+            for (index, draw), (tokens, chances, left) in zip(running, some, strict=True):
+                found[index][0].extend(tokens)
+                found[index][1].extend(chances)
+                if left is not None:
+                    slot, start, fed, *_ = draw.step
+                    step = Step(slot, start + len(fed) + len(tokens) - 1, tokens[-1:])
+                    count = draw.max_tokens - len(tokens)
+                    rest = draw._replace(step=step, max_tokens=count, min_confidence=left)
+                    going_on.append((index, rest))
+            running = going_on if going_on and may_go_on() else []
+        return [_drafted(draw, *own) for draw, own in zip(draws, found, strict=True)]
+
+    def _pick(self, draws: Sequence[Draw]) -> list[Drafted]:
+        """The likeliest token of each row wanted."""
+        steps = [d.step if d.sampling else d.step._replace(num_logits=0) for d in draws]
+        batch, kept = self._begin(steps)
+        tokens = array("i", bytes(4 * batch.num_wanted))
+        chances = array("f", bytes(4 * batch.num_wanted))
+        batch.tokens, batch.chances = _at(tokens), _at(chances)
+        self._check(self._functions.flyspec_forward(self._handle, ctypes.byref(batch)))
+        del kept
+        found, at = [], 0
+        for draw, step in zip(draws, steps, strict=True):
+            self.cache.record(step.slot, step.start, step.token_ids)
+            own = slice(at, at := at + step.num_logits)
+            found.append(_drafted(draw, tokens[own].tolist(), chances[own].tolist()))
+        return found
+
+    def _run(self, draws: Sequence[Draw]) -> list[tuple[list[int], list[float], float | None]]:
+        """Tokens of each draw and their probabilities, of steps of a row each, in one call.
+
+        With them comes what confidence is left if the draw goes on; the rest is for another call.
+        """
+        steps = [d.step if d.sampling else d.step._replace(num_logits=0) for d in draws]
+        drawing = [draw for draw, step in zip(draws, steps, strict=True) if step.num_logits]
+        most = array("i", [draw.max_tokens for draw in drawing])
+        stops = array("i", chain.from_iterable(draw.stop_token_ids for draw in drawing))
+        ends = array("i", accumulate(len(draw.stop_token_ids) for draw in drawing))
+        left = array("d", [draw.min_confidence for draw in drawing])
+        width = max(most, default=0)
+        drawn = array("i", bytes(4 * width * len(most)))
+        chances = array("f", bytes(4 * width * len(most)))
+        counts = array("i", bytes(4 * len(most)))
+        batch, kept = self._begin(steps, most)
+        self._check(
+            self._functions.flyspec_draw(
+                self._handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops),
+                _at(left), self.slice_ns, width, _at(drawn), _at(chances), _at(counts),
+            )
+        )  # fmt: skip
+        del kept
+        found: list[tuple[list[int], list[float], float | None]] = []
+        index = 0
+        for slot, start, fed, num_logits, _ in steps:
+            if not num_logits:
+                found.append(([], [], None))
+                self.cache.record(slot, start, fed)
+                continue
+            count = counts[index]
+            own = slice(index * width, index * width + abs(count))
+            tokens = drawn[own].tolist()
+            # All but the last one drawn are cached.
+            self.cache.record(slot, start, [*fed, *tokens[:-1]])
+            found.append((tokens, chances[own].tolist(), left[index] if count > 0 else None))
+            index += 1
+        return found
+
+    def _begin(
+        self, steps: Sequence[Step], most: Sequence[int] = ()
+    ) -> tuple[BatchStruct, Sequence[array[int]]]:
+        """Carry out the pending copies, note what is overwritten; the batch, and what it points to.
+
+        `most` are the tokens drawn for each step with rows wanted, all but one of which are cached.
+        """
+        cache = self._cache
+        for source, target, length in self.cache.pending_copies:
+            # Blocks of positions, keys and values alike.
+            end = -(-length // PANEL) * PANEL
+            cache[:, target, :, :, :end] = cache[:, source, :, :, :end]
+        self.cache.pending_copies.clear()
+        ids, positions, slots, wanted = (array("i") for _ in range(4))
+        further = iter(most)
+        for slot, start, tokens, num_logits, _ in steps:
+            count = len(tokens)
+            more = next(further) - 1 if most and num_logits else 0
+            self.cache.reserve(slot, start, count + more)
+            ids.extend(tokens)
+            positions.extend(range(start, start + count))
+            slots.extend([slot] * count)
+            wanted.extend(range(len(ids) - num_logits, len(ids)))
+        if not (min(ids) >= 0 and max(ids) < self.info.vocab_size):
+            raise ValueError(f"a token id is not between 0 and {self.info.vocab_size - 1}")
+        batch = BatchStruct(
+            len(ids), len(wanted), ids=_at(ids), positions=_at(positions), slots=_at(slots),
+            wanted=_at(wanted),
+        )  # fmt: skip
+        return batch, (ids, positions, slots, wanted)
+
+    def _check(self, status: int) -> None:
+        if status:
+            raise FloatingPointError(f"the logits of {self.info.name} are not all numbers")
+
+
+def _at(numbers: array[Any]) -> int:
+    return numbers.buffer_info()[0]
+
+
+def _is_plain(draw: Draw) -> bool:
+    """Whether a draw's tokens are the likeliest ones of raw logits, and nothing else is asked."""
+    sampling, spec = draw.sampling, draw.distribution
+    if sampling is None:
+        return True
+    adjusted = sampling.logit_bias or sampling.needs_history
+    return sampling.greedy and not adjusted and (spec is None or spec.draw_from_it)
+
+
+def _drafted(draw: Draw, tokens: list[int], chances: list[float]) -> Drafted:
+    """What was drawn, as `stepwise` says it."""
+    count = 0
+    if draw.distribution is not None and tokens:
+        fed, several = draw.step.token_ids, draw.step.num_logits
+        guess = fed[len(fed) - several + 1 :] if several > 1 else ()
+        count = num_same(tokens, guess) + 1 if several > 1 else len(tokens)
+    # All of the probability is on the token, which an empty distribution says.
+    distributions = [TokenDistribution()] * count
+    return Drafted(tokens, [Origin.EXACT_MODEL] * len(tokens), distributions, chances)

@@ -1,0 +1,499 @@
+// A step of a Llama-like decoder on a CPU, without dependencies; `library.py` loads it.
+//
+// Compiled once for each instruction set, as the compiler's predefined macros tell: AMX (with
+// AVX512-BF16), AVX512-BF16, AVX512F, AVX2 with FMA. Weights and the cache are bf16, sums and the
+// residual stream fp32; what goes into a product is rounded to bf16.
+//
+// The promise: a row's bits depend on its own sequence alone, not on the rows beside it, their
+// number, or threads. So each sum runs over its terms in one order, by one instruction, in kernels
+// of every shape, and nothing here may be compiled with -ffast-math or contracted.
+//
+// Matrices [N, K] are packed in panels of 64 outputs, [N/64][K/2][64][2], filled up with zeros.
+// Cached keys are such panels, of 64 positions; values are pairs of positions, [L/2][D][2].
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace {
+typedef uint16_t bf16;
+constexpr int PANEL = 64, MAX_ROWS = 256, MAX_DIM = 512, MR = 6;  // MR: rows of a kernel
+constexpr int K_BLOCK = 2048;       // of a panel that rows pass, so that it stays in the cache
+constexpr int SPINS = 2000;         // before a thread that waits goes to sleep: some 50 us
+constexpr double SHARED_NS = 5000;  // of work between two barriers, which pays for them
+// --- vectors ------------------------------------------------------------------------------------
+#define UNROLLED _Pragma("GCC unroll 24") for
+#if defined(__AVX512F__)
+#define OP(name) _mm512_##name
+#else
+#define OP(name) _mm256_##name
+#endif
+typedef decltype(OP(setzero_ps)()) Vec;
+constexpr int W = sizeof(Vec) / 4;
+typedef int32_t Ints __attribute__((vector_size(4 * W)));
+typedef int32_t Pair __attribute__((may_alias, aligned(2)));
+typedef Ints LooseInts __attribute__((may_alias, aligned(4)));
+inline Vec load(const float* p) { return OP(loadu_ps)(p); }
+inline void store(float* p, Vec v) { OP(storeu_ps)(p, v); }
+inline Vec set1(float x) { return OP(set1_ps)(x); }
+inline Vec fma(Vec a, Vec b, Vec c) { return OP(fmadd_ps)(a, b, c); }
+inline Vec vmax(Vec a, Vec b) { return OP(max_ps)(a, b); }  // b if either is NaN
+inline Ints inside(int at, int low, int high) {  // lanes i with low <= at + i < high
+  Ints i;
+  for (int n = 0; n < W; n++) i[n] = n;
+  return ((i + at) >= low) & ((i + at) < high);
+}
+inline float hsum(Vec v) {
+  for (int n = W / 2, i; n; n /= 2) for (i = 0; i < n; i++) v[i] += v[i + n];
+  return v[0];
+}
+inline float hmax(Vec v) { return *std::max_element((float*)&v, (float*)&v + W); }
+// e^x as 2^n times a polynomial (Cephes' coefficients, |r| <= ln 2 / 2). e^0 is 1, NaN stays NaN.
+inline Vec vexp(Vec x) {
+  const Vec magic = set1(12582912.f);  // 1.5 * 2^23: what is added to it becomes whole
+  x = OP(min_ps)(set1(88.f), vmax(set1(-87.f), x));
+  Vec n = fma(x, set1(1.44269504f), magic) - magic;
+  Vec r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x)), p = set1(1.9875691500e-4f);
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, .5f})
+    p = fma(p, r, set1(c));
+  p = fma(p, r * r, r + set1(1.f));
+  return p * (Vec)((__builtin_convertvector(n, Ints) + 127) << 23);
+}
+// --- products -----------------------------------------------------------------------------------
+// `Act` is what goes into a product, rounded to bf16: as such, or as fp32 where no instruction
+// multiplies bf16, and pairs are then added one half after the other.
+
+#if defined(__AVX512BF16__)
+typedef bf16 Act;
+typedef __m512bh Weights;  // of a pair each
+constexpr int HALVES = 1;
+inline void put(Act* p, Vec v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+inline bf16 stored(Act a) { return a; }
+inline Weights half_of(Ints w, int) { return (Weights)w; }
+inline Weights spread(const Act* a, int) { return (Weights)_mm512_set1_epi32(*(const Pair*)a); }
+inline Vec add_product(Vec sum, Weights a, Weights b) { return _mm512_dpbf16_ps(sum, a, b); }
+#else
+typedef float Act;
+typedef Vec Weights;
+constexpr int HALVES = 2;
+inline void put(Act* p, Vec v) {  // to nearest even
+  Ints u = (Ints)v, to = (u + 0x7fff + ((u >> 16) & 1)) & (int)0xffff0000;
+  store(p, v == v ? (Vec)to : v);
+}
+inline bf16 stored(Act a) { return std::bit_cast<uint32_t>(a) >> 16; }
+inline Weights half_of(Ints w, int h) { return (Weights)(h ? w & (int)0xffff0000 : w << 16); }
+inline Weights spread(const Act* a, int h) { return set1(a[h]); }
+inline Vec add_product(Vec sum, Weights a, Weights b) { return fma(a, b, sum); }
+#endif
+// c [rows, n] = (begin ? 0 : c) + a [rows, 2 count] times b [count][n][2]; n is a multiple of 16.
+struct Product { const Act* a; int lda; const bf16* b; int ldb, count; float* c; int ldc, n; };
+template <int R, int N> inline void tile(const Product& p, int at, bool begin) {
+  auto place = [&](int r, int j) { return p.c + r * p.ldc + at + j * W; };
+  Vec sum[R][N];
+  UNROLLED (int i = 0; i < R * N; i++)
+    sum[i / N][i % N] = begin ? set1(0) : load(place(i / N, i % N));
+  const Act* a = p.a;
+  const bf16* b = p.b + 2 * at;
+  for (int k = 0; k < p.count; k++, a += 2, b += p.ldb)
+    UNROLLED (int h = 0; h < HALVES; h++) {
+      Weights w[N];
+      UNROLLED (int j = 0; j < N; j++) w[j] = half_of(((const LooseInts*)b)[j], h);
+      UNROLLED (int r = 0; r < R; r++) {
+        const Weights x = spread(a + r * p.lda, h);
+        UNROLLED (int j = 0; j < N; j++) sum[r][j] = add_product(sum[r][j], x, w[j]);
+      }
+    }
+  UNROLLED (int i = 0; i < R * N; i++) store(place(i / N, i % N), sum[i / N][i % N]);
+}
+template <int R> void columns(const Product& p, bool begin) {
+  constexpr int WIDE = W == 16 ? 4 : R == 1 ? 8 : R == 2 ? 4 : 2;
+  int at = 0;
+  for (; at + WIDE * W <= p.n; at += WIDE * W) tile<R, WIDE>(p, at, begin);
+  for (; at < p.n; at += 16) tile<R, 16 / W>(p, at, begin);
+}
+void multiply(int rows, Product p, bool begin) {
+  static void (*const kernels[])(const Product&, bool) = {
+      columns<1>, columns<2>, columns<3>, columns<4>, columns<5>, columns<MR>};
+  for (int groups = (rows + MR - 1) / MR; groups > 0; groups--) {
+    int r = (rows + groups - 1) / groups;
+    kernels[r - 1](p, begin);
+    rows -= r, p.a += r * p.lda, p.c += r * p.ldc;
+  }
+}
+// sums [rows, 64], of a panel [K/2][64][2] or a block of its K.
+#if defined(__AMX_BF16__)
+#define LOAD(t, from) _tile_loadd(t, from, 4 * PANEL)
+#define STORE(t, to) _tile_stored(t, to, 4 * PANEL)
+#define DOT(t, b, from) LOAD(b, from); _tile_dpbf16ps(t, 4, b)
+void begin_tiles() {
+  struct { uint8_t palette = 1, start, no[14]; uint16_t bytes[16]; uint8_t rows[16]; } config = {};
+  for (int i = 0; i < 8; i++) config.bytes[i] = 64, config.rows[i] = 16;
+  _tile_loadconfig(&config);
+}
+void end_tiles() { _tile_release(); }
+// ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+int prepare_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) != 0; }
+// Rows up to the next multiple of 16 are computed too: a tile's rows do not see each other.
+void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float* c, bool begin) {
+  for (int r = 0; r < rows; r += 16, a += 16 * lda, c += 16 * PANEL) {
+    if (begin) { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
+    else { LOAD(0, c); LOAD(1, c + 16); LOAD(2, c + 32); LOAD(3, c + 48); }
+    const bf16* b = w;
+    for (int k = 0; k < n; k += 16, b += 32 * PANEL) {
+      _tile_loadd(4, a + 2 * k, 2 * lda);
+      DOT(0, 5, b); DOT(1, 6, b + 32); DOT(2, 5, b + 64); DOT(3, 6, b + 96);
+    }
+    STORE(0, c); STORE(1, c + 16); STORE(2, c + 32); STORE(3, c + 48);
+  }
+}
+#else
+#define begin_tiles()
+#define end_tiles()
+#define prepare_tiles() 0
+void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float* c, bool begin) {
+  multiply(rows, {a, lda, w, 2 * PANEL, n, c, PANEL, PANEL}, begin);
+}
+#endif
+
+// --- the model ----------------------------------------------------------------------------------
+struct Layer {  // gate and up: 32 outputs of each in turn. What is fp32 is padded; q_norm: or null
+  const bf16 *qkv, *out, *gate_up, *down;
+  const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *norm, *mlp_norm, *q_norm, *k_norm;
+  int64_t window;  // positions that a row sees, its own among them; 0: all before it
+};
+struct Shape {
+  int64_t hidden, heads, kv_heads, dim, intermediate, vocabulary, layers, slots, length, threads;
+  double epsilon, scale;
+  const Layer* layer;
+  const bf16 *head, *embedding;  // embedding [vocabulary][hidden], null: it is the head's
+  const float *norm, *cosines, *sines;  // [length][dim / 2]
+  bf16* cache;  // zeros: [layers][slots][kv_heads] of keys and then values
+};
+size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
+struct alignas(64) Line { char bytes[64]; };
+template <class T> struct Block : std::vector<Line> {  // zeros, aligned
+  T* const p;
+  explicit Block(size_t n) : std::vector<Line>(n * sizeof(T) / 64 + 1), p((T*)data()) {}
+};
+void await(const std::atomic<int>& word, int old) {  // its change, spinning for a while
+  for (int i = 0; i < SPINS && word == old; i++) _mm_pause();
+  word.wait(old);
+}
+void advance(std::atomic<int>& word) { word++, word.notify_all(); }
+// What Python gives: rows, which of them are wanted, where logits [wanted][vocabulary] go, or if
+// that is null the likeliest tokens and their probabilities, and hidden [layers][wanted][hidden].
+struct Batch {
+  int64_t rows, num_wanted, num_hidden, stride;  // stride: of a hidden layer
+  const int32_t *ids, *positions, *slots, *wanted, *hidden_layers;
+  float *logits, *hidden, *chances;
+  int32_t* tokens;
+};
+struct Item { int row, slot, start, first, count; };  // queries of a sequence's rows, of a KV head
+struct Worker {                                       // what a thread has for itself
+  const int id;
+  int team = 1, phase = 0;
+  Block<float> sums;
+  Block<Act> shares;
+  Worker(int i, size_t length)
+      : id(i), sums(MAX_ROWS * PANEL + MR * (length + MAX_DIM)), shares(MR * length) {}
+};
+struct Model : Shape {
+  const size_t C, A, F, Q, L, group;  // hidden, heads * dim, intermediate, qkv, length: padded
+  const int V;                        // vocabulary
+  const double bytes;                 // of all weights
+  std::vector<Layer> stack;
+  Block<float> x, qkv;
+  Block<Act> normed, query, attended, gated;
+  const std::unique_ptr<float[]> logits;  // of rows whose tokens are picked
+  std::deque<Worker> workers;
+  std::vector<std::thread> others;
+  std::vector<std::atomic<int>> counters;
+  std::atomic<int> go{0}, passed{0}, arrived{0};
+  std::atomic<bool> nan{false}, quit{false};
+  Batch b;  // the one at hand
+  int team;
+  std::vector<Item> items;
+  explicit Model(const Shape& s)
+      : Shape(s), C(padded(hidden)), A(padded(heads * dim)), F(padded(intermediate)),
+        Q(padded((heads + 2 * kv_heads) * dim)), L(padded(length)), group(heads / kv_heads),
+        V(vocabulary), bytes(2. * layers * (C * (Q + A) + 3. * C * F) + 2. * C * vocabulary),
+        stack(s.layer, s.layer + layers), x(MAX_ROWS * C), qkv(MAX_ROWS * Q),
+        normed(MAX_ROWS * C), query(MAX_ROWS * heads * dim), attended(MAX_ROWS * A),
+        gated(MAX_ROWS * F), logits(new float[MAX_ROWS * V + W]), counters(layers * 8 + 8) {
+    for (int i = 0; i < threads; i++) workers.emplace_back(i, L);
+    for (int i = 1; i < threads; i++)
+      others.emplace_back([this, i] {
+        for (int seen = 0; await(go, seen), !quit; seen++) run(workers[i]);
+      });
+  }
+  ~Model() {
+    quit = true, advance(go);
+    for (auto& thread : others) thread.join();
+  }
+  // Deals out f(0) to f(count - 1) among the threads, and waits until all are done.
+  template <class Do> void share(Worker& w, int count, Do f) {
+    for (int i = 0; w.team == 1 && i < count; i++) f(i);
+    if (w.team == 1) return;
+    const int before = passed;
+    for (int i; (i = counters[w.phase]++) < count;) f(i);
+    w.phase++;
+    if (++arrived < w.team) return await(passed, before);
+    arrived = 0, advance(passed);
+  }
+  bf16* keys(int l, int slot, int kv) const {
+    return cache + ((l * slots + slot) * kv_heads + kv) * 2 * L * dim;
+  }
+  bf16* values(int l, int slot, int kv) const { return keys(l, slot, kv) + L * dim; }
+  float* row_of(int i) const { return x.p + i * C; }
+  bool follows(int i) const {  // the row before it, in its sequence
+    return i < b.rows && b.slots[i] == b.slots[i - 1] && b.positions[i] == b.positions[i - 1] + 1;
+  }
+  // Hands over the RMS-normalized row of `count` numbers, padded to n, in vectors.
+  template <class Take>
+  void normalize(const float* row, const float* weight, int n, float count, Take take) const {
+    Vec sum[2] = {set1(0), set1(0)}, v;
+    for (int i = 0; i < n; i += W) v = load(row + i), sum[i / W % 2] = fma(v, v, sum[i / W % 2]);
+    Vec by = set1(1 / std::sqrt(hsum(sum[0] + sum[1]) / count + (float)epsilon));
+    for (int i = 0; i < n; i += W) take(i, load(row + i) * by * load(weight + i));
+  }
+  // Of `count` rows of x, those named by `at` if it is given.
+  void normalize_all(Worker& w, const float* weight, int count, const int32_t* at = nullptr) {
+    share(w, count, [&](int r) {
+      Act* to = normed.p + r * C;
+      normalize(row_of(at ? at[r] : r), weight, C, hidden, [&](int i, Vec v) { put(to + i, v); });
+    });
+  }
+  // Hands over the products of `count` rows [count][K]: done(row, panel, its 64 sums).
+  template <class Done>
+  void linear(Worker& w, const Act* a, int K, int count, const bf16* b, int panels, Done done) {
+    int pieces = w.team == 1 ? 1 : std::max(1, std::min(count / 32, 4 * w.team / panels));
+    int piece = padded((count + pieces - 1) / pieces);
+    share(w, panels * pieces, [&](int unit) {
+      int panel = unit / pieces, first = unit % pieces * piece, n = std::min(piece, count - first);
+      for (int k = 0; k < K; k += K_BLOCK)
+        panel_product(n, a + (size_t)first * K + k, K, b + ((size_t)panel * K + k) * PANEL,
+                      std::min(K_BLOCK, K - k) / 2, w.sums.p, k == 0);
+      for (int r = 0; r < n; r++) done(first + r, panel, w.sums.p + r * PANEL);
+    });
+  }
+  // What stores a row's sums in `to` [rows][n], with their bias, or adds them to what is there.
+  static auto into(float* to, size_t n, const float* bias, bool add) {
+    return [=](int row, int panel, const float* sums) {
+      for (int i = 0, at = panel * PANEL; i < PANEL; i += W, at += W) {
+        Vec v = load(sums + i) + load(bias + at);
+        store(to + row * n + at, add ? load(to + row * n + at) + v : v);
+      }
+    };
+  }
+  // Normalizes and turns a row's queries and key of a KV head, and caches key and value.
+  void prepare(int l, int row, int kv) {
+    const int D = dim, half = D / 2, p = b.positions[row];
+    const float *c = cosines + (size_t)p * half, *s = sines + (size_t)p * half;
+    const float* from = qkv.p + row * Q;
+    float t[MAX_DIM];
+    Act own[MAX_DIM], *q = query.p + (kv * MAX_ROWS + row) * group * D;
+    auto turn = [&](int head, const float* norm, Act* to) {
+      memcpy(t, from + head * D, 4 * D);
+      if (norm) normalize(t, norm, D, D, [&](int i, Vec v) { store(t + i, v); });
+      for (int i = 0; i < half; i++) {
+        float u = t[i], v = t[i + half];
+        t[i] = u * c[i] - v * s[i];
+        t[i + half] = v * c[i] + u * s[i];
+      }
+      for (int i = 0; i < D; i += W) put(to + i, load(t + i));
+    };
+    for (size_t g = 0; g < group; g++, q += D) turn(kv * group + g, stack[l].q_norm, q);
+    turn(heads + kv, stack[l].k_norm, own);
+    bf16* key = keys(l, b.slots[row], kv) + (size_t)(p / PANEL) * PANEL * D + p % PANEL * 2;
+    for (int i = 0; i < D; i++) key[i / 2 * 2 * PANEL + i % 2] = stored(own[i]);
+    for (int i = 0; i < D; i += W) put(own + i, load(from + (heads + kv_heads + kv) * D + i));
+    bf16* value = values(l, b.slots[row], kv) + (size_t)(p / 2) * 2 * D;
+    for (int i = 0; i < D; i++) value[2 * i + p % 2] = stored(own[i]);
+    // Nothing stale, perhaps NaN, is left beside the last one.
+    for (int i = 0; p % 2 == 0 && !follows(row + 1) && i < D; i++) value[2 * i + 1] = 0;
+  }
+  // Attention of up to MR queries of a segment and KV head, over all keys that one of them sees.
+  void attend(Worker& w, int l, const Item& item, int kv) {
+    const int D = dim, n = item.count, window = stack[l].window;
+    auto position = [&](int i) { return item.start + (item.first + i) / (int)group; };
+    const int first = window ? std::max(0, position(0) - window + 1) / PANEL * PANEL : 0;
+    const int count = position(n - 1) + 1 - first, ld = padded(count);
+    const Act* q = query.p + ((kv * MAX_ROWS + item.row) * group + item.first) * D;
+    const bf16* k = keys(l, item.slot, kv) + (size_t)first * D;
+    for (int b = 0; b < count; b += PANEL, k += PANEL * D)
+      multiply(n, {q, D, k, 2 * PANEL, D / 2, w.sums.p + b, ld, PANEL}, true);
+    float by[MR], *const mixed = w.sums.p + MR * L;
+    for (int i = 0; i < n; i++) {
+      const int high = position(i) + 1 - first, low = window ? std::max(0, high - window) : 0;
+      const float* s = w.sums.p + (size_t)i * ld;
+      Vec top = set1(-INFINITY), sum = set1(0);
+      for (int j = 0; j < count; j += W) top = vmax(top, inside(j, low, high) ? load(s + j) : top);
+      top = set1(hmax(top));
+      for (int j = 0; j < count; j += W) {
+        Vec e = vexp((load(s + j) - top) * set1(scale));
+        sum += e = inside(j, low, high) ? e : set1(0);
+        put(w.shares.p + (size_t)i * ld + j, e);
+      }
+      by[i] = 1 / hsum(sum);
+    }
+    const bf16* v = values(l, item.slot, kv) + (size_t)first * D;
+    multiply(n, {w.shares.p, ld, v, 2 * D, (count + 1) / 2, mixed, D, D}, true);
+    for (int i = 0, at; i < n; i++) {
+      at = item.first + i;
+      Act* to = attended.p + (item.row + at / group) * A + (kv * group + at % group) * D;
+      for (int d = 0; d < D; d += W) put(to + d, load(mixed + i * D + d) * set1(by[i]));
+    }
+  }
+  void keep_hidden(const Worker& w, int l) {
+    for (int h = 0; w.id == 0 && h < b.num_hidden; h++)
+      for (int i = 0; b.hidden_layers[h] == l && i < b.num_wanted; i++) {
+        const float *row = row_of(b.wanted[i]), *from = l < layers ? row : qkv.p;
+        auto take = [&](int j, Vec v) { store(qkv.p + j, v); };
+        if (l == layers) normalize(row, norm, C, hidden, take);
+        memcpy(b.hidden + h * b.stride + i * hidden, from, 4 * hidden);
+      }
+  }
+  // The whole step, by every thread of the team. Behind its last barrier the batch may be gone.
+  void run(Worker& w) {
+    const int n = b.rows, count = b.num_wanted, kvs = kv_heads;
+    float* const to = b.logits ? b.logits : logits.get();
+    w.team = team, w.phase = 0;
+    begin_tiles();
+    for (int l = 0; l < layers; l++) {
+      const Layer& layer = stack[l];
+      keep_hidden(w, l);
+      normalize_all(w, layer.norm, n);
+      linear(w, normed.p, C, n, layer.qkv, Q / PANEL, into(qkv.p, Q, layer.qkv_bias, false));
+      share(w, n * kvs, [&](int unit) { prepare(l, unit / kvs, unit % kvs); });
+      // Those of a KV head in turn: its keys stay in the cache. Long ones first.
+      const int parts = items.size();
+      share(w, kvs * parts, [&](int u) { attend(w, l, items[parts - 1 - u % parts], u / parts); });
+      linear(w, attended.p, A, n, layer.out, C / PANEL, into(x.p, C, layer.out_bias, true));
+      normalize_all(w, layer.mlp_norm, n);
+      linear(w, normed.p, C, n, layer.gate_up, 2 * F / PANEL, [&](int r, int p, const float* s) {
+        const float* bias = layer.gate_up_bias + p * PANEL;
+        for (int i = 0, j = PANEL / 2; j < PANEL; i += W, j += W) {
+          Vec gate = load(s + i) + load(bias + i), up = load(s + j) + load(bias + j);
+          gate = gate / (set1(1) + vexp(set1(0) - gate));
+          put(gated.p + r * F + p * PANEL / 2 + i, gate * up);
+        }
+      });
+      linear(w, gated.p, F, n, layer.down, C / PANEL, into(x.p, C, layer.down_bias, true));
+    }
+    keep_hidden(w, layers);
+    normalize_all(w, norm, count, b.wanted);
+    linear(w, normed.p, C, count, head, padded(V) / PANEL, [&](int r, int p, const float* s) {
+      memcpy(to + (size_t)r * V + p * PANEL, s, 4 * std::min(PANEL, V - p * PANEL));
+      Ints bad = {};
+      for (int i = 0; i < PANEL; i += W) bad |= load(s + i) != load(s + i);
+      for (int i = 0; i < W; i++) if (bad[i]) nan = true;
+    });
+    if (to == logits.get()) share(w, count, [&](int i) { pick(to + (size_t)i * V, i); });
+    end_tiles();
+  }
+  // The first of the likeliest tokens of a row of logits, and its probability.
+  void pick(const float* row, int i) {
+    Vec top = set1(-INFINITY), sum = set1(0);
+    for (int j = 0; j < V; j += W) top = vmax(top, inside(j, 0, V) ? load(row + j) : top);
+    const float best = hmax(top);
+    for (int j = 0; j < V; j += W)
+      sum += inside(j, 0, V) ? vexp(load(row + j) - set1(best)) : set1(0);
+    b.tokens[i] = std::min<int>(std::find(row, row + V, best) - row, V - 1);
+    b.chances[i] = 1 / hsum(sum);
+  }
+  // Up to MAX_ROWS rows at once, of which those wanted are set.
+  void batch() {
+    double seen = 0;
+    items.clear();
+    for (int first = 0, end; first < b.rows; first = end) {
+      for (end = first; end == first || follows(end); end++) {
+        const int64_t id = b.ids[end], in_panel = id / PANEL * PANEL * C + id % PANEL * 2;
+        const bf16* from = embedding ? embedding + id * hidden : head + in_panel;
+        for (int64_t i = 0; i < (int64_t)C; i++) {  // zeros behind the row, whatever stood there
+          uint32_t u = i < hidden ? from[embedding ? i : i / 2 * 2 * PANEL + i % 2] << 16 : 0;
+          row_of(end)[i] = std::bit_cast<float>(u);
+        }
+      }
+      const int all = (end - first) * group, parts = (all + MR - 1) / MR;
+      for (int i = 0, at = 0, to; i < parts; i++, at = to) {
+        to = all * (i + 1) / parts;
+        items.push_back({first, b.slots[first], b.positions[first], at, to - at});
+      }
+      seen += b.positions[first];
+    }
+    // As if 24 bytes came, or 192 products were done, in a nanosecond by one thread.
+    double ns = std::max((bytes + 4. * layers * kv_heads * dim * seen) / 24, b.rows * bytes / 384);
+    team = ns / (8 * layers + 2) < SHARED_NS ? 1 : threads;
+    for (auto& counter : counters) counter.store(0, std::memory_order_relaxed);
+    if (team > 1) advance(go);
+    run(workers[0]);
+  }
+};
+}  // namespace
+
+extern "C" {
+// Asks the kernel for AMX's state; 0 if this library may run.
+int flyspec_prepare() { return prepare_tiles(); }
+void* flyspec_open(const Shape* shape) { return new Model(*shape); }
+void flyspec_close(void* model) { delete (Model*)model; }
+// Runs a batch of any size; those wanted are in ascending order. 1: a logit is NaN.
+int flyspec_forward(void* model, const Batch* all) {
+  Model& m = *(Model*)model;
+  std::vector<int32_t> here;
+  m.nan = false;
+  for (int first = 0, done = 0; first < all->rows; first += MAX_ROWS, done += here.size()) {
+    Batch& b = m.b = *all;
+    b.rows = std::min<int64_t>(MAX_ROWS, b.rows - first);
+    b.ids += first, b.positions += first, b.slots += first;
+    here.clear();
+    for (int i = done; i < all->num_wanted && b.wanted[i] < first + b.rows; i++)
+      here.push_back(b.wanted[i] - first);
+    b.wanted = here.data(), b.num_wanted = here.size();
+    b.hidden += done * m.hidden, b.tokens += done, b.chances += done;
+    if (b.logits) b.logits += done * m.vocabulary;
+    m.batch();
+  }
+  return m.nan;
+}
+// Greedy tokens [count][width] of sequences, and their chances: of the rows wanted, one of each,
+// then of a row a step, until one has `most` tokens or one of its stops (up to `ends` [count]), or
+// `left`, divided by the chances, passes 1. Returns after the step in which `slice_ns` end.
+// `found` [count]: how many tokens, negative for a sequence that is done. 1: a logit is NaN.
+int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int32_t* ends,
+                 const int32_t* stops, double* left, int64_t slice_ns, int width, int32_t* tokens,
+                 float* chances, int32_t* found) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(slice_ns);
+  const int count = begin->num_wanted;
+  std::vector<int32_t> ids(count), positions(count), slots(count), drawn(count), all, running;
+  std::vector<float> sure(count);
+  for (int i = 0; i < count; i++) all.push_back(i), running.push_back(i), found[i] = 0;
+  Batch b = *begin;
+  b.logits = nullptr, b.tokens = drawn.data(), b.chances = sure.data();
+  while (b.rows && !flyspec_forward(model, &b)) {
+    int going = 0;
+    for (int k = 0; k < b.num_wanted; k++) {
+      const int i = running[k], token = drawn[k], n = ++found[i], last = begin->wanted[i];
+      tokens[i * width + n - 1] = token, chances[i * width + n - 1] = sure[k];
+      const int32_t *stop = stops + (i ? ends[i - 1] : 0), *end = stops + ends[i];
+      left[i] /= sure[k];
+      const bool done = n >= most[i] || left[i] > 1 || std::find(stop, end, token) != end;
+      if (done) found[i] = -n;
+      ids[going] = token, positions[going] = begin->positions[last] + n;
+      slots[going] = begin->slots[last], running[going] = i, going += !done;
+    }
+    if (!going || std::chrono::steady_clock::now() >= until) return 0;
+    b.rows = b.num_wanted = going, b.wanted = all.data();
+    b.ids = ids.data(), b.positions = positions.data(), b.slots = slots.data();
+  }
+  return 1;
+}
+}

@@ -1,0 +1,174 @@
+"""The trial of the native step against the transformers module that it takes the place of.
+
+Both read a sample text. The module's logits in float32 are the truth; its own in bfloat16 say how
+far from that is near enough. The float32 ones take a layer's weights at a time, so that a large
+model needs little more memory than it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import linear
+
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.model import Model, Step
+from flyspec.engine.native.sample import TEXT
+
+DIFFERENCE_FACTOR = 1.1
+"""How much larger the mean difference of logits may be than that of transformers' bfloat16."""
+SAME_TOKENS, SAME_CLEAR_TOKENS = 0.99, 0.999
+"""Least share of rows whose likeliest token is float32's: of all, and of those without a near-tie.
+Of all, `FEW` may differ however few there are, and as many as of transformers' bfloat16."""
+FEW = 2
+TIE_SHARE = 2.0**-7
+"""A near-tie is closer than this share of the larger logit, bfloat16's resolution there..."""
+TIE_DIFFERENCES = 8.0
+"""...or than so many mean differences of transformers' bfloat16."""
+
+_WORK = 6.4e10
+_MOST_ROWS, _FEWEST_ROWS = 768, 32
+_HEAD_ROWS = 16384
+
+
+class TrialOutcome(NamedTuple):
+    """What a trial found, over `rows` rows; differences are means over logits.
+
+    What is `own` is of transformers' bfloat16; tokens are `other` if they are not float32's.
+    """
+
+    rows: int
+    difference: float
+    own_difference: float
+    other_tokens: int
+    own_other_tokens: int
+    clear_rows: int
+    other_clear_tokens: int
+    independent: bool
+
+    def refusal(self) -> str | None:
+        """Why the native step must not serve; None if it may."""
+        if not self.difference <= DIFFERENCE_FACTOR * self.own_difference:
+            return (
+                f"its logits differ from float32 by {self.difference:.2g} in the mean, those of "
+                f"transformers' bfloat16 by {self.own_difference:.2g}"
+            )
+        allowed = max(FEW, (1 - SAME_TOKENS) * self.rows, self.own_other_tokens)
+        if self.other_tokens > allowed:
+            return f"{self.other_tokens} of {self.rows} tokens of a sample are not float32's"
+        if self.other_clear_tokens > (1 - SAME_CLEAR_TOKENS) * self.clear_rows:
+            return (
+                f"{self.other_clear_tokens} of {self.clear_rows} tokens of a sample that are no "
+                "near-ties are not float32's"
+            )
+        if not self.independent:
+            return "its logits depend on what else is in a step"
+        return None
+
+
+def try_out(model: Model, loaded: LoadedModel) -> TrialOutcome:
+    """Run the sample through both. Raises what the model raises."""
+    ids = sample(loaded)
+    exact, own = _float32_logits(loaded.model, ids), _own_logits(loaded.model, ids)
+    (rows,) = _in_slot(model, [ids], len(ids))
+    top, near = exact.topk(2).values.unbind(dim=-1)
+    own_difference = float((own - exact).abs().mean())
+    tie = torch.maximum(TIE_SHARE * top.abs(), torch.tensor(TIE_DIFFERENCES * own_difference))
+    clear = top - near > tie
+    other = rows.argmax(dim=-1) != exact.argmax(dim=-1)
+    return TrialOutcome(
+        len(ids),
+        float((rows - exact).abs().mean()),
+        own_difference,
+        int(other.sum()),
+        int((own.argmax(dim=-1) != exact.argmax(dim=-1)).sum()),
+        int(clear.sum()),
+        int((other & clear).sum()),
+        _independent(model, ids, rows),
+    )
+
+
+def sample(loaded: LoadedModel) -> list[int]:
+    """Token ids of the sample text: the fewer, the larger the model."""
+    info, bundle = loaded.info, loaded.tokenizer
+    rows = int(_WORK / max(1, loaded.model.num_parameters()))
+    rows = min(max(rows, _FEWEST_ROWS), _MOST_ROWS, info.context_length)
+    ids: list[int] = []
+    if bundle.tokenizer_json:
+        tokenizer = Tokenizer.from_str(bundle.tokenizer_json.decode())
+        tokenizer.no_truncation()
+        ids = [i for i in tokenizer.encode(TEXT).ids if i < info.vocab_size]
+    ids = ids or [(7 * i * i + 3 * i + 1) % min(info.vocab_size, 251) for i in range(rows)]
+    return ids[:rows]
+
+
+def _in_slot(model: Model, pieces: Sequence[list[int]], num_logits: int) -> list[Tensor]:
+    """The rows of each piece of a sequence, in a slot of its own."""
+    slot, at, found = model.cache.acquire().slot, 0, []
+    try:
+        for piece in pieces:
+            (rows,) = model.forward([Step(slot, at, piece, min(num_logits, len(piece)))])
+            found.append(rows.logits)
+            at += len(piece)
+    finally:
+        model.cache.release(slot)
+    return found
+
+
+def _independent(model: Model, ids: list[int], rows: Tensor) -> bool:
+    """Whether a few rows are the same a token at a time, and with a neighbour."""
+    few = min(12, len(ids))
+    singly = torch.cat(_in_slot(model, [[token] for token in ids[:few]], 1))
+    if not torch.equal(singly, rows[:few]):
+        return False
+    if not model.cache.num_free > 1:
+        return True
+    one, other = (model.cache.acquire().slot for _ in range(2))
+    try:
+        steps = [Step(one, 0, ids[::-1][: few + 5]), Step(other, 0, ids[:few], few)]
+        return torch.equal(model.forward(steps)[1].logits, rows[:few])
+    finally:
+        model.cache.release(one)
+        model.cache.release(other)
+
+
+@torch.no_grad()
+def _own_logits(model: Any, ids: list[int]) -> Tensor:
+    """[tokens, vocab] of the module as it is."""
+    logits: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
+    return logits.float()
+
+
+@torch.no_grad()
+def _float32_logits(model: Any, ids: list[int]) -> Tensor:
+    """[tokens, vocab] of the module computed in float32."""
+    core = model.model
+    with _widened(core):
+        hidden = core(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+    weight = model.lm_head.weight
+    return torch.cat([linear(hidden, part.float()) for part in weight.split(_HEAD_ROWS)], dim=-1)
+
+
+@contextmanager
+def _widened(core: Any) -> Iterator[None]:
+    """Each layer computes in float32, and has its weights so only while it runs."""
+    handles = [core.embed_tokens.register_forward_hook(lambda _, __, output: output.float())]
+    for part in (*core.layers, core.norm):
+        before, after = partial(_cast, torch.float32), partial(_cast, core.dtype)
+        handles.append(part.register_forward_pre_hook(before))
+        handles.append(part.register_forward_hook(after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _cast(dtype: torch.dtype, module: Any, *_: Any) -> None:
+    module.to(dtype)
