@@ -17,8 +17,8 @@ from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
 
 from flyspec.errors import ConfigError
 from flyspec.flags import ClientAuth, Dtype, LogLevel
-from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
 from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
+from flyspec.speculation_length import AUTO, SpeculationLength
 
 GENERATION_PORT = 50050
 DRAFT_PORT = 50051
@@ -128,7 +128,8 @@ class ModelServerSettings(ServerSettings):
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: cuda if there is one")
     dtype: Dtype = Field(
         "auto",
-        description="auto: the checkpoint's on a GPU, float32 on a CPU without bf16 matrices",
+        description="auto: the checkpoint's on a GPU, and on a CPU if that is bfloat16 and the "
+        "native step serves the model; else float32 on a CPU without bf16 matrices",
     )
     threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves it to torch")
     max_sessions: int = Field(32, ge=1, le=4096, description="maximum concurrent sessions")
@@ -273,8 +274,8 @@ class OrchestratorSettings(ServerSettings):
     rules_file: str = Field(
         "", description="TOML file of named rules and of limits on what requests may ask for"
     )
-    num_speculative_tokens: int = Field(
-        DEFAULT_NUM_SPECULATIVE_TOKENS, ge=0, le=1024, description="default K"
+    num_speculative_tokens: SpeculationLength = Field(
+        AUTO, description="default K: a number, or auto: as many as pay, round by round"
     )
     round_timeout_s: float = Field(60.0, gt=0, description="seconds to wait for a verdict")
     draft_timeout_s: float = Field(

@@ -59,6 +59,14 @@ class PromptLookup:
                 latest[ngram] = end
             tokens.append(token)
 
+    def follow(self, token_ids: Iterable[int]) -> list[bool]:
+        """Append tokens; of each, whether it would have been proposed."""
+        agreements = []
+        for token in token_ids:
+            agreements.append(self.propose(1) == [token])
+            self.extend((token,))
+        return agreements
+
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens; costs as much as appending those that go.
 

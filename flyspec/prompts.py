@@ -3,7 +3,7 @@
     plain        a prompt a line, blank lines skipped
     humaneval    JSON lines with `prompt`
     gsm8k        JSON lines with `question` and `answer`; the reference comes after `####`
-    spec_bench   JSON lines with `turns`; the first turn is the prompt
+    spec_bench   JSON lines with `turns`, the first of which is the prompt, and `category`
     mgsm         lines of question TAB number
     acpbench     a JSON array of objects with `context` and `question`
 
@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from flyspec.errors import ConfigError
 
-Kind = Literal["plain", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench"]
+Kind = Literal["plain", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench", "token_ids"]
 QUESTIONS: frozenset[Kind] = frozenset({"gsm8k", "spec_bench", "mgsm", "acpbench"})
 
 _NUMBER = r"-?[\d,]*\.?\d+"
@@ -37,12 +37,18 @@ _KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, the answer that is known to be right if there is one, and where it stands."""
+    """A prompt, the answer that is known to be right if there is one, and where it stands.
+
+    `category` is Spec-Bench's own name of what it asks for. A prompt of kind `token_ids` is those
+    and no text; no file has such.
+    """
 
     text: str
     kind: Kind
     reference: str | None = None
     where: str = ""
+    category: str = ""
+    token_ids: tuple[int, ...] = ()
 
     @property
     def is_question(self) -> bool:
@@ -138,7 +144,10 @@ def _from_row(row: Any, where: str) -> Prompt:
         turns = row["turns"]
         if not isinstance(turns, list) or not turns:
             raise ConfigError(f"{where}: `turns` is not a list of texts")
-        return Prompt(_text(turns[0], "turns", where), "spec_bench", None, where)
+        category = row.get("category", "")
+        if not isinstance(category, str):
+            raise ConfigError(f"{where}: `category` is not a text")
+        return Prompt(_text(turns[0], "turns", where), "spec_bench", None, where, category)
     if "context" in row and "question" in row:
         context, question = (_text(row[k], k, where) for k in ("context", "question"))
         return Prompt(f"{context}\n\n{question}", "acpbench", None, where)

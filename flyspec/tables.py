@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-__all__ = ["Column", "Table", "make_table", "markdown", "record_table"]
+__all__ = ["Column", "Table", "cell", "make_table", "markdown", "record_table"]
 
 Column = tuple[str, str | Callable[[Any], str]]
 """Its heading, and how a record fills it: a format such as `{.tokens:,}`, or a function."""
@@ -38,7 +38,7 @@ def record_table(
     columns: Sequence[Column], records: Iterable[Any], title: str | None = None, left: int = 1
 ) -> Table:
     """A row a record; `-` for a number that it does not have."""
-    rows = ([_cell(form, record) for _, form in columns] for record in records)
+    rows = ([cell(form, record) for _, form in columns] for record in records)
     return make_table([heading for heading, _ in columns], rows, title, left)
 
 
@@ -58,7 +58,8 @@ def markdown(
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _cell(form: str | Callable[[Any], str], record: Any) -> str:
+def cell(form: str | Callable[[Any], str], record: Any) -> str:
+    """What a record says in a column of this form."""
     if callable(form):
         return form(record)
     try:

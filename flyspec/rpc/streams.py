@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 import grpc
 
 from flyspec.errors import IdleTimeoutError, InvalidArgumentError
+
+T = TypeVar("T")
 
 
 class Malformed:
@@ -40,15 +42,20 @@ def _forget(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def read(context: Any, idle_timeout_s: float) -> Any:
-    """The next message of a stream, None at its end; `IdleTimeoutError` when none comes."""
+async def in_time(reading: Awaitable[T], idle_timeout_s: float | None) -> T:
+    """What `reading` gives; `IdleTimeoutError` when it gives nothing for so long."""
     try:
         async with asyncio.timeout(idle_timeout_s):
-            message = await unbroken(context.read())
+            return await reading
     except TimeoutError as error:
         raise IdleTimeoutError(
             f"no message for {idle_timeout_s:g} s; the call is closed, open another"
         ) from error
+
+
+async def read(context: Any, idle_timeout_s: float | None) -> Any:
+    """The next message of a stream, None at its end; `IdleTimeoutError` when none comes."""
+    message = await in_time(unbroken(context.read()), idle_timeout_s)
     if isinstance(message, Malformed):
         raise InvalidArgumentError(f"the request cannot be read: {message.reason}")
     return None if message is grpc.aio.EOF else message

@@ -17,7 +17,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from flyspec.ranges import Range
 
-DEFAULT_NUM_SPECULATIVE_TOKENS = 15
 MAX_GUARDED_TOKENS = 1024
 MAX_WINDOW_SIZE = 1024
 MAX_DIVERGENCE_TOP_K = 1024

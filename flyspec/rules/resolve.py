@@ -9,7 +9,6 @@ from functools import lru_cache
 
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import (
-    DEFAULT_NUM_SPECULATIVE_TOKENS,
     MAX_GUARDED_TOKENS,
     PARAMETERS,
     EntropyMeasure,
@@ -19,6 +18,7 @@ from flyspec.rules import (
     member_name,
 )
 from flyspec.rules.presets import DEFAULT_WINDOW_SIZE, RULE_PRESETS
+from flyspec.speculation_length import REQUESTED_BY_AUTO
 
 
 def validate_rule(rule: Rule, field: str = "rule") -> None:
@@ -65,7 +65,7 @@ def measure_of(rule: Rule, parameter: Parameter) -> IntEnum | None:
     return measure
 
 
-def resolve_rule(rule: Rule, num_speculative_tokens: int = DEFAULT_NUM_SPECULATIVE_TOKENS) -> Rule:
+def resolve_rule(rule: Rule, num_speculative_tokens: int = REQUESTED_BY_AUTO) -> Rule:
     """The rule with its preset's values where it has none.
 
     `num_speculative_tokens` is the K that was requested, the default where none was: a window that

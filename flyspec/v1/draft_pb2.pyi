@@ -263,6 +263,8 @@ class DraftAdvance(_message.Message):
     APPEND_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Named in every response to this message; increases by round."""
     keep_length: _builtins.int
@@ -274,6 +276,12 @@ class DraftAdvance(_message.Message):
     stream's metadata cannot tell, which lives for many rounds. Empty: not traced;
     one that cannot be read is ignored.
     """
+    min_confidence: _builtins.float
+    """End the proposal behind the token with which the probability of all of it, by
+    the drafter's own reckoning, falls below this, in [0, 1]. 0 goes on to the end.
+    """
+    score: _builtins.bool
+    """Say of each appended token whether the drafter would have proposed it there."""
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that follow them."""
@@ -286,10 +294,12 @@ class DraftAdvance(_message.Message):
         append_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         max_tokens: _builtins.int = ...,
         traceparent: _builtins.str = ...,
+        min_confidence: _builtins.float = ...,
+        score: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "round_id", b"round_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -311,6 +321,8 @@ class DraftResponse(_message.Message):
     MODEL_NS_FIELD_NUMBER: _builtins.int
     SERVICE_NS_FIELD_NUMBER: _builtins.int
     DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    CONFIDENCES_FIELD_NUMBER: _builtins.int
+    AGREEMENTS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The `advance` that this answers."""
     start_position: _builtins.int
@@ -343,6 +355,18 @@ class DraftResponse(_message.Message):
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
         """One a token of this chunk, if distributions were asked for."""
 
+    @_builtins.property
+    def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One a token of this chunk, where the drafter knows: the probability that it
+        gave the token, in [0, 1].
+        """
+
+    @_builtins.property
+    def agreements(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """In the first response, if scores were asked for and the drafter can tell: one
+        an appended token, whether the drafter would have proposed it there.
+        """
+
     def __init__(
         self,
         *,
@@ -356,10 +380,12 @@ class DraftResponse(_message.Message):
         model_ns: _builtins.int = ...,
         service_ns: _builtins.int = ...,
         distributions: _abc.Iterable[_common_pb2.TokenDistribution] | None = ...,
+        confidences: _abc.Iterable[_builtins.float] | None = ...,
+        agreements: _abc.Iterable[_builtins.bool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["builds_on", b"builds_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["builds_on", b"builds_on", "distributions", b"distributions", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "builds_on", b"builds_on", "confidences", b"confidences", "distributions", b"distributions", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

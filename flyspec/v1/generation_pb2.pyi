@@ -173,11 +173,13 @@ class Speculation(_message.Message):
     EXACT_PREFIX_TOKENS_FIELD_NUMBER: _builtins.int
     EAGER_FIELD_NUMBER: _builtins.int
     DISABLE_LOOP_GUARD_FIELD_NUMBER: _builtins.int
+    ADAPTIVE_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_PER_ROUND_FIELD_NUMBER: _builtins.int
     drafter: _builtins.str
     """Name of the drafter. Empty takes the server's default."""
     num_speculative_tokens: _builtins.int
     """K: most tokens drafted a round; 0 is plain decoding. Unset takes the
-    server's default, 15.
+    server's choice.
     """
     max_loose_tokens: _builtins.int
     """Most tokens accepted loosely in this request; then it goes on exactly.
@@ -195,9 +197,19 @@ class Speculation(_message.Message):
     """
     disable_loop_guard: _builtins.bool
     """Do not turn exact when the output repeats itself."""
+    adaptive: _builtins.bool
+    """K adapts: each round drafts as many tokens as pay, none included. The rule's
+    window is that of K = 15 all the same. Not with num_speculative_tokens.
+    """
     @_builtins.property
     def rule(self) -> _common_pb2.Rule:
         """Acceptance rule. Unset takes the server's default, `fly`."""
+
+    @_builtins.property
+    def num_draft_tokens_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The `num_draft_tokens_per_round` of an earlier completion, to repeat it; what
+        follows them adapts. Not with num_speculative_tokens.
+        """
 
     def __init__(
         self,
@@ -210,10 +222,12 @@ class Speculation(_message.Message):
         exact_prefix_tokens: _builtins.int = ...,
         eager: _builtins.bool = ...,
         disable_loop_guard: _builtins.bool = ...,
+        adaptive: _builtins.bool = ...,
+        num_draft_tokens_per_round: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "disable_loop_guard", b"disable_loop_guard", "drafter", b"drafter", "eager", b"eager", "exact_prefix_tokens", b"exact_prefix_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "adaptive", b"adaptive", "disable_loop_guard", b"disable_loop_guard", "drafter", b"drafter", "eager", b"eager", "exact_prefix_tokens", b"exact_prefix_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_draft_tokens_per_round", b"num_draft_tokens_per_round", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_loose_cost_nats: _TypeAlias = _typing.Literal["max_loose_cost_nats"]  # noqa: Y015
     _WhichOneofArgType__max_loose_cost_nats: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats"]  # noqa: Y015
@@ -573,6 +587,7 @@ class GenerationStarted(_message.Message):
     RULE_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    ADAPTIVE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifies the request in logs."""
     model: _builtins.str
@@ -582,7 +597,9 @@ class GenerationStarted(_message.Message):
     seed: _builtins.int
     """Seed of the keyed noise."""
     num_speculative_tokens: _builtins.int
-    """K of this request."""
+    """K of this request; where it adapts, the most that a round may draft."""
+    adaptive: _builtins.bool
+    """Whether K adapts."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt's tokens as the target sees them."""
@@ -606,10 +623,11 @@ class GenerationStarted(_message.Message):
         rule: _common_pb2.Rule | None = ...,
         num_speculative_tokens: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        adaptive: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafter", b"drafter", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "seed", b"seed", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptive", b"adaptive", "drafter", b"drafter", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "seed", b"seed", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -694,6 +712,7 @@ class GenerationCompletion(_message.Message):
     RECOVERIES_FIELD_NUMBER: _builtins.int
     NUM_RECOVERIES_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFT_TOKENS_PER_ROUND_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why."""
     stop_reason: _builtins.str
@@ -724,6 +743,13 @@ class GenerationCompletion(_message.Message):
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrafterShare]:
         """Every drafter that drafted for it, in order of appearance."""
 
+    @_builtins.property
+    def num_draft_tokens_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Drafted tokens that were checked, round by round; a token of plain decoding
+        counts as a round of 0, and so does a window that failed for want of drafts. A
+        request may give them back to repeat this one.
+        """
+
     def __init__(
         self,
         *,
@@ -736,10 +762,11 @@ class GenerationCompletion(_message.Message):
         recoveries: _abc.Iterable[Global___Recovery] | None = ...,
         num_recoveries: _builtins.int = ...,
         drafters: _abc.Iterable[Global___DrafterShare] | None = ...,
+        num_draft_tokens_per_round: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "loop_guard_token_index", b"loop_guard_token_index", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "drafters", b"drafters", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "num_recoveries", b"num_recoveries", "recoveries", b"recoveries", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "drafters", b"drafters", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "num_draft_tokens_per_round", b"num_draft_tokens_per_round", "num_recoveries", b"num_recoveries", "recoveries", b"recoveries", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_guard_token_index: _TypeAlias = _typing.Literal["loop_guard_token_index"]  # noqa: Y015
     _WhichOneofArgType__loop_guard_token_index: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index"]  # noqa: Y015
@@ -796,6 +823,12 @@ class SpeculationMetrics(_message.Message):
     REJECTED_COST_NATS_FIELD_NUMBER: _builtins.int
     ROUND_BYTES_FIELD_NUMBER: _builtins.int
     DISTRIBUTION_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_PLAIN_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PLAIN_BURSTS_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTER_STOPS_FIELD_NUMBER: _builtins.int
+    NUM_SCORED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_AGREED_TOKENS_FIELD_NUMBER: _builtins.int
+    SAVED_NS_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Rounds with drafts."""
     num_draft_tokens: _builtins.int
@@ -820,6 +853,20 @@ class SpeculationMetrics(_message.Message):
     """
     distribution_bytes: _builtins.int
     """Of them, drafts' distributions."""
+    num_plain_tokens: _builtins.int
+    """Tokens decoded without drafts."""
+    num_plain_bursts: _builtins.int
+    """Stretches of plain decoding."""
+    num_drafter_stops: _builtins.int
+    """Proposals that ended early for want of confidence."""
+    num_scored_tokens: _builtins.int
+    """Tokens of plain decoding that the drafter was asked about afterwards."""
+    num_agreed_tokens: _builtins.int
+    """Of them, those that it would have proposed."""
+    saved_ns: _builtins.int
+    """What rounds with drafts saved over plain decoding, by the measured time of its
+    tokens, ns; less than 0 where they cost time. 0 unless K adapts.
+    """
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Element i counts the rounds in which i drafted tokens were accepted."""
@@ -839,10 +886,16 @@ class SpeculationMetrics(_message.Message):
         rejected_cost_nats: _builtins.float = ...,
         round_bytes: _builtins.int = ...,
         distribution_bytes: _builtins.int = ...,
+        num_plain_tokens: _builtins.int = ...,
+        num_plain_bursts: _builtins.int = ...,
+        num_drafter_stops: _builtins.int = ...,
+        num_scored_tokens: _builtins.int = ...,
+        num_agreed_tokens: _builtins.int = ...,
+        saved_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_loose_tokens", b"num_loose_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_spec_steps", b"num_spec_steps", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_agreed_tokens", b"num_agreed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafter_stops", b"num_drafter_stops", "num_loose_tokens", b"num_loose_tokens", "num_plain_bursts", b"num_plain_bursts", "num_plain_tokens", b"num_plain_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_scored_tokens", b"num_scored_tokens", "num_spec_steps", b"num_spec_steps", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes", "saved_ns", b"saved_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

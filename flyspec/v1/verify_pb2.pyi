@@ -86,6 +86,7 @@ class VerifyServiceDescribeResponse(_message.Message):
     MAX_PLAIN_TOKENS_FIELD_NUMBER: _builtins.int
     RULES_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
+    STEP_COSTS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
@@ -108,6 +109,12 @@ class VerifyServiceDescribeResponse(_message.Message):
     def process(self) -> _common_pb2.ProcessInfo:
         """The process that answers."""
 
+    @_builtins.property
+    def step_costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepCost]:
+        """What a step of the target takes, measured at start, by its number of tokens in
+        increasing order. Empty if it was not measured.
+        """
+
     def __init__(
         self,
         *,
@@ -118,14 +125,41 @@ class VerifyServiceDescribeResponse(_message.Message):
         max_plain_tokens: _builtins.int = ...,
         rules: _abc.Iterable[_builtins.str] | None = ...,
         process: _common_pb2.ProcessInfo | None = ...,
+        step_costs: _abc.Iterable[Global___StepCost] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_plain_tokens", b"max_plain_tokens", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_plain_tokens", b"max_plain_tokens", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyServiceDescribeResponse: _TypeAlias = VerifyServiceDescribeResponse  # noqa: Y015
+
+@_typing.final
+class StepCost(_message.Message):
+    """What a step takes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    DURATION_NS_FIELD_NUMBER: _builtins.int
+    num_tokens: _builtins.int
+    """Tokens in the step."""
+    duration_ns: _builtins.int
+    """Time inside the target model, ns."""
+    def __init__(
+        self,
+        *,
+        num_tokens: _builtins.int = ...,
+        duration_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_ns", b"duration_ns", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepCost: _TypeAlias = StepCost  # noqa: Y015
 
 @_typing.final
 class GetTokenizerRequest(_message.Message):
@@ -409,6 +443,7 @@ class VerifyRound(_message.Message):
     EXACT_UNTIL_POSITION_FIELD_NUMBER: _builtins.int
     OPEN_WINDOW_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    DRAFT_SURVIVALS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Named in every response to this message; increases by round."""
     keep_length: _builtins.int
@@ -419,8 +454,9 @@ class VerifyRound(_message.Message):
     """
     max_plain_tokens: _builtins.int
     """Without drafts: most tokens to decode, in [1, max_plain_tokens]; 0 is 1.
-    Each comes as a response of its own; decoding ends early after an end of
-    sequence.
+    They come in several responses. Decoding ends early after an end of sequence,
+    and when the next round arrives: that one may keep fewer tokens than were
+    decoded until then.
     """
     remaining_loose_tokens: _builtins.int
     """Tokens that may still be accepted loosely. Unset is without bound."""
@@ -446,6 +482,14 @@ class VerifyRound(_message.Message):
         of the budget is already taken off `remaining_*`. Needs drafts.
         """
 
+    @_builtins.property
+    def draft_survivals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """One a drafted token, or none: the chance, by the sender's estimate, that the
+        token is reached and accepted, in [0, 1], never rising. Where a step of several
+        sessions would cost more than they are worth, the least likely drafts are left
+        out. Without, all are checked.
+        """
+
     def __init__(
         self,
         *,
@@ -460,10 +504,11 @@ class VerifyRound(_message.Message):
         exact_until_position: _builtins.int = ...,
         open_window: Global___OpenWindow | None = ...,
         traceparent: _builtins.str = ...,
+        draft_survivals: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "round_id", b"round_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "round_id", b"round_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
@@ -542,7 +587,7 @@ Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
 class VerifyResponse(_message.Message):
-    """The verdict on a round; one a token in plain decoding."""
+    """The verdict on a round; several in plain decoding."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -558,6 +603,7 @@ class VerifyResponse(_message.Message):
     SERVICE_NS_FIELD_NUMBER: _builtins.int
     OPEN_WINDOW_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    PLAIN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round that this answers."""
     keep_length: _builtins.int
@@ -580,7 +626,9 @@ class VerifyResponse(_message.Message):
     """Time from the round's arrival to this response, ns."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
-        """One a drafted token."""
+        """One a drafted token that was checked: all of them, or the first ones where
+        `draft_survivals` let the others be left out.
+        """
 
     @_builtins.property
     def open_window(self) -> Global___OpenWindow:
@@ -590,6 +638,12 @@ class VerifyResponse(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
         """If asked for: one for each token from where the round began, or from
         `keep_length` if that is less, up to and including `next_token_id`.
+        """
+
+    @_builtins.property
+    def plain_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Plain decoding: the target's tokens before `next_token_id`, the last of those
+        that `keep_length` counts.
         """
 
     def __init__(
@@ -607,10 +661,11 @@ class VerifyResponse(_message.Message):
         service_ns: _builtins.int = ...,
         open_window: Global___OpenWindow | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+        plain_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "open_window", b"open_window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_token_ids", b"plain_token_ids", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

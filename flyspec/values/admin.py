@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from flyspec.values.rounds import DraftCounts
 
@@ -84,9 +85,16 @@ class DraftServiceInfo:
     tokenizer_fingerprints: tuple[str, ...] = ()
 
 
+class MeasuredStep(NamedTuple):
+    """What a step of the target with so many tokens takes, ns."""
+
+    num_tokens: int
+    duration_ns: int
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyServiceInfo:
-    """Answer of `VerifyService.Describe`."""
+    """Answer of `VerifyService.Describe`; `step_costs` as measured at start, by tokens."""
 
     model: ModelInfo
     sessions: SessionStatus
@@ -95,6 +103,7 @@ class VerifyServiceInfo:
     rules: tuple[str, ...]
     protocol_version: int = PROTOCOL_VERSION
     process: ProcessInfo = field(default_factory=ProcessInfo)
+    step_costs: tuple[MeasuredStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Annotated
 from flyspec.flags import UINT32, UINT64, Flag
 from flyspec.ranges import Range
 from flyspec.rules import Rule
+from flyspec.speculation_length import SpeculationLength, read_speculation_length
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow
 from flyspec.values.tokens import (
@@ -64,7 +65,8 @@ Prompt = str | Sequence[int] | Chat
 class GenerateOptions:
     """How to generate; the fields of `GenerateRequest`. None leaves it to the server.
 
-    `eager` streams tokens before they are final, and `Retract` when they did not stand;
+    `num_draft_tokens_per_round` are those of an earlier `Completion`, to repeat it. `eager` streams
+    tokens before they are final, and `Retract` when they did not stand;
     `return_rounds` a `RoundRecord` for every round. `request_id`, 1 to 128 letters, digits and
     `._:@/+=-`, is the request's in logs and traces, and `traceparent` (W3C) the span that waits for
     it; they go as metadata, and empty ones not at all.
@@ -81,9 +83,11 @@ class GenerateOptions:
         "Drafter: model, prompt_lookup, multi_level or one registered by name.", default=SERVERS,
     )] = ""
     rule: Rule | None = None
-    num_speculative_tokens: Annotated[int | None, _speculation(
-        "K: maximum drafted tokens per round; 0 is plain decoding.", UINT32, default=SERVERS,
+    num_speculative_tokens: Annotated[SpeculationLength | None, _speculation(
+        "K: maximum drafted tokens per round; 0 is plain decoding, auto drafts as many as pay.",
+        UINT32, default=SERVERS, metavar="INTEGER|auto", read=read_speculation_length,
     )] = None
+    num_draft_tokens_per_round: Sequence[int] = ()
     max_loose_tokens: Annotated[int | None, _speculation(
         "Maximum loosely accepted tokens; decoding is exact after that.", UINT32,
         default="without bound",
@@ -131,7 +135,8 @@ class GenerationRequest:
 class Started:
     """The generation was admitted; `rule` has every parameter set.
 
-    `warnings` say in words what the caller should know about the parameters.
+    `num_speculative_tokens` is the most that a round may draft if K is `adaptive`. `warnings` say
+    in words what the caller should know about the parameters.
     """
 
     request_id: str
@@ -142,6 +147,7 @@ class Started:
     rule: Rule
     num_speculative_tokens: int
     warnings: Sequence[str] = ()
+    adaptive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +235,12 @@ class SpeculationMetrics(DraftCounts):
     rejected_cost_nats: float = 0.0
     round_bytes: int = 0
     distribution_bytes: int = 0
+    num_plain_tokens: int = 0
+    num_plain_bursts: int = 0
+    num_drafter_stops: int = 0
+    num_scored_tokens: int = 0
+    num_agreed_tokens: int = 0
+    saved_ns: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -282,6 +294,8 @@ class Completion:
     `loop_guard_token_index`: tokens of the output after which the rest was judged exactly because
     it had begun to repeat itself; None if it had not. `recoveries` are the first of
     `num_recoveries`, in order; `drafters` those that drafted, in order of appearance.
+    `num_draft_tokens_per_round` are the drafts that were checked, 0 for a token of plain decoding
+    and for a window that failed for want of drafts.
     """
 
     finish_reason: FinishReason
@@ -294,6 +308,7 @@ class Completion:
     recoveries: Sequence[Recovery] = ()
     num_recoveries: int = 0
     drafters: Sequence[DrafterShare] = ()
+    num_draft_tokens_per_round: Sequence[int] = ()
 
 
 Event = Started | Chunk | Retract | RoundRecord | Completion

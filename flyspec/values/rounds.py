@@ -10,6 +10,9 @@ from typing import NamedTuple
 from flyspec.rules import Rule
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
 
+MAX_SCORED = 64
+"""Most appended tokens that a drafter is asked about."""
+
 
 class Outcome(IntEnum):
     """What a verdict says of one drafted token."""
@@ -97,7 +100,10 @@ class DraftOpen:
 class DraftAdvance:
     """Keep `keep_length` tokens, append `append_token_ids`, propose up to `max_tokens`.
 
-    `traceparent` is that of the span that waits for it; empty if the request is not traced.
+    The proposal ends behind the token with which its probability, by the drafter's own reckoning,
+    falls below `min_confidence`. `score`: say of each appended token whether the drafter would have
+    proposed it. `traceparent` is that of the span that waits for it; empty if the request is not
+    traced.
     """
 
     round_id: int
@@ -105,6 +111,8 @@ class DraftAdvance:
     append_token_ids: Sequence[int]
     max_tokens: int
     traceparent: str = ""
+    min_confidence: float = 0.0
+    score: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +129,10 @@ class DraftChunk:
     """Drafted tokens, possibly none: a piece of a proposal on its way, or all that was `joined`.
 
     `keep_length` and `next_token_id` are what the proposal builds on, `start_position` is that of
-    the first token. `distributions` has one a token if they were asked for. What `drafter` made it,
-    by name, and when it was there, as `perf_counter_ns` counts, whoever asked notes here.
+    the first token. `distributions` has one a token if they were asked for, `confidences` where the
+    drafter knows how probable it held the tokens; `agreements` one an appended token if they were
+    to be scored and can be. What `drafter` made it, by name, and when it was there, as
+    `perf_counter_ns` counts, whoever asked notes here.
     """
 
     round_id: int = 0
@@ -134,6 +144,8 @@ class DraftChunk:
     last: bool = True
     timings: DraftTimings = field(default_factory=DraftTimings)
     distributions: Sequence[TokenDistribution] = ()
+    confidences: Sequence[float] = ()
+    agreements: Sequence[bool] = ()
     drafter: str = ""
     arrived_ns: int = 0
 
@@ -145,6 +157,19 @@ class DraftChunk:
             token_ids=[*self.token_ids, *more.token_ids],
             origins=[*self.origins, *more.origins],
             distributions=(*self.distributions, *more.distributions),
+            confidences=(*self.confidences, *more.confidences),
+            agreements=(*self.agreements, *more.agreements),
+        )
+
+    def cut(self, first: int, end: int) -> DraftChunk:
+        """Its tokens `first` to `end`, as if only those had been proposed."""
+        return replace(
+            self,
+            start_position=self.start_position + first,
+            token_ids=self.token_ids[first:end],
+            origins=self.origins[first:end],
+            distributions=self.distributions[first:end],
+            confidences=self.confidences[first:end],
         )
 
 
@@ -197,7 +222,9 @@ class DraftDistributions:
 class VerifyRound:
     """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`.
 
-    `traceparent` is that of the span that waits for the verdict; empty if it is not traced.
+    `draft_survivals`, one a draft or none, are the chances that it is reached and accepted; of a
+    step that is too full the least likely drafts are left out. `traceparent` is that of the span
+    that waits for the verdict; empty if it is not traced.
     """
 
     round_id: int
@@ -210,6 +237,7 @@ class VerifyRound:
     exact_until_position: int = 0
     open_window: OpenWindow | None = None
     traceparent: str = ""
+    draft_survivals: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +255,11 @@ class Verdict:
     """What a rule says of a round: the sequence is `keep_length` tokens, then `next_token_id`.
 
     `start_length` is the sequence's length before the round's drafts; it does not travel, who asked
-    knows it. `decisions` are one a draft. `open_window` is open now. If the window that was open
-    before the round `failed`, no draft stands and `keep_length` is its position. `logprobs`, if
-    asked for, has one for each token from where the round began, or from `keep_length` if that is
-    less, up to and including `next_token_id`. A round of plain decoding has several verdicts.
+    knows it. `decisions` are one a draft that was checked. `open_window` is open now. If the window
+    that was open before the round `failed`, no draft stands and `keep_length` is its position.
+    `logprobs`, if asked for, has one for each token from where the round began, or from
+    `keep_length` if that is less, up to and including `next_token_id`. A round of plain decoding
+    has several verdicts, whose `plain_token_ids` are the last of the `keep_length` tokens.
     """
 
     keep_length: int
@@ -242,6 +271,7 @@ class Verdict:
     last: bool = True
     timings: VerifyTimings = field(default_factory=VerifyTimings)
     logprobs: tuple[TokenLogprobs, ...] = ()
+    plain_token_ids: tuple[int, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -251,7 +281,7 @@ class Verdict:
     @property
     def num_accepted(self) -> int:
         """Drafts that stand, if only for now."""
-        return max(0, self.keep_length - self.start_length)
+        return max(0, self.keep_length - self.start_length - len(self.plain_token_ids))
 
     @property
     def num_loose(self) -> int:

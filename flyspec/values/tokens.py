@@ -123,12 +123,14 @@ class TokenDistribution(NamedTuple):
 class Drafted(NamedTuple):
     """Drafted tokens, in order, and where each came from.
 
-    `distributions` has one a token if they were asked for.
+    `distributions` has one a token if they were asked for. `confidences` has each token's
+    probability under the distribution that the drafter chose it from; empty where it is not known.
     """
 
     token_ids: Sequence[int]
     origins: Sequence[Origin] = ()
     distributions: Sequence[TokenDistribution] = ()
+    confidences: Sequence[float] = ()
 
 
 class TokenLogprobs(NamedTuple):

@@ -89,7 +89,7 @@ class _Layout:
         self._cls, self._descriptor = cls, descriptor
         self._names: dict[str, Any] = {}
         self._written: dict[str, dict[str, str]] = {"": {}}
-        self._hooked: list[str] = []
+        self._hooked: dict[str, list[str]] = {}
         self._given = ""  # the parameters for what does not travel
         own = {field.name for field in fields_of(cls)}
         self._inner = {
@@ -103,8 +103,10 @@ class _Layout:
         read = self._lay(self._cls, "v")
         self._complete()
         written = self._written.pop("")
-        written |= {name: _dict_of(inner) for name, inner in self._written.items()}
-        source = f"lambda v: {_dict_of(written, *self._hooked)}", f"lambda m{self._given}: {read}"
+        hooked = self._hooked
+        written |= {n: _dict_of(w, *hooked.get(n, ())) for n, w in self._written.items()}
+        write = _dict_of(written, *hooked.get("", ()))
+        source = f"lambda v: {write}", f"lambda m{self._given}: {read}"
         encode, decode = (eval(text, self._names) for text in source)
         return encode, decode
 
@@ -122,12 +124,12 @@ class _Layout:
             self._given += f", {field.name}{default}"
             return field.name
         if hook := HOOKS.get((cls, field.name)):
-            write, read = map(self._bind, hook)
-            self._hooked.append(f"**{write}({own})")
-            oneof = self._descriptor.oneofs_by_name.get(name)
-            covered = [f.name for f in oneof.fields] if oneof else [name]
-            self._written[""].update(dict.fromkeys(covered, ""))
-            return f"{read}(m)"
+            covered, write, read = hook[0], self._bind(hook[1]), self._bind(hook[2])
+            messages = {"": self._descriptor, **self._inner}
+            inner = next(n for n, m in messages.items() if covered[0] in m.fields_by_name)
+            self._hooked.setdefault(inner, []).append(f"**{write}({own})")
+            self._written.setdefault(inner, {}).update(dict.fromkeys(covered, ""))
+            return f"{read}(m.{inner})" if inner else f"{read}(m)"
         for inner, message in {"": self._descriptor, **self._inner}.items():
             if theirs := message.fields_by_name.get(name):
                 write, read = self._field(field, theirs, own, f"m.{inner}" if inner else "m")

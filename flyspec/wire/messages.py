@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
+from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.v1 import admin_pb2, draft_pb2, generation_pb2, verify_pb2
 from flyspec.values import admin, generation, rounds
 from flyspec.values.generation import Chat, GenerateOptions, GenerationRequest, Prompt
@@ -82,14 +83,34 @@ def _read_prompt(message: generation_pb2.GenerateRequest) -> Prompt:
     raise InvalidArgumentError("prompt: set one of text, token_ids, chat")
 
 
-HOOKS = {
-    (GenerationRequest, "prompt"): (_write_prompt, _read_prompt),
+def _write_length(k: SpeculationLength | None) -> Mapping[str, Any]:
+    return {"adaptive": True} if k == AUTO else {"num_speculative_tokens": k}
+
+
+def _read_length(message: generation_pb2.Speculation) -> SpeculationLength | None:
+    if not message.HasField("num_speculative_tokens"):
+        return AUTO if message.adaptive else None
+    if message.adaptive:
+        raise InvalidArgumentError(
+            "speculation: adaptive and num_speculative_tokens are both given; set one of them"
+        )
+    return message.num_speculative_tokens
+
+
+HOOKS: Mapping[tuple[type, str], tuple[Sequence[str], Encode, Decode]] = {
+    (GenerationRequest, "prompt"): (("text", "token_ids", "chat"), _write_prompt, _read_prompt),
+    (GenerateOptions, "num_speculative_tokens"): (
+        ("num_speculative_tokens", "adaptive"),
+        _write_length,
+        _read_length,
+    ),
     (VerifyRound, "max_plain_tokens"): (
+        ("max_plain_tokens",),
         lambda count: {"max_plain_tokens": count},
         lambda message: max(1, message.max_plain_tokens),
     ),
 }
-"""Fields, or oneofs, with a form of their own: from one to the message's fields, and back."""
+"""Fields with a form of their own: the message's fields for it, from it to those, and back."""
 
 
 def _decision(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
@@ -107,7 +128,12 @@ def _draft_chunk(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
 
     def read(message: draft_pb2.DraftResponse) -> Any:
         count = len(message.token_ids)
-        for name, sizes in (("origins", (count,)), ("distributions", (0, count))):
+        optional = (0, count)
+        for name, sizes in (
+            ("origins", (count,)),
+            ("distributions", optional),
+            ("confidences", optional),
+        ):
             if (size := len(getattr(message, name))) not in sizes:
                 raise InvalidArgumentError(f"DraftResponse.{name}: {size} for {count} token_ids")
         return decode(message)
