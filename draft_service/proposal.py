@@ -6,10 +6,10 @@ threads, no gRPC and no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from draft_service.drafters.base import DrafterSession, check_move
+from draft_service.drafters.base import DrafterSession, Scored, check_move
 from flyspec.engine.loop import Work
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftTimings
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
@@ -58,12 +58,17 @@ def propose(
     session.move(advance.keep_length, advance.append_token_ids)
     chunks = _Chunks(advance, session, deliver)
     queue_ns, model_ns = perf_counter_ns() - arrival_ns, 0
-    work = session.propose(advance.max_tokens)
+    num_scored = len(advance.append_token_ids) if advance.score else 0
+    work = session.propose(advance.max_tokens, advance.min_confidence, num_scored)
     try:
         item = next(work, None)
         while item is not None:
             if isinstance(item, Drafted):
                 chunks.add(item)
+                item = next(work, None)
+                continue
+            if isinstance(item, Scored):
+                chunks.agreements = item.agreements
                 item = next(work, None)
                 continue
             if chunks.waiting >= chunk_tokens:
@@ -88,6 +93,7 @@ class _Chunks:
         self._round_id, self._deliver = advance.round_id, deliver
         self._base = self._sent = len(session.token_ids)
         self._next_token_id = session.token_ids[-1]
+        self.agreements: Sequence[bool] = ()
         self._clear()
 
     @property
@@ -97,18 +103,20 @@ class _Chunks:
 
     def add(self, drafted: Drafted) -> None:
         """Put tokens into the chunk; where their distributions do not fit it goes out before."""
-        token_ids, origins, distributions = drafted
+        token_ids, origins, distributions, confidences = drafted
         if not distributions:
             self._ids += token_ids
             self._origins += origins
+            self._confidences += confidences
             return
-        for token, origin, distribution in zip(token_ids, origins, distributions, strict=True):
+        for index, distribution in enumerate(distributions):
             # An id takes at most 3 bytes on the wire up to 2,097,152 tokens.
             size = len(distribution.log_probs) + 3 * len(distribution.token_ids)
             if self._ids and self._bytes + size > MAX_CHUNK_BYTES:
                 self.flush()
-            self._ids.append(token)
-            self._origins.append(origin)
+            self._ids.append(token_ids[index])
+            self._origins.append(origins[index])
+            self._confidences += confidences[index : index + 1]
             self._distributions.append(distribution)
             self._bytes += size
 
@@ -126,12 +134,16 @@ class _Chunks:
             last=timings is not None,
             timings=timings or DraftTimings(),
             distributions=self._distributions,
+            confidences=self._confidences,
+            agreements=self.agreements,
         )
+        self.agreements = ()
         self._clear()
         self._deliver(chunk)
 
     def _clear(self) -> None:
         self._ids: list[int] = []
         self._origins: list[Origin] = []
+        self._confidences: list[float] = []
         self._distributions: list[TokenDistribution] = []
         self._bytes = 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
 
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.prompt_lookup import PromptLookupDrafter
@@ -26,6 +28,12 @@ log = logging.getLogger(__name__)
 SERVICE_NAME = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 MAX_LOOKUP_LENGTH = 1 << 17
 """Longest sequence of a drafter without a model, in tokens, if the settings say nothing."""
+
+
+Build: TypeAlias = Callable[
+    [DraftSettings, DraftTelemetry], Awaitable[tuple[Sessions, Engine | None]]
+]
+"""Makes the sessions of a draft service, and starts the engine that they need."""
 
 
 async def build(
@@ -60,7 +68,7 @@ def _load(
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
             from flyspec.engine.loading import load_model
-            from flyspec.engine.runner import ModelRunner
+            from flyspec.engine.native.choice import choose_model
     except ImportError as error:
         raise ConfigError(
             f"--model {settings.model}: needs torch and transformers ({error}); "
@@ -70,27 +78,30 @@ def _load(
     def prepare() -> None:
         if settings.threads:
             torch.set_num_threads(settings.threads)
-        runner.warm_up()
+        model.warm_up()
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
     loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
-    runner = ModelRunner.planned(loaded, settings)
+    model = choose_model(loaded, settings)
     eos = loaded.tokenizer.eos_token_ids
-    drafters: list[Drafter] = [ModelDrafter(runner, eos), MultiLevelDrafter(runner, eos)]
+    drafters: list[Drafter] = [ModelDrafter(model, eos), MultiLevelDrafter(model, eos)]
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     tokenizers = Tokenizers(loaded.tokenizer, loaded.info.vocab_size)
-    engine = Engine(runner, prepare, budget, observer.engine_metrics.step)
+    engine = Engine(model, prepare, budget, observer.engine_metrics.step)
     return engine, drafters, tokenizers
 
 
-async def serve(settings: DraftSettings) -> None:
-    """Load, warm up, listen; serve until SIGTERM or SIGINT, then drain. Raises `ConfigError`."""
+async def serve(settings: DraftSettings, make: Build = build) -> None:
+    """Load, warm up, listen; serve until SIGTERM or SIGINT, then drain. Raises `ConfigError`.
+
+    `make` is for another set of drafters than the settings name.
+    """
 
     async def load(telemetry: Telemetry) -> OnePort:
         credentials = settings.port_security.credentials()
         observer = DraftTelemetry(telemetry)
-        sessions, engine = await build(settings, observer)
+        sessions, engine = await make(settings, observer)
         observer.watch(sessions)
         log.info("drafters: %s", ", ".join(d.name for d in sessions.describe().drafters))
         server = rpc.GrpcServer(

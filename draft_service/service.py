@@ -86,15 +86,15 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
                 "and in order; open a new session with the whole sequence"
             )
         await session.move(request, arrival_ns)
-        last = False
+        last, service_ns = False, 0
         while not last:
             chunk = await session.next_chunk()
             response = wire.encode(chunk)
             last = chunk.last
             if last:
-                response.service_ns = perf_counter_ns() - arrival_ns
+                response.service_ns = service_ns = perf_counter_ns() - arrival_ns
             await rpc.write(context, response, self._sessions.settings.idle_timeout_s)
-        self._observer.proposed(session, request, arrival_ns, chunk)
+        self._observer.proposed(session, request, arrival_ns, chunk, service_ns)
         return request.round_id
 
     async def _read(

@@ -23,7 +23,7 @@ from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhauste
 from flyspec.rules import MAX_DIVERGENCE_TOP_K
 from flyspec.validation import validate_sampling
 from flyspec.values.admin import DraftServiceInfo, SessionStatus
-from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.rounds import MAX_SCORED, DraftAdvance, DraftChunk, DraftOpen
 
 MAX_TRANSLATED_LENGTH = 1 << 20
 """Longest sequence of a translated session, in the target's tokens; the drafter has its end."""
@@ -164,6 +164,15 @@ class ClientSession:
             raise InvalidArgumentError(
                 f"advance.max_tokens: {advance.max_tokens}, but this service proposes at most "
                 f"{limit}; ask for fewer or raise --max-speculative-tokens"
+            )
+        if not 0 <= advance.min_confidence <= 1:  # NaN too
+            raise InvalidArgumentError(
+                f"advance.min_confidence must be between 0 and 1, got {advance.min_confidence:g}"
+            )
+        if advance.score and len(advance.append_token_ids) > MAX_SCORED:
+            raise InvalidArgumentError(
+                f"advance.score: {len(advance.append_token_ids)} tokens are appended, but this "
+                f"service scores at most {MAX_SCORED}; leave it out"
             )
         advance = replace(advance, append_token_ids=self._fit_ids(advance.append_token_ids))
         self._check_ids("advance.append_token_ids", advance.append_token_ids)

@@ -49,9 +49,14 @@ class DraftTelemetry:
         return session_line(log, lambda: {"drafter": session.drafter.info.name})
 
     def proposed(
-        self, session: ClientSession, advance: DraftAdvance, began_ns: int, last: DraftChunk
+        self,
+        session: ClientSession,
+        advance: DraftAdvance,
+        began_ns: int,
+        last: DraftChunk,
+        service_ns: int,
     ) -> None:
-        """A proposal has been sent; `last` is its last chunk."""
+        """A proposal has been sent; `last` is its last chunk, ready after `service_ns`."""
         name, timings = session.drafter.info.name, last.timings
         num_tokens = last.start_position + len(last.token_ids) - last.keep_length - 1
         self._queue_seconds.labels(name).observe(timings.queue_ns / 1e9)
@@ -70,5 +75,6 @@ class DraftTelemetry:
                     "flyspec.num_draft_tokens": num_tokens,
                     "flyspec.queue_s": timings.queue_ns / 1e9,
                     "flyspec.model_s": timings.model_ns / 1e9,
+                    "flyspec.service_s": service_ns / 1e9,
                 },
             )

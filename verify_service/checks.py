@@ -27,6 +27,7 @@ def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, tuple[
         "open.sampling.logit_bias": BIAS_LENGTH,
         "round.append_token_ids": sequence,
         "round.draft_token_ids": (drafts, f"drafts, this service checks at most {drafts}"),
+        "round.draft_survivals": (drafts, f"for drafts, this service checks at most {drafts}"),
         "round.open_window.target_logprobs.top_token_ids": top,
         "round.open_window.target_logprobs.top_logprobs": top,
         "distributions.distributions": (drafts, _one_a_draft(drafts)),

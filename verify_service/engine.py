@@ -13,21 +13,29 @@ from dataclasses import replace
 from time import perf_counter_ns
 
 from flyspec.engine.loop import OnStep, StepLoop, Work
-from flyspec.engine.model import Draw, Model, Rows
+from flyspec.engine.model import Draw, Model, Rows, Step
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
+from flyspec.step_costs import StepCosts
 from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTimings
-from flyspec.values.tokens import TokenDistribution
+from flyspec.values.tokens import Drafted, TokenDistribution
+from verify_service.adaptive_verification import admit
 from verify_service.sessions import TargetSession, check_open
 from verify_service.verdicts import RoundJudge
 
 Answer = Verdict | Exception
 
+STREAMED_NS = 4_000_000
+"""Tokens decoded plainly go out so often, if a step takes no longer."""
 
-class VerifyEngine(StepLoop[Rows]):
-    """Owns the target model and its slots."""
+
+class VerifyEngine(StepLoop[Rows | Drafted]):
+    """Owns the target model and its slots.
+
+    `costs` is what its steps take, empty until they are measured.
+    """
 
     def __init__(
         self,
@@ -42,6 +50,9 @@ class VerifyEngine(StepLoop[Rows]):
         self.model = model
         self._judge = RoundJudge(tokenizer.eos_token_ids, tokenizer.control_token_ids)
         self._max_queue = max_queue
+        self.costs = StepCosts()
+        self._step_ns = STREAMED_NS  # of the last token decoded plainly
+        self._survivals: dict[int, Sequence[float]] = {}  # of the drafts in a slot's round
         self._active = self._opened_total = 0
 
     @property
@@ -94,6 +105,7 @@ class VerifyEngine(StepLoop[Rows]):
                 f"{self._max_queue} rounds are waiting for the model; "
                 "retry later or raise --max-queue"
             )
+        session.interrupted = False
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -105,6 +117,11 @@ class VerifyEngine(StepLoop[Rows]):
         work = self._round(session, round_, distributions, deliver, perf_counter_ns())
         self.add(session, work, deliver)
         return answers
+
+    def interrupt(self, session: TargetSession) -> None:
+        """End its plain decoding, if that is what it does, with the token at hand."""
+        session.interrupted = True
+        self.nudge()
 
     def close(self, session: TargetSession) -> None:
         """Give the session up; its slot is free before the next session's first round."""
@@ -118,11 +135,35 @@ class VerifyEngine(StepLoop[Rows]):
 
     # --- the engine thread ------------------------------------------------------------------
 
-    def run_batch(self, wants: Sequence[Draw]) -> Sequence[Rows]:
-        """The rows of each step, of one forward."""
-        found = self.model.forward([want.step for want in wants])
+    def run_batch(self, wants: Sequence[Draw]) -> Sequence[Rows | Drafted]:
+        """The tokens of each where all decode plainly; else the rows of each step, of one forward.
+
+        Of several rounds, drafts that are not worth their share of the step have no row.
+        """
+        if all(want.sampling is not None or not want.step.num_logits for want in wants):
+            return self.model.draw(wants, self.undisturbed)
+        found = self.model.forward(self._admitted([want.step for want in wants]))
         self.model.synchronize()
         return found
+
+    def _admitted(self, steps: list[Step]) -> list[Step]:
+        """The steps, without the drafts at their ends that are not worth it."""
+        survivals = [self._survivals.get(step.slot, ()) for step in steps]
+        if len(steps) == 1 or not any(survivals):
+            return steps
+        kept = admit(survivals, sum(len(step.token_ids) for step in steps), self.costs)
+        return [
+            step._replace(
+                token_ids=step.token_ids[: len(step.token_ids) - cut],
+                num_logits=step.num_logits - cut,
+            )
+            for step, chances, count in zip(steps, survivals, kept, strict=True)
+            for cut in (len(chances) - count if step.num_logits else 0,)
+        ]
+
+    def steps_of(self, want: Draw, result: Rows | Drafted) -> int:
+        """One, and one for each token that goes on from the first."""
+        return max(1, len(result.token_ids)) if isinstance(result, Drafted) else 1
 
     def _round(
         self,
@@ -131,23 +172,44 @@ class VerifyEngine(StepLoop[Rows]):
         distributions: Sequence[TokenDistribution],
         deliver: Callable[[Answer], None],
         arrived_ns: int,
-    ) -> Work[Rows]:
-        """Judge the drafts; without any, decode token by token up to `max_plain_tokens`."""
+    ) -> Work[Rows | Drafted]:
+        """Judge the drafts; without any, decode up to `max_plain_tokens`, several in a step."""
         session.begin(round_)
+        first = session.slot is None
         if session.slot is None:
             session.slot, session.cached = self.model.cache.acquire(session.sequence.tokens)
-        drafts = round_.draft_token_ids
+        slot, drafts = session.slot, round_.draft_token_ids
+        plainly = not drafts and round_.open_window is None and session.draws_plainly
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         while True:
-            ran = yield Draw(session.step(drafts))
+            want = Draw(session.step(drafts))
+            if plainly:
+                steps = 1 if first else min(remaining, self._steps_in_time())
+                want = want._replace(
+                    sampling=session.sampling, max_tokens=steps, stop_token_ids=self._judge.eos
+                )
+            # A window that is open needs drafts to go on.
+            self._survivals[slot] = () if round_.open_window else round_.draft_survivals
+            try:
+                ran = yield want
+            finally:
+                del self._survivals[slot]
             judging_ns = perf_counter_ns()
-            verdict = self._judge.decide(session, round_, distributions, ran.result.logits)
+            if isinstance(ran.result, Drafted):
+                verdict = _plain_verdict(len(session.sequence), ran.result.token_ids)
+                self._step_ns = ran.model_ns // len(ran.result.token_ids)
+            else:
+                logits = ran.result.logits
+                drafts = drafts[: logits.shape[0] - 1]
+                checked = replace(round_, draft_token_ids=drafts)
+                verdict = self._judge.decide(session, checked, distributions[: len(drafts)], logits)
             session.apply(verdict, drafts)
-            remaining -= 1
+            remaining -= 1 + len(verdict.plain_token_ids)
             # A window fails once: what it failed in does not go on as plain decoding.
             ended = verdict.failed or verdict.next_token_id in self._judge.eos
-            last = ended or remaining <= 0
+            last = ended or remaining <= 0 or session.interrupted
+            first = False
             now_ns = perf_counter_ns()
             timings = VerifyTimings(
                 queue_ns=ran.began_ns - arrived_ns,
@@ -159,3 +221,13 @@ class VerifyEngine(StepLoop[Rows]):
             if last:
                 return
             arrived_ns = now_ns
+
+    def _steps_in_time(self) -> int:
+        """How many steps a call takes at most, so that tokens go out often enough."""
+        return max(1, STREAMED_NS // max(1, self._step_ns))
+
+
+def _plain_verdict(start: int, token_ids: Sequence[int]) -> Verdict:
+    """What follows from tokens that the target drew behind `start` others."""
+    *before, last = token_ids
+    return Verdict(start + len(before), last, start_length=start, plain_token_ids=tuple(before))

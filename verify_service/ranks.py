@@ -27,6 +27,8 @@ import torch
 import flyspec
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import LoadedModel, load_model, read_config
+from flyspec.engine.model import Model
+from flyspec.engine.native.choice import choose_model
 from flyspec.engine.parallel import (
     LeadRunner,
     Place,
@@ -78,9 +80,10 @@ class Ranks:
         log.info("%d ranks have met at %s:%d", self.place.size, self.place.host, self.place.port)
         return self.group
 
-    def lead(self, runner: LeadRunner) -> None:
+    def lead(self, runner: Model) -> None:
         """From now on all ranks, once they are warm, follow `runner` and are watched."""
         assert self.group is not None
+        assert isinstance(runner, LeadRunner)
         assert self._watch is not None
         self.group.wait_for_all()
         runner.lead(self.group, self.failed)
@@ -195,17 +198,18 @@ def set_threads(settings: VerifySettings, place: Place | None) -> None:
         torch.set_num_threads(max(1, (settings.threads or _ALL_THREADS) // local_size))
 
 
-def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel, LeadRunner]:
-    """Load the target, or this rank's share of it, with its runner. Raises `ConfigError`.
+def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel, Model]:
+    """Load the target and what serves it, in a group a `LeadRunner`. Raises `ConfigError`.
 
-    All ranks must have the same slots, and forward the same way.
+    Each rank loads its share. All must have the same slots, and forward the same way.
     """
     device, size = (str(group.device), group.place.size) if group else (settings.device, 1)
     loaded = load_model(settings.model, device, settings.dtype, settings.max_model_len, size)
-    if group:
-        own, total = weight_bytes(loaded.model)
-        log.info("rank %d of %d holds %.1f of %.1f MB of weights (%.1f %%)", group.place.rank,
-                 size, own / 1e6, total / 1e6, 100 * own / total)  # fmt: skip
+    if not group:
+        return loaded, choose_model(loaded, settings, settings.batch_invariant)
+    own, total = weight_bytes(loaded.model)
+    log.info("rank %d of %d holds %.1f of %.1f MB of weights (%.1f %%)", group.place.rank,
+             size, own / 1e6, total / 1e6, 100 * own / total)  # fmt: skip
     return loaded, LeadRunner.planned(loaded, settings, size, settings.batch_invariant)
 
 
@@ -230,6 +234,7 @@ def follow(settings: VerifySettings, place: Place, parent: int | None = None) ->
     watch = _watch(group, settings, end)
     try:
         _, runner = load(settings, group)
+        assert isinstance(runner, LeadRunner)
         runner.warm_up()
         settle_memory()
         group.wait_for_all()

@@ -6,11 +6,13 @@ from flyspec import rpc, serving
 from flyspec.config import VerifySettings
 from flyspec.engine.scheduler import StepBudget
 from flyspec.serving import OnePort
+from flyspec.step_costs import StepCosts
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
 from verify_service.ranks import Ranks, find_place, follow, load, set_threads
 from verify_service.service import VerifyServicer
+from verify_service.step_trial import measure_steps
 from verify_service.telemetry import VerifyTelemetry
 
 SERVICE_NAME = "flyspec.v1.VerifyService"
@@ -30,18 +32,20 @@ def build(
         set_threads(settings, None if ranks is None else ranks.place)
 
     prepare()
-    loaded, runner = load(settings, ranks.start() if ranks else None)
+    loaded, model = load(settings, ranks.start() if ranks else None)
     try:
-        runner.warm_up()
+        model.warm_up()
         if ranks is not None:
-            ranks.lead(runner)
+            ranks.lead(model)
+        costs = StepCosts(measure_steps(model))
     except Exception as error:
         if ranks is not None:
             ranks.failed(error)
         raise
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     on_step = observer.engine_metrics.step
-    engine = VerifyEngine(runner, loaded.tokenizer, settings.max_queue, prepare, budget, on_step)
+    engine = VerifyEngine(model, loaded.tokenizer, settings.max_queue, prepare, budget, on_step)
+    engine.costs = costs
     return engine, VerifyServicer(engine, loaded.tokenizer, settings, observer)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from typing import Any
 
 from flyspec import process, rpc, wire
@@ -49,6 +51,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 max_plain_tokens=self._settings.max_plain_tokens,
                 rules=tuple(RULE_PRESETS),
                 process=process.describe(),
+                step_costs=self._engine.costs.measured,
             )
         )
         return info
@@ -64,12 +67,28 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """One session: open, then rounds in order."""
         session = self._engine.open(await self._first(context))
         inbox = RoundInbox(self._engine.info, self._settings)
+        reading, idle_s = self._read_on(context, inbox), self._settings.idle_timeout_s
         try:
             with self._observer.session(session):
-                while (request := await self._next(context, inbox)) is not None:
+                while (request := await rpc.in_time(reading, idle_s)) is not None:
+                    # Read on at once: the next round may come to end this one.
+                    reading = self._read_on(context, inbox)
+                    reading.add_done_callback(partial(self._interrupt, session))
                     await self._answer(session, *request, context)
         finally:
+            reading.cancel()
             self._engine.close(session)
+
+    def _read_on(
+        self, context: Any, inbox: RoundInbox
+    ) -> asyncio.Task[tuple[VerifyRound, list[TokenDistribution]] | None]:
+        """The client's next round on its way: as long as a round is under way, without a limit."""
+        return asyncio.ensure_future(self._next(context, inbox))
+
+    def _interrupt(self, session: TargetSession, reading: asyncio.Future[Any]) -> None:
+        """End the round at hand if another has come; the end of the stream ends none."""
+        if not reading.cancelled() and reading.exception() is None and reading.result():
+            self._engine.interrupt(session)
 
     async def _answer(
         self,
@@ -103,7 +122,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     ) -> tuple[VerifyRound, list[TokenDistribution]] | None:
         """The next round with its drafts' distributions; None when the client is done."""
         while True:
-            match await self._read(context, self._settings.idle_timeout_s):
+            match await self._read(context, None):
                 case None:
                     return None
                 case VerifyRound() as round_:
@@ -116,7 +135,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     )
 
     async def _read(
-        self, context: Any, timeout_s: float
+        self, context: Any, timeout_s: float | None
     ) -> VerifyOpen | VerifyRound | DraftDistributions | None:
         """The client's next message; None when it is done."""
         message = await rpc.read(context, timeout_s)

@@ -66,6 +66,13 @@ class TargetSession:
     logprobs: int | None = None
     slot: int | None = None
     cached: int = 0
+    interrupted: bool = False
+    """The next round is there: plain decoding ends."""
+
+    @property
+    def draws_plainly(self) -> bool:
+        """Whether a token without drafts is what the model draws, and nothing else is asked."""
+        return self.sampling == SamplingParams() and self.logprobs is None
 
     def begin(self, round_: VerifyRound) -> None:
         """Set the sequence to what the round builds on.
@@ -89,6 +96,11 @@ class TargetSession:
             )
         check_token_ids("round.append_token_ids", round_.append_token_ids, self.info)
         check_token_ids("round.draft_token_ids", round_.draft_token_ids, self.info)
+        if len(round_.draft_survivals) not in (0, len(round_.draft_token_ids)):
+            raise InvalidArgumentError(
+                f"round.draft_survivals: {len(round_.draft_survivals)} for "
+                f"{len(round_.draft_token_ids)} drafts; send one each or none"
+            )
         cost = round_.budget.loose_cost_nats
         if cost is not None and not cost >= 0:  # NaN too
             raise InvalidArgumentError(
@@ -148,5 +160,6 @@ class TargetSession:
             self.sequence.keep(verdict.keep_length)
         else:
             self.sequence.extend(draft_token_ids[: verdict.num_accepted])
+            self.sequence.extend(verdict.plain_token_ids)
         self.cached = verdict.keep_length
         self.sequence.extend([verdict.next_token_id])

@@ -7,7 +7,7 @@ many sessions into one forward. Nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
@@ -15,9 +15,16 @@ from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted
 
-Drafting: TypeAlias = Generator[Draw | Drafted, Drafted, None]
+
+class Scored(NamedTuple):
+    """Of the last tokens of a sequence, whether the drafter would have proposed each."""
+
+    agreements: Sequence[bool]
+
+
+Drafting: TypeAlias = Generator[Draw | Drafted | Scored, Drafted, None]
 """A proposal in the making. Each `Draw` that it yields wants what was drawn sent back, which may
-be less than its `max_tokens`; each `Drafted` is output and wants nothing back."""
+be less than its `max_tokens`; all else is output and wants nothing back."""
 
 
 class DrafterSession(Protocol):
@@ -33,11 +40,15 @@ class DrafterSession(Protocol):
         The lengths have been checked (`check_move`).
         """
 
-    def propose(self, max_tokens: int) -> Drafting:
+    def propose(
+        self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
+    ) -> Drafting:
         """Propose up to `max_tokens` tokens that follow; they become part of the sequence.
 
-        May propose fewer, or none: at the context's end, behind an end-of-text token, or for want
-        of a guess. Closing the generator early leaves the session usable.
+        May propose fewer, or none: at the context's end, behind an end-of-text token, for want of
+        a guess, and behind the token with which the probability of the whole proposal falls below
+        `min_confidence`. Before that, scores the last `num_scored` tokens of the sequence, if it
+        can. Closing the generator early leaves the session usable.
         """
 
     def close(self) -> None:

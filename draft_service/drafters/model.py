@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from draft_service.drafters.base import DrafterSession, Drafting
+from draft_service.drafters.base import DrafterSession, Drafting, Scored
 from flyspec.engine.model import Draw, History, Model, Step
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted
+
+NEVER = 1e-30
+"""Less probable than any token that is drawn."""
+
+
+def still_needed(min_confidence: float, confidences: Sequence[float]) -> float:
+    """The least probability of the rest of a proposal behind tokens of these."""
+    for confidence in confidences if min_confidence > 0 else ():
+        min_confidence /= max(confidence, NEVER)
+    return min_confidence
+
+
+def sure(min_confidence: float, confidences: Sequence[float], count: int) -> int:
+    """Of `count` tokens, those up to the one with which a proposal gets too unsure."""
+    for index in range(len(confidences)):
+        min_confidence = still_needed(min_confidence, confidences[index : index + 1])
+        if min_confidence > 1:
+            return index + 1
+    return count
 
 
 class ModelDrafter:
@@ -45,18 +64,36 @@ class ModelSession:
         self.token_ids.extend(append_token_ids)
         self.cached = min(self.cached, keep_length)
 
-    def propose(self, max_tokens: int) -> Drafting:
+    def propose(
+        self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
+    ) -> Drafting:
         """One step a token; none after the last."""
+        if num_scored:
+            yield from self.score(num_scored)
         tokens = self.token_ids
         left = min(max_tokens, self._context_length - len(tokens))
         while left > 0:
-            drawn = yield from self.extend(max_tokens=left)
+            drawn = yield from self.extend(max_tokens=left, min_confidence=min_confidence)
             tokens += drawn.token_ids
             yield drawn
-            left = 0 if tokens[-1] in self._eos else left - len(drawn.token_ids)
+            min_confidence = still_needed(min_confidence, drawn.confidences)
+            done = tokens[-1] in self._eos or min_confidence > 1
+            left = 0 if done else left - len(drawn.token_ids)
+
+    def score(self, count: int) -> Drafting:
+        """Draw the last `count` tokens of the sequence, one is before them, and compare."""
+        tokens, open_ = self.token_ids, self._open
+        count = min(count, len(tokens) - 1)
+        start = min(self.cached, len(tokens) - 1 - count)
+        step = Step(self._slot, start, tokens[start:-1], count)
+        history = self._history(tokens[: len(tokens) - count])
+        drawn = yield Draw(step, open_.sampling, open_.seed, history)
+        self.cached = len(tokens) - 1
+        behind = tokens[len(tokens) - count :]
+        yield Scored([own == token for own, token in zip(drawn.token_ids, behind, strict=True)])
 
     def extend(
-        self, guess: Sequence[int] = (), max_tokens: int = 1
+        self, guess: Sequence[int] = (), max_tokens: int = 1, min_confidence: float = 0.0
     ) -> Generator[Draw, Drafted, Drafted]:
         """Cache the sequence and then `guess`; yields the draw that this takes.
 
@@ -68,15 +105,19 @@ class ModelSession:
         tokens, open_ = self.token_ids, self._open
         start = min(self.cached, len(tokens) - 1)
         step = Step(self._slot, start, [*tokens[start:], *guess], 1 + len(guess))
-        history = None
-        if open_.sampling.needs_history:
-            prompt_length = open_.prompt_length or len(open_.token_ids)
-            history = History(tokens, prompt_length, self._eos)
         drawn = yield Draw(
-            step, open_.sampling, open_.seed, history, open_.distribution, max_tokens, self._eos
-        )
+            step, open_.sampling, open_.seed, self._history(tokens), open_.distribution,
+            max_tokens, self._eos, min_confidence, confidences=True,
+        )  # fmt: skip
         self.cached = start + len(step.token_ids) + len(drawn.token_ids) - step.num_logits
         return drawn
+
+    def _history(self, tokens: Sequence[int]) -> History | None:
+        """What is before a row of logits, if that matters."""
+        if not self._open.sampling.needs_history:
+            return None
+        prompt_length = self._open.prompt_length or len(self._open.token_ids)
+        return History(tokens, prompt_length, self._eos)
 
     def close(self) -> None:
         """Release the slot."""

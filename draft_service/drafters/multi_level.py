@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draft_service.drafters.base import DrafterSession, Drafting
-from draft_service.drafters.model import ModelDrafter, ModelSession
+from draft_service.drafters.model import ModelDrafter, ModelSession, still_needed, sure
 from flyspec.engine.model import Model
 from flyspec.lookup import PromptLookup
 from flyspec.prefix import num_same
@@ -46,8 +46,12 @@ class MultiLevelSession(ModelSession):
         self._lookup.extend(append_token_ids)
         self.cached = min(self.cached, keep_length)
 
-    def propose(self, max_tokens: int) -> Drafting:
+    def propose(
+        self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
+    ) -> Drafting:
         """One step a guessed run; one step a token where lookup has no guess."""
+        if num_scored:
+            yield from self.score(num_scored)
         lookup, eos, base = self._lookup, self._eos, len(self.token_ids)
         left = min(max_tokens, self._context_length - base)
         while left > 0:
@@ -58,6 +62,7 @@ class MultiLevelSession(ModelSession):
             agreed = num_same(drawn.token_ids, guess[: left - 1])
             count = agreed + 1
             count = next((i + 1 for i in range(count) if drawn.token_ids[i] in eos), count)
+            count = sure(min_confidence, drawn.confidences[:count], count)
             run = drawn.token_ids[:count]
             origins = [
                 Origin.EXACT_LOOKUP if i < len(guess) and token == guess[i] else Origin.EXACT_MODEL
@@ -65,5 +70,7 @@ class MultiLevelSession(ModelSession):
             ]
             lookup.extend(run)
             self.cached = min(self.cached, base + min(agreed, count))
-            yield Drafted(run, origins, drawn.distributions[:count])
-            left = 0 if run[-1] in eos else left - count
+            confidences = drawn.confidences[:count]
+            yield Drafted(run, origins, drawn.distributions[:count], confidences)
+            min_confidence = still_needed(min_confidence, confidences)
+            left = 0 if run[-1] in eos or min_confidence > 1 else left - count

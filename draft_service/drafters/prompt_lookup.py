@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.drafters.base import Drafting
+from draft_service.drafters.base import Drafting, Scored
 from flyspec.lookup import PromptLookup
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
@@ -39,8 +39,14 @@ class PromptLookupSession:
         self._lookup.truncate(keep_length)
         self._lookup.extend(append_token_ids)
 
-    def propose(self, max_tokens: int) -> Drafting:
-        """One run of copied tokens, or nothing."""
+    def propose(
+        self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
+    ) -> Drafting:
+        """One run of copied tokens, or nothing; what is copied has no confidence."""
+        if num_scored := min(num_scored, len(self._lookup)):
+            behind = self.token_ids[-num_scored:]
+            self._lookup.truncate(len(self._lookup) - num_scored)
+            yield Scored(self._lookup.follow(behind))
         if self._max_length:
             max_tokens = min(max_tokens, self._max_length - len(self._lookup))
         if run := self._lookup.propose(max_tokens):

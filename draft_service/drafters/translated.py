@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from draft_service.drafters.base import Drafter, Drafting
 from draft_service.translation import Alignment
+from flyspec.engine.model import Draw
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, SamplingParams, TokenDistribution
 
@@ -52,8 +53,13 @@ class TranslatedSession:
         """Truncate, then append; the drafter follows with its next proposal."""
         self._alignment.move(keep_length, append_token_ids)
 
-    def propose(self, max_tokens: int) -> Drafting:
-        """Draft until the text is enough for `max_tokens` of the target's tokens, within bounds."""
+    def propose(
+        self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
+    ) -> Drafting:
+        """Draft until the text is enough for `max_tokens` of the target's tokens, within bounds.
+
+        Neither the draft's probabilities nor its agreement are about the target's tokens.
+        """
         if max_tokens <= 0:
             return
         alignment = self._alignment
@@ -72,10 +78,11 @@ class TranslatedSession:
                     alignment.stop()
                 else:
                     drawn = None
-                    if not isinstance(item, Drafted):
+                    if isinstance(item, Draw):
                         # One by one: how many of its tokens are enough shows as they come.
                         drawn = yield item._replace(max_tokens=1)
                         continue
+                    assert isinstance(item, Drafted)
                     alignment.feed(item.token_ids, item.origins)
                 token_ids, origins = alignment.take(left)
                 if token_ids:

@@ -33,7 +33,7 @@ from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.values.rounds import DistributionSpec, DraftOpen
-from flyspec.values.tokens import Origin, SamplingParams
+from flyspec.values.tokens import Drafted, Origin, SamplingParams
 
 
 def generate(loaded: LoadedModel, tokens: list[int], max_tokens: int) -> list[int]:
@@ -177,7 +177,7 @@ def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingR
 def test_prompt_lookup_drafts_up_to_its_limit() -> None:
     session = PromptLookupDrafter(max_length=9).open(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0))
     (drafted,) = session.propose(8)
-    assert drafted == ([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4, ())
+    assert drafted == Drafted([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4)
     assert list(session.propose(8)) == []
 
 

@@ -34,6 +34,7 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
+from tests.plain_tokens import one_by_one
 from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
 from tests.waiting import until
 from verify_service.engine import VerifyEngine
@@ -109,13 +110,13 @@ async def running(
 
 
 async def answers(engine, session, round_, distributions=()) -> list[Verdict]:
-    """All that is said of a round; raises what ended it."""
+    """All that is said of a round, token by token if decoded plainly; raises what ended it."""
     inbox, result = engine.submit(session, round_, distributions), []
     while not result or not result[-1].last:
         answer = await asyncio.wait_for(inbox.get(), 120)
         if isinstance(answer, Exception):
             raise answer
-        result.append(answer)
+        result += one_by_one([answer])
     return result
 
 

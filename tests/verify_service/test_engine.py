@@ -16,6 +16,7 @@ from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from tests.plain_tokens import one_by_one
 
 GREEDY = SamplingParams()
 EXACT = Rule("exact")
@@ -32,7 +33,7 @@ async def answers(engine, session, round_):
         answer = await asyncio.wait_for(inbox.get(), 120)
         if isinstance(answer, Exception):
             raise answer
-        result.append(answer)
+        result += one_by_one([answer])
         if answer.last:
             return result
 

@@ -11,6 +11,7 @@ from flyspec.rules import Rule
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from tests.plain_tokens import one_by_one
 from tests.scripted import ScriptedModel
 from verify_service.engine import VerifyEngine
 
@@ -31,7 +32,7 @@ async def engine_over(model: ScriptedModel) -> AsyncIterator[VerifyEngine]:
 async def verdicts(engine, session, round_):
     answers, found = engine.submit(session, round_), []
     while not found or not found[-1].last:
-        found.append(await asyncio.wait_for(answers.get(), 10))
+        found += one_by_one([await asyncio.wait_for(answers.get(), 10)])
     return found
 
 

@@ -1,0 +1,59 @@
+"""Which drafts a step checks, against every other choice."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flyspec.step_costs import StepCosts
+from flyspec.values.admin import MeasuredStep
+from verify_service.adaptive_verification import admit
+
+EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
+CHANCES = st.lists(EIGHTHS, max_size=4).map(lambda chances: sorted(chances, reverse=True))
+STEPS = st.lists(st.integers(1, 20), min_size=1, max_size=4).map(
+    lambda ns: StepCosts([MeasuredStep(2**i, n) for i, n in enumerate(sorted(ns))])
+)
+
+
+def rate(survivals, counts, others, costs):
+    """Tokens a ns."""
+    expected = len(survivals) + sum(
+        sum(chances[:count]) for chances, count in zip(survivals, counts, strict=True)
+    )
+    return expected / costs(others + sum(counts))
+
+
+@given(survivals=st.lists(CHANCES, min_size=1, max_size=4), others=st.integers(1, 6), costs=STEPS)
+def test_the_choice_is_the_best_there_is(survivals, others, costs):
+    """`others` are the tokens that the step has anyway."""
+    kept = admit(survivals, others + sum(map(len, survivals)), costs)
+    assert len(kept) == len(survivals)
+    assert all(0 <= n <= len(chances) for n, chances in zip(kept, survivals, strict=True))
+    every = product(*(range(len(chances) + 1) for chances in survivals))
+    best = max(rate(survivals, counts, others, costs) for counts in every)
+    assert rate(survivals, kept, others, costs) == pytest.approx(best, rel=1e-9)
+
+
+@given(survivals=st.lists(CHANCES, min_size=1, max_size=6), others=st.integers(1, 6), costs=STEPS)
+def test_a_draft_left_out_is_never_likelier_than_one_that_is_checked(survivals, others, costs):
+    kept = admit(survivals, others + sum(map(len, survivals)), costs)
+    checked = [c for chances, n in zip(survivals, kept, strict=True) for c in chances[:n]]
+    left = [c for chances, n in zip(survivals, kept, strict=True) for c in chances[n:]]
+    assert min(checked, default=1.0) >= max(left, default=0.0)
+
+
+def test_where_rows_cost_nothing_all_are_checked():
+    survivals = [[0.5, 0.25], [], [0.01, 0.0]]
+    assert admit(survivals, 9, StepCosts()) == [2, 0, 2]
+    flat = StepCosts([MeasuredStep(1, 100), MeasuredStep(64, 100)])
+    assert admit(survivals, 9, flat) == [2, 0, 2]
+
+
+def test_chances_that_rise_are_taken_in_order():
+    """Nobody should send such; the later draft is then as likely as the one before it."""
+    costs = StepCosts([MeasuredStep(1, 10), MeasuredStep(2, 11), MeasuredStep(9, 18)])
+    assert admit([[0.05, 0.9], [0.5]], 5, costs) == [0, 1]
