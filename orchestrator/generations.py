@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
+from functools import cached_property
 from typing import NoReturn
 
 from flyspec.config import OrchestratorSettings
@@ -21,9 +22,12 @@ from flyspec.values.generation import (
 from orchestrator.admission.admission import Admission, Visit
 from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.fleet.fleet import Fleet
+from orchestrator.generation.adaptive import AdaptivePace
 from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.experience import Experience
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
+from orchestrator.generation.pace import FixedPace, Pace, RepeatedPace
 from orchestrator.generation.plan import GenerationPlan, make_plan
 from orchestrator.generation.prompt import is_long
 from orchestrator.generation.recoveries import Recoveries
@@ -83,6 +87,7 @@ class Generations:
         async with visit.slot(plan.max_total_tokens):
             timings.queue_ns = time.perf_counter_ns() - arrived
             with (
+                self._experience.shared(),
                 closing(Drafting(fleet.drafters, plan, model, *accounts)) as drafting,
                 closing(Verifying(fleet.targets, plan, reopen_s, *accounts)) as verifying,
             ):
@@ -90,7 +95,9 @@ class Generations:
                 is_chat = isinstance(request.prompt, Chat)
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)
                 yield plan.started(observation.request_id, model.name, drafter)
-                rounds = Rounds(plan, drafting, verifying, ledger, recoveries)
+                pace = self._pace(plan, drafter)
+                eos = target.tokenizer.eos_token_ids
+                rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, eos)
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
                         update = output.apply(round_.commands)
@@ -105,6 +112,7 @@ class Generations:
                             yield event
                         if output.finish_reason is not None:
                             break
+        ledger.metrics.saved_ns = pace.saved_ns
         ledger.finish()
         timings.total_ns = time.perf_counter_ns() - arrived
         observation.completed(output, ledger)
@@ -120,7 +128,21 @@ class Generations:
             recoveries=recoveries.kept,
             num_recoveries=recoveries.count,
             drafters=drafting.shares,
+            num_draft_tokens_per_round=ledger.num_draft_tokens_per_round,
         )
+
+    @cached_property
+    def _experience(self) -> Experience:
+        """What generations with this target learn for each other."""
+        return Experience(self._fleet.target.info.step_costs)
+
+    def _pace(self, plan: GenerationPlan, drafter: str) -> Pace:
+        """By K as it was asked for."""
+        k, earlier = plan.num_speculative_tokens, plan.num_draft_tokens_per_round
+        pace: Pace = FixedPace(k)
+        if plan.adaptive and k:
+            pace = AdaptivePace(self._experience, drafter, plan.rule.name, k)
+        return RepeatedPace(earlier, pace) if earlier else pace
 
     async def _plan(self, request: GenerationRequest) -> GenerationPlan:
         """The request checked; a long one in a thread."""

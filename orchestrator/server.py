@@ -6,6 +6,7 @@ from flyspec import rpc, serving
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
 from flyspec.security import ApiKeys, PortSecurity, Scope
+from flyspec.speculation_length import AUTO
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
 from orchestrator.admission.admission import Admission
@@ -42,9 +43,10 @@ class Orchestrator:
         settings, fleet = self._settings, self.fleet
         await fleet.connect()
         self._rules.check_vocabulary(fleet.target.info.model.vocab_size)
-        if settings.num_speculative_tokens > fleet.max_draft_tokens:
+        k = settings.num_speculative_tokens
+        if k != AUTO and k > fleet.max_draft_tokens:
             raise ConfigError(
-                f"--num-speculative-tokens {settings.num_speculative_tokens}: the services take at "
+                f"--num-speculative-tokens {k}: the services take at "
                 f"most {fleet.max_draft_tokens}; lower it or raise --max-speculative-tokens"
             )
         admission = Admission.of(settings, lambda: fleet.max_sessions)

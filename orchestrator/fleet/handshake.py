@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 from flyspec.errors import FlyspecError, IncompatibleError, UnavailableError
-from flyspec.prefix import TokenSequence
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import (
     PROTOCOL_VERSION,
@@ -16,7 +15,7 @@ from flyspec.values.admin import (
     VerifyServiceInfo,
 )
 from flyspec.values.generation import SpeculationMetrics
-from flyspec.values.rounds import DraftOpen
+from flyspec.values.rounds import DraftAdvance, DraftOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.replicas import Replica
 from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream
@@ -97,9 +96,8 @@ async def try_drafter(replica: Replica[DraftUpstream], kind: str, target: Target
     session = replica.service.open(open_, SpeculationMetrics())
     began = time.perf_counter_ns()
     try:
-        proposal = await session.propose(
-            TokenSequence(prompt), PROBE_TOKENS, 1, replica.service.timeout_s
-        )
+        request = DraftAdvance(1, 0, (), PROBE_TOKENS)
+        proposal = await session.propose(prompt, request, replica.service.timeout_s)
     finally:
         session.close()
     if len(proposal.token_ids) > PROBE_TOKENS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flyspec.errors import (
@@ -17,10 +18,9 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from flyspec.prefix import TokenSequence
 from flyspec.values.admin import BreakerState, ModelInfo
 from flyspec.values.generation import DrafterShare, RecoveryKind, SpeculationMetrics
-from flyspec.values.rounds import DraftChunk, DraftOpen
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.replicas import Replica
@@ -92,12 +92,13 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         """The drafter that the generation has by name or by default."""
         return self._assigned.name
 
-    async def propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> DraftChunk:
-        """Up to `max_tokens` tokens to follow `sequence`; never fails for a drafter's sake."""
+    async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
+        """What may follow `token_ids`; never fails for a drafter's sake.
+
+        `request` comes without prefix, as a session takes it; the tokens do not change meanwhile.
+        """
         began_ns = self._began_ns = time.perf_counter_ns()
         self._look_around()
-        if max_tokens <= 0:
-            return DraftChunk()
         self._failed.clear()
         self._lost.clear()
         deadline: float | None = None
@@ -108,13 +109,13 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
                 break
             assert self._session is not None
             assert self._replica is not None
-            unread = len(sequence) - self._session.held
+            unread = len(token_ids) - self._session.held
             allowed = self._replica.service.timeout_s + unread / READ_TOKENS_PER_S
             now = time.monotonic()
             deadline = deadline or now + allowed
             timeout_s = min(allowed, deadline - now)
             try:
-                proposal = await self._ask(sequence, max_tokens, round_id, timeout_s)
+                proposal = await self._ask(token_ids, request, timeout_s)
             except FlyspecError as error:
                 self._lose(error, began_ns)
                 continue
@@ -122,7 +123,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             self._drafter.stats.proposal_ns_total += now_ns - began_ns
             proposal = replace(proposal, drafter=self._drafter.name, arrived_ns=now_ns)
             return fit_proposal(proposal, self._vocab_size)
-        return self._fall_back(sequence, max_tokens)
+        return self._fall_back(token_ids, request.max_tokens)
 
     def _look_around(self) -> None:
         """Move to whoever should draft now, if it is another and can."""
@@ -157,15 +158,16 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         return False
 
     async def _ask(
-        self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
+        self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
         """A proposal of the session. Raises `FlyspecError`, `UnavailableError` for nonsense."""
         session, replica, drafter = self._session, self._replica, self._drafter
         assert session is not None
         assert replica is not None
         limit = drafter.max_draft_tokens
-        wanted = max_tokens if limit is None else min(max_tokens, limit)
-        proposal = await session.propose(sequence, wanted, round_id, timeout_s)
+        wanted = request.max_tokens if limit is None else min(request.max_tokens, limit)
+        request = replace(request, max_tokens=wanted)
+        proposal = await session.propose(token_ids, request, timeout_s)
         if len(proposal.token_ids) > wanted:
             raise UnavailableError(f"{len(proposal.token_ids)} drafts, {wanted} were asked for")
         model = drafter.model
@@ -218,9 +220,9 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         elif not lost and not isinstance(error, ResourceExhaustedError):
             self._unfit.add(drafter)
 
-    def _fall_back(self, sequence: TokenSequence, max_tokens: int) -> DraftChunk:
+    def _fall_back(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk:
         """Prompt lookup here."""
-        proposal = replace(self._lookup.propose(sequence, max_tokens), drafter=LOOKUP)
+        proposal = replace(self._lookup.propose(token_ids, max_tokens), drafter=LOOKUP)
         self._drafter = self._drafters.lookup
         trouble, self._trouble = self._trouble, None
         if self._last != FALLBACK and self._assigned.pool is not None:
@@ -247,11 +249,15 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         """What each drafter did, in order of appearance."""
         return list(self._shares.values())
 
-    def accept(self, length: int) -> None:
-        """The first `length` tokens of sequence and last proposal stand."""
-        self._lookup.accept(length)
+    def keep(self, length: int) -> None:
+        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+        self._lookup.keep(length)
         if self._session is not None:
-            self._session.accept(length)
+            self._session.keep(length)
+
+    def repeats(self, proposal: DraftChunk) -> bool:
+        """Whether its drafter, asked again behind a part of the proposal, proposes the rest."""
+        return self._drafter.name == proposal.drafter and self._drafter.model is not None
 
     def _close_session(self) -> None:
         if self._session is not None and self._drafter is not self._assigned:

@@ -52,7 +52,7 @@ class RoundOutcome:
         return RoundRecord(
             start_length=self.start,
             drafter=self.proposal.drafter,
-            draft_token_ids=asked.draft_token_ids,
+            draft_token_ids=asked.draft_token_ids[: len(verdict.decisions)],
             decisions=verdict.decisions,
             keep_length=verdict.keep_length,
             next_token_id=verdict.next_token_id,
@@ -74,6 +74,8 @@ class Ledger:
     max_loose_cost_nats: float | None = None
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     timings: GenerationTimings = field(default_factory=GenerationTimings)
+    num_draft_tokens_per_round: list[int] = field(default_factory=list)
+    _plain: bool = False
     _committed_length: int = 0
     _unsettled: list[tuple[int, int, str]] = field(default_factory=list)
     """Start, accepted drafts and drafter of the rounds that an open window can still shorten."""
@@ -104,6 +106,8 @@ class Ledger:
                 metrics.loose_cost_nats += token.gap_nats or 0.0
         if verdict is not None:
             self._record_verdict(round_, verdict)
+        else:
+            self.num_draft_tokens_per_round.append(0)
         for command in round_.commands:
             if isinstance(command, RollBack):  # what follows the window's token does not stand
                 metrics.num_rollbacks += 1
@@ -115,10 +119,17 @@ class Ledger:
     def _record_verdict(self, round_: RoundOutcome, verdict: Verdict) -> None:
         """Count what was checked, and the draft that was rejected."""
         metrics = self.metrics
-        metrics.num_rounds += 1
         self.timings.target_model_ns += verdict.timings.forward_ns
+        plain, self._plain = self._plain, not verdict.decisions
         if not verdict.decisions:
+            count = 1 + len(verdict.plain_token_ids)
+            metrics.num_rounds += count
+            metrics.num_plain_tokens += count
+            metrics.num_plain_bursts += not plain
+            self.num_draft_tokens_per_round += [0] * count
             return
+        metrics.num_rounds += 1
+        self.num_draft_tokens_per_round.append(len(verdict.decisions))
         metrics.count(len(verdict.decisions), 0)
         for decision in verdict.decisions:
             if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None:
@@ -127,6 +138,12 @@ class Ledger:
         if metrics.num_spec_steps > 1:  # the first also opens sessions and reads the prompt
             models_ns = round_.proposal.timings.model_ns + verdict.timings.forward_ns
             self._overheads_ns.append(round_.round_ns - models_ns)
+
+    def followed(self, proposal: DraftChunk) -> None:
+        """Count what the drafter said of plain decoding."""
+        self.timings.draft_model_ns += proposal.timings.model_ns
+        self.metrics.num_scored_tokens += len(proposal.agreements)
+        self.metrics.num_agreed_tokens += sum(proposal.agreements)
 
     def _reject(self, gap_nats: float) -> None:
         self.metrics.num_rejected_tokens += 1

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.speculation_length import (
+    AUTO,
+    MOST_BY_AUTO,
+    REQUESTED_BY_AUTO,
+    SpeculationLength,
+    requested,
+)
 from flyspec.tokenizer import Tokenizer
 from flyspec.validation import distribution_spec, distribution_warnings, validate_sampling
 from flyspec.values.admin import VerifyServiceInfo
@@ -28,9 +36,10 @@ class GenerationPlan:
     """What one generation will do.
 
     `rule` is a preset with every parameter set. `loop_guard`: turn exact when the output repeats
-    itself; never for a rule that loses nothing. `logprobs`: most likely tokens to tell the
-    log-probabilities of, None for none at all. `distribution`: which of the draft's distributions
-    the rule needs, None for none. `warnings` are for the caller.
+    itself; never for a rule that loses nothing. With `adaptive`, K is at most
+    `num_speculative_tokens`, behind the rounds of `num_draft_tokens_per_round`. `logprobs`: most
+    likely tokens to tell the log-probabilities of, None for none at all. `distribution`: which of
+    the draft's distributions the rule needs, None for none. `warnings` are for the caller.
     """
 
     prompt_token_ids: list[int]
@@ -42,6 +51,8 @@ class GenerationPlan:
     drafter: str
     rule: Rule
     num_speculative_tokens: int
+    adaptive: bool
+    num_draft_tokens_per_round: Sequence[int]
     max_loose_tokens: int | None
     max_loose_cost_nats: float | None
     exact_until_position: int
@@ -53,6 +64,11 @@ class GenerationPlan:
     warnings: tuple[str, ...]
     return_rounds: bool
     distribution: DistributionSpec | None
+
+    @property
+    def has_budget(self) -> bool:
+        """Whether what may be accepted loosely is bounded."""
+        return self.max_loose_tokens is not None or self.max_loose_cost_nats is not None
 
     @property
     def max_total_tokens(self) -> int:
@@ -69,6 +85,7 @@ class GenerationPlan:
             prompt_token_ids=self.prompt_token_ids,
             rule=self.rule,
             num_speculative_tokens=self.num_speculative_tokens,
+            adaptive=self.adaptive,
             warnings=self.warnings,
         )
 
@@ -89,11 +106,13 @@ def make_plan(
     prompt = encode_prompt(request.prompt, tokenizer, target.model)
     max_tokens = _max_tokens(options, target.model.context_length - len(prompt))
     sampling = _sampling(options, target, max_tokens)
-    k = _num_speculative_tokens(options, settings, max_draft_tokens, rules)
     given = _given_rule(options, settings)
-    asked = options.num_speculative_tokens
+    length = _length(options, settings)
     # W is that of the K that was asked for, whatever a round drafts.
-    rule = rules.resolve(given, settings.num_speculative_tokens if asked is None else asked)
+    rule = rules.resolve(given, requested(length))
+    k = _num_speculative_tokens(options, length, max_draft_tokens, rules)
+    if length == AUTO and not RULE_PRESETS[rule.name].token_exact:
+        k = min(k, REQUESTED_BY_AUTO)  # longer rounds would let more mismatches stand
     check_ids("rule.guarded_token_ids", rule.guarded_token_ids, target.model)
     cost = options.max_loose_cost_nats
     if cost is not None and not 0 <= cost < math.inf:  # NaN too
@@ -119,6 +138,8 @@ def make_plan(
         drafter=options.drafter,
         rule=rule,
         num_speculative_tokens=k,
+        adaptive=length == AUTO,
+        num_draft_tokens_per_round=options.num_draft_tokens_per_round,
         max_loose_tokens=limits.bound("max_loose_tokens", options.max_loose_tokens),
         max_loose_cost_nats=limits.bound("max_loose_cost_nats", cost),
         exact_until_position=min(
@@ -161,23 +182,40 @@ def _sampling(
     return sampling
 
 
+def _length(options: GenerateOptions, settings: OrchestratorSettings) -> SpeculationLength:
+    """K as it was asked for, or the server's; it adapts behind rounds that are given."""
+    asked = options.num_speculative_tokens
+    if not options.num_draft_tokens_per_round:
+        return settings.num_speculative_tokens if asked is None else asked
+    if asked not in (None, AUTO):
+        raise InvalidArgumentError(
+            "speculation: num_speculative_tokens and num_draft_tokens_per_round are both given; "
+            "set one of them"
+        )
+    return AUTO
+
+
 def _num_speculative_tokens(
-    options: GenerateOptions,
-    settings: OrchestratorSettings,
-    max_draft_tokens: int,
-    rules: RuleBook,
+    options: GenerateOptions, length: SpeculationLength, max_draft_tokens: int, rules: RuleBook
 ) -> int:
-    """K: the request's, or the server's as far as the services go along."""
+    """The most that a round drafts: what was asked for, or as far as the services go along."""
     ceiling = rules.limits.max_num_speculative_tokens
     most = max_draft_tokens if ceiling is None else min(max_draft_tokens, ceiling)
-    k = options.num_speculative_tokens
-    if k is None:
-        return min(settings.num_speculative_tokens, most)
-    if not 0 <= k <= most:
+    for index, k in enumerate(options.num_draft_tokens_per_round):
+        if not 0 <= k <= most:
+            raise InvalidArgumentError(
+                f"speculation.num_draft_tokens_per_round[{index}] must be between 0 and {most}, "
+                f"got {k}"
+            )
+    if length == AUTO:
+        return min(MOST_BY_AUTO, most)
+    if options.num_speculative_tokens is None:
+        return min(length, most)
+    if not 0 <= length <= most:
         raise InvalidArgumentError(
-            f"speculation.num_speculative_tokens must be between 0 and {most}, got {k}"
+            f"speculation.num_speculative_tokens must be between 0 and {most}, got {length}"
         )
-    return k
+    return length
 
 
 def _given_rule(options: GenerateOptions, settings: OrchestratorSettings) -> Rule:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flyspec.lookup import PromptLookup
-from flyspec.prefix import TokenSequence
 from flyspec.values.rounds import DraftChunk
 from flyspec.values.tokens import Origin, TokenDistribution
 
@@ -23,9 +23,9 @@ class LocalLookup:
         self._lookup = PromptLookup()
         self._distributions = distributions
 
-    def propose(self, sequence: TokenSequence, max_tokens: int) -> DraftChunk:
-        """Up to `max_tokens` tokens to follow `sequence`."""
-        self._lookup.extend(sequence.tokens[len(self._lookup) :])
+    def propose(self, tokens: Sequence[int], max_tokens: int) -> DraftChunk:
+        """Up to `max_tokens` tokens to follow `tokens`."""
+        self._lookup.extend(tokens[len(self._lookup) :])
         token_ids = self._lookup.propose(max_tokens)
         count = len(token_ids)
         return DraftChunk(
@@ -34,8 +34,8 @@ class LocalLookup:
             distributions=[TokenDistribution()] * (count if self._distributions else 0),
         )
 
-    def accept(self, length: int) -> None:
-        """The first `length` tokens of the sequence stand."""
+    def keep(self, length: int) -> None:
+        """The sequence was cut back to `length` tokens."""
         self._lookup.truncate(min(length, len(self._lookup)))
 
 
@@ -49,12 +49,8 @@ def fit_proposal(proposal: DraftChunk, vocab_size: int) -> DraftChunk:
         end = next(i for i, token in enumerate(token_ids) if token >= vocab_size)
     elif not proposal.distributions:
         return proposal
-    return replace(
-        proposal,
-        token_ids=token_ids[:end],
-        origins=proposal.origins[:end],
-        distributions=[fit(q, vocab_size) for q in proposal.distributions[:end]],
-    )
+    proposal = proposal.cut(0, end)
+    return replace(proposal, distributions=[fit(q, vocab_size) for q in proposal.distributions])
 
 
 def fit(distribution: TokenDistribution, vocab_size: int) -> TokenDistribution:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import aclosing
 
+from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import DraftChunk, VerifyRound
+from flyspec.values.rounds import DraftAdvance, DraftChunk, Verdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.ledger import Ledger, RoundOutcome
+from orchestrator.generation.following import Follower
+from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
+from orchestrator.generation.pace import CheckedRound, Pace
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
@@ -27,23 +32,41 @@ from orchestrator.generation.window import (
     step,
 )
 
+SHORT_PROMPT = 512
+"""Tokens; a longer prompt is read by the drafter once the target has given its first token."""
+
+
+KEPT_S = 0.005
+"""A round is not kept for longer than this while the drafter works."""
+
+
+def checked_of(verdict: Verdict, proposal: DraftChunk) -> Checked:
+    """The event that a verdict on a proposal is."""
+    return Checked(verdict, proposal.token_ids, proposal.origins)
+
 
 class Rounds:
     """The rounds of one generation, until the caller stops asking.
 
-    The next proposal is asked for before a round is handed out: the drafter works while the caller
-    turns tokens into text and sends it.
+    What the next round needs of the drafter is asked for before a round is handed out, and a round
+    with drafts is handed out once the next one is with the target, which works while the caller
+    turns tokens into text and sends it. While decoding is plain the drafter may follow the text; a
+    proposal of which the text has already used a part is checked from there on.
     """
 
     def __init__(
         self,
         plan: GenerationPlan,
+        pace: Pace,
         drafting: Drafting,
         verifying: Verifying,
         ledger: Ledger,
         recoveries: Recoveries,
+        eos_token_ids: Collection[int] = (),
     ) -> None:
-        self._plan = plan
+        self._plan, self._pace = plan, pace
+        self._eos = frozenset(eos_token_ids)
+        self._kept: list[RoundOutcome] = []
         self._recoveries = recoveries
         self._drafting, self._verifying = drafting, verifying
         self._ledger = ledger
@@ -56,37 +79,173 @@ class Rounds:
         self._exact_from: int | None = None
         self._round_id = 0
         self._started_ns = 0
+        self._turn = pace.turn()
+        self._proposing: asyncio.Task[DraftChunk] | None = None
+        self._follower: Follower | None = None
+        self._followed_length = self._prompt_length
+        self._rest: DraftChunk | None = None  # of what the follower proposed
 
     async def run(self) -> AsyncGenerator[RoundOutcome]:
         """Run rounds for ever; the caller leaves when its output is complete."""
-        proposing = self._propose()
+        self._begin()
         try:
             while True:
-                answered = proposing
-                proposal = await answered
-                if self._state.window and not proposal.token_ids:
-                    round_ = self._advance(NothingDrafted(), proposal)
-                    proposing = self._propose()
-                    await asyncio.sleep(0)
-                    self._watch(round_.commands)
-                    yield round_
-                    continue
-                request = self._request(proposal)
-                async for verdict in self._verifying.check(
-                    self._sequence, request, proposal.distributions
-                ):
-                    checked = Checked(verdict, proposal.token_ids, proposal.origins)
-                    round_ = self._advance(checked, proposal, request)
-                    if verdict.last:
-                        proposing = self._propose()
-                        await asyncio.sleep(0)  # its request leaves before the caller works
-                    self._watch(round_.commands)
-                    yield round_
-                if proposing is answered:
-                    # The target was lost in the middle of plain decoding; go on from there.
-                    proposing = self._propose()
+                if self._kept and self._proposing:
+                    await asyncio.wait((self._proposing,), timeout=KEPT_S)
+                    if not self._proposing.done():
+                        for round_ in self._take_kept():
+                            yield round_
+                proposal = await self._proposal()
+                if proposal is None:
+                    rounds = self._decode()
+                elif self._state.window and not proposal.token_ids:
+                    rounds = self._fail_window(proposal)
+                else:
+                    rounds = self._check(proposal)
+                async with aclosing(rounds):
+                    async for told in rounds:
+                        for round_ in self._take_kept() if told is None else (told,):
+                            yield round_
+        except FlyspecError:
+            for round_ in self._take_kept():
+                yield round_
+            raise
         finally:
-            proposing.cancel()
+            for task in (self._proposing, self._follower and self._follower.task):
+                if task is not None:
+                    task.cancel()
+
+    async def _check(self, proposal: DraftChunk) -> AsyncGenerator[RoundOutcome | None]:
+        """A round with drafts, or with none where the drafter had no idea.
+
+        None, here and below: it is time to hand out what was kept.
+        """
+        request = self._request(proposal)
+        distributions, asked = proposal.distributions, False
+        async for verdict in self._verifying.check(self._sequence, request, distributions):
+            if verdict is None:
+                yield None
+                continue
+            num_checked = len(verdict.decisions)
+            if num_checked < len(proposal.token_ids):  # the others were not worth it
+                proposal = proposal.cut(0, num_checked)
+            round_ = self._advance(checked_of(verdict, proposal), proposal, request)
+            asked = self._begin()
+            if asked and self._can_wait(round_):
+                self._kept.append(round_)
+            else:
+                yield round_
+        if not asked:
+            self._begin()  # the target was lost; go on from there
+
+    async def _decode(self) -> AsyncGenerator[RoundOutcome | None]:
+        """Plain decoding, until the drafter has something better."""
+        request = self._request(NOTHING)
+        if self._prompt_length <= SHORT_PROMPT:
+            self._follow()  # it may read the prompt beside the target
+        async for verdict in self._verifying.check(self._sequence, request):
+            if verdict is None:
+                yield None
+                continue
+            round_ = self._advance(checked_of(verdict, NOTHING), NOTHING, request)
+            self._follow()
+            if verdict.last and self._rest is None:
+                self._begin()
+                await asyncio.sleep(0)  # its request leaves before the caller works
+            yield round_
+            if verdict.last or self._rest is not None:
+                return
+        self._begin()  # the target was lost in the middle of it; go on from there
+
+    async def _fail_window(self, proposal: DraftChunk) -> AsyncGenerator[RoundOutcome | None]:
+        """Nothing can be drafted, so that an open window has failed."""
+        yield None
+        round_ = self._advance(NothingDrafted(), proposal)
+        self._pace.window_failed()
+        self._begin()
+        await asyncio.sleep(0)  # its request leaves before the caller works
+        yield round_
+
+    def _take_kept(self) -> list[RoundOutcome]:
+        """Rounds that were not handed out at once.
+
+        What a caller does with one takes about as long as a small drafter: that would be waited
+        for, and while the target works nobody waits.
+        """
+        kept, self._kept = self._kept, []
+        return kept
+
+    def _can_wait(self, round_: RoundOutcome) -> bool:
+        """Whether the output goes on behind a round, and its budget does not depend on it."""
+        plan = self._plan
+        if self._remaining <= 0 or plan.stop or plan.has_budget:
+            return False
+        tokens = (t for c in round_.commands if isinstance(c, Commit) for t in c.tokens)
+        return not any(token.token_id in self._eos for token in tokens)
+
+    # --- the drafter --------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        """Begin a round: ask for as many drafts as are of use; whether there are any."""
+        self._round_id += 1
+        self._started_ns = time.perf_counter_ns()
+        self._turn = self._pace.turn()
+        limit = 0 if self._follower else self._draft_limit()
+        self._proposing = self._ask(limit, self._turn.min_confidence) if limit > 0 else None
+        return limit > 0
+
+    def _ask(
+        self, num_drafts: int, min_confidence: float = 0.0, score: bool = False
+    ) -> asyncio.Task[DraftChunk]:
+        """Ask for drafts to follow the sequence as it is."""
+        self._followed_length = len(self._sequence)
+        request = DraftAdvance(
+            self._round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score
+        )
+        tokens = self._sequence.tokens.copy()
+        return asyncio.create_task(self._drafting.propose(tokens, request))
+
+    async def _proposal(self) -> DraftChunk | None:
+        """The drafts of the round that begins; None to decode plainly.
+
+        Who takes too long for them goes on by itself, with the drafter behind.
+        """
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self._round_id += 1
+            self._started_ns = time.perf_counter_ns()
+            return rest
+        proposing, patience_ns = self._proposing, self._turn.patience_ns
+        if proposing is None:
+            return NOTHING if self._state.window else None
+        if patience_ns is not None and self._state.window is None and not proposing.done():
+            await asyncio.wait((proposing,), timeout=patience_ns / 1e9)
+            if not proposing.done():
+                self._follower = Follower(proposing, len(self._sequence), self._started_ns)
+                self._proposing = None
+                return None
+        proposal = await proposing
+        if not proposal.token_ids:
+            self._pace.nothing_drafted()
+        if math.prod(proposal.confidences) < self._turn.min_confidence:
+            self._ledger.metrics.num_drafter_stops += 1
+        return proposal
+
+    def _follow(self) -> None:
+        """Let the drafter follow plain decoding, and take over what it says in time."""
+        if self._follower is None:
+            if k := self._pace.follows(len(self._sequence) - self._followed_length):
+                self._round_id += 1
+                self._follower = Follower(
+                    self._ask(k, score=True), len(self._sequence), time.perf_counter_ns()
+                )
+        elif overtaken := self._follower.arrived(self._sequence.tokens, time.perf_counter_ns()):
+            self._follower = None
+            self._ledger.followed(overtaken.proposal)
+            self._pace.followed(overtaken)
+            self._turn = self._pace.turn()
+            if self._drafting.repeats(overtaken.proposal):
+                self._rest = overtaken.rest(self._draft_limit())
 
     def loop_guard_index(self, num_tokens: int) -> int | None:
         """Tokens of an output of `num_tokens` after which all was judged exactly for its loop.
@@ -105,14 +264,6 @@ class Rounds:
         """Tokens that the output still lacks; it may end earlier."""
         return self._state.limit - len(self._sequence)
 
-    def _propose(self) -> asyncio.Task[DraftChunk]:
-        """Begin a round: ask for K tokens, or as many as are of use."""
-        self._round_id += 1
-        self._started_ns = time.perf_counter_ns()
-        return asyncio.create_task(
-            self._drafting.propose(self._sequence, self._draft_limit(), self._round_id)
-        )
-
     def _draft_limit(self) -> int:
         """K of the next round: no more than fits the context, none after the output's end.
 
@@ -121,10 +272,13 @@ class Rounds:
         not depend on `max_tokens`. With windows across rounds it does all the same: one that is
         open at the end of the output has failed.
         """
-        plan = self._plan
+        plan, window, turn = self._plan, self._state.window, self._turn
+        wanted = turn.num_drafts
+        if window is not None and plan.adaptive and not self._pace.repeats:
+            wanted = max(wanted, window.remaining_matches)
         if self._remaining <= 0:
             return 0
-        limit = min(plan.num_speculative_tokens, plan.context_length - len(self._sequence))
+        limit = min(wanted, plan.context_length - len(self._sequence))
         if RULE_PRESETS[plan.rule.name].token_exact:
             limit = min(limit, self._remaining - 1)
         return limit
@@ -133,8 +287,9 @@ class Rounds:
         """The request to check a proposal, or to decode without one."""
         plan, window = self._plan, self._state.window
         plain = 1
-        if plan.num_speculative_tokens == 0:
-            plain = max(1, min(plan.max_plain_tokens, self._remaining))
+        if proposal is NOTHING:
+            most = self._turn.max_plain_tokens or plan.max_plain_tokens
+            plain = max(1, min(most, plan.max_plain_tokens, self._remaining))
         exact = plan.exact_until_position if self._exact_from is None else plan.context_length
         return VerifyRound(
             round_id=self._round_id,
@@ -145,6 +300,7 @@ class Rounds:
             budget=self._ledger.budget(window),
             exact_until_position=exact,
             open_window=window,
+            draft_survivals=self._pace.survivals(proposal),
         )
 
     def _advance(
@@ -153,20 +309,20 @@ class Rounds:
         """Do what follows from an event, and say so."""
         start = len(self._sequence)
         verdict = event.verdict if isinstance(event, Checked) else None
-        if verdict is not None:
-            self._drafting.accept(verdict.keep_length)
         self._state, commands = step(self._state, event)
         for command in commands:
             self._carry_out(command)
+        self._watch(commands)
         now = time.perf_counter_ns()
         began_ns, self._started_ns = self._started_ns, now
         round_ns = now - began_ns
         self._recoveries.output_token_index = len(self._sequence) - self._prompt_length
-        if verdict is not None and verdict.decisions:
+        if verdict is not None:
             emitted = len(self._sequence) - start
-            self._drafting.record(
-                proposal.drafter, len(proposal.token_ids), verdict.num_accepted, emitted, round_ns
-            )
+            self._pace.checked(CheckedRound(proposal, verdict, emitted, round_ns))
+            if verdict.decisions:
+                drafted, accepted = len(proposal.token_ids), verdict.num_accepted
+                self._drafting.record(proposal.drafter, drafted, accepted, emitted, round_ns)
         return RoundOutcome(
             commands=commands,
             verdict=verdict,
@@ -175,7 +331,7 @@ class Rounds:
             round_ns=round_ns,
             request=request,
             proposal=proposal,
-            round_id=self._round_id,
+            round_id=request.round_id if request else self._round_id,
             began_ns=began_ns,
         )
 
@@ -185,7 +341,7 @@ class Rounds:
             self._sequence.extend(command.token_ids)
         elif isinstance(command, RollBack):
             self._sequence.keep(command.length)
-            self._drafting.accept(command.length)
+            self._drafting.keep(command.length)
             self._verifying.keep(command.length)
             self._sequence.extend([command.token_id])
             if self._exact_from is not None:

@@ -34,6 +34,7 @@ from flyspec.rules.resolve import (
     validate_rule,
     window_depends_on_k,
 )
+from flyspec.speculation_length import AUTO, SpeculationLength, requested
 from orchestrator.generation.limits import Limits
 
 
@@ -158,17 +159,18 @@ class RuleBook(BaseModel):
         return replace(rule, name=base.name, **taken, guarded_token_ids=guarded)
 
 
-def load_rules(rules_file: str, rule: str, num_speculative_tokens: int) -> RuleBook:
+def load_rules(rules_file: str, rule: str, length: SpeculationLength) -> RuleBook:
     """Read a rules file, none if empty, and check that the server's defaults keep to its limits.
 
-    `rule` and `num_speculative_tokens` are those defaults. Raises `ConfigError` naming the file
+    `rule` and `length`, K, are those defaults. Raises `ConfigError` naming the file
     and the key, or the flag.
     """
     book = read_rules(Path(rules_file)) if rules_file else RuleBook()
     most = book.limits.max_num_speculative_tokens
-    if most is not None and num_speculative_tokens > most:
+    num_speculative_tokens = requested(length)
+    if most is not None and length != AUTO and length > most:
         raise ConfigError(
-            f"--num-speculative-tokens {num_speculative_tokens}: limits.max_num_speculative_tokens "
+            f"--num-speculative-tokens {length}: limits.max_num_speculative_tokens "
             f"of the rules file is {most}; lower the one or raise the other"
         )
     try:

@@ -81,11 +81,12 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         sequence: TokenSequence,
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution] = (),
-    ) -> AsyncIterator[Verdict]:
+    ) -> AsyncIterator[Verdict | None]:
         """Verdicts on a round that follows `sequence`; several in plain decoding.
 
-        `round_` and `distributions` as `VerifySession.send` takes them. Verdicts already handed out
-        stand when the replica is lost; the rest of the round is then the caller's next round.
+        None when the request is on its way: the time to do what needs no answer. `round_` and
+        `distributions` as `VerifySession.send` takes them. Verdicts already handed out stand when
+        the replica is lost; the rest of the round is then the caller's next round.
         """
         self._move_on(self._targets)
         for attempt in count():
@@ -96,6 +97,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 if session is None or replica is None:
                     session, replica = await self._begin(sequence.tokens)
                 await session.send(sequence, round_, distributions)
+                yield None
                 while True:
                     verdict = await session.read(round_.round_id)
                     replica.breaker.succeeded()

@@ -132,7 +132,8 @@ def _checked(state: WindowState, event: Checked) -> tuple[WindowState, list[Comm
         logprobs = verdict.logprobs[0] if verdict.logprobs else window.target_logprobs
         failed = window._replace(target_token_id=verdict.next_token_id, target_logprobs=logprobs)
         return _fail(state, failed)
-    if num_accepted > len(event.draft_token_ids):
+    num_accepted -= len(verdict.plain_token_ids)
+    if not 0 <= num_accepted <= len(event.draft_token_ids):
         raise _impossible(state, verdict)
     tokens = _tokens(event, num_accepted)
     commands: list[Command] = [Extend([token.token_id for token in tokens])]
@@ -188,6 +189,9 @@ def _tokens(event: Checked, num_accepted: int) -> list[Token]:
         raise FlyspecError(
             f"verify service: {len(decisions)} decisions on {len(event.draft_token_ids)} drafts"
         )
+    if verdict.plain_token_ids:
+        drawn = [*verdict.plain_token_ids, verdict.next_token_id]
+        return [Token(token_id, Origin.PLAIN) for token_id in drawn]
     logprobs: Sequence[TokenLogprobs | None] = verdict.logprobs or [None] * (num_accepted + 1)
     if len(logprobs) != num_accepted + 1:
         raise FlyspecError(

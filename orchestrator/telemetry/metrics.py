@@ -79,6 +79,16 @@ class GenerationMetrics:
         self.prompt_tokens = make(
             "flyspec_prompt_tokens", "Tokens of the prompts of admitted requests."
         )
+        self.saved_seconds = make(
+            "flyspec_spec_decode_saved_seconds",
+            "What generations that adapt K saved by drafting, over plain decoding.",
+            LABELS,
+        )
+        self.lost_seconds = make(
+            "flyspec_spec_decode_lost_seconds",
+            "What such generations lost by drafting, those that lost.",
+            LABELS,
+        )
         self.queue_seconds = seconds(
             "flyspec_request_queue_time_seconds", "From a request's arrival until it is admitted."
         )
@@ -181,7 +191,29 @@ _COUNTERS = (
         "Windows that failed after their round.",
         "num_rollbacks",
     ),
+    (
+        "flyspec_spec_decode_num_plain_bursts",
+        "Stretches of plain decoding.",
+        "num_plain_bursts",
+    ),
+    (
+        "flyspec_spec_decode_num_drafter_stops",
+        "Proposals that ended early for want of confidence.",
+        "num_drafter_stops",
+    ),
+    (
+        "flyspec_spec_decode_num_scored_tokens",
+        "Tokens of plain decoding that a drafter was asked about afterwards.",
+        "num_scored_tokens",
+    ),
+    (
+        "flyspec_spec_decode_num_agreed_tokens",
+        "Of them, those that it would have proposed.",
+        "num_agreed_tokens",
+    ),
 )
+_OF_PACE = ("num_plain_bursts", "num_drafter_stops", "num_scored_tokens", "num_agreed_tokens")
+"""Of `SpeculationMetrics`, what comes of K adapting."""
 
 
 class Times:
@@ -215,6 +247,7 @@ class RoundCounter:
         self._drafter: str | None = None
         self._num_loose = self._num_rollbacks = 0
         self._loose_cost_nats = 0.0
+        self._of_pace = [0] * len(_OF_PACE)
 
     def count(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
         """A round that the ledger has recorded, and the tokens that became final with it."""
@@ -225,8 +258,10 @@ class RoundCounter:
         tally, verdict = self._tally, round_.verdict
         if verdict is not None:
             num_drafts = len(verdict.decisions)
-            tally.metrics.num_rounds += 1
-            tally.drafted.observe(num_drafts)
+            count = 1 + len(verdict.plain_token_ids)
+            tally.metrics.num_rounds += count
+            for _ in range(count):
+                tally.drafted.observe(num_drafts)
             if num_drafts:
                 tally.metrics.count(num_drafts, 0)
             self._times.observe(round_)
@@ -239,6 +274,9 @@ class RoundCounter:
         """The ledger is finished: of windows still open, nothing stands."""
         if self._drafter is not None:
             self._take_over()
+            saved_s = self._ledger.metrics.saved_ns / 1e9
+            outcome = self._metrics.saved_seconds if saved_s > 0 else self._metrics.lost_seconds
+            outcome.labels(self._metrics.label(self._drafter), self._rule).inc(abs(saved_s))
 
     def _tally_of(self, drafter: str) -> Tally:
         return self._metrics.tallies[self._metrics.label(drafter), self._rule]
@@ -257,6 +295,11 @@ class RoundCounter:
         if ledger.num_rollbacks != self._num_rollbacks:
             metrics.num_rollbacks += ledger.num_rollbacks - self._num_rollbacks
             self._num_rollbacks = ledger.num_rollbacks
+        for index, name in enumerate(_OF_PACE):
+            if (count := getattr(ledger, name)) != self._of_pace[index]:
+                more = count - self._of_pace[index]
+                setattr(metrics, name, getattr(metrics, name) + more)
+                self._of_pace[index] = count
 
 
 def _beyond(histogram: Sequence[int]) -> list[int]:

@@ -6,6 +6,7 @@ A try is bounded in time, and what goes wrong says which service it was.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -90,7 +91,7 @@ class GrpcSession(Generic[Open]):
         self._call: Any = None
         self._synced = 0
 
-    async def _begin(self, tokens: list[int]) -> None:
+    async def _begin(self, tokens: Sequence[int]) -> None:
         """Open the stream, before its first message."""
         if self._call is None:
             method = getattr(self._upstream.stub, self._method)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from flyspec import wire
 from flyspec.errors import UnavailableError
-from flyspec.prefix import TokenSequence
+from flyspec.prefix import num_same
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
 from flyspec.values.generation import SpeculationMetrics
-from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.rounds import MAX_SCORED, DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams.connection import GrpcSession, GrpcUpstream, read, write
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
@@ -40,34 +41,42 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
 
 
 class GrpcDraftSession(GrpcSession[DraftOpen]):
-    """Proposals. Of the sequence and the last one the service holds `_held` tokens at most."""
+    """Proposals. The service holds `_synced` tokens and its last proposal."""
 
     _method = "Draft"
-    _held = 0
+    _proposed: Sequence[int] = ()
 
     @property
     def held(self) -> int:
         """Tokens of the sequence that the service has read; the others it must read first."""
         return self._synced
 
-    def accept(self, length: int) -> None:
-        """Tell that the first `length` tokens of sequence and last proposal stand."""
-        self._synced = self._held = min(length, self._held)
+    def keep(self, length: int) -> None:
+        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+        if length < self._synced:
+            self._synced, self._proposed = length, ()
 
     async def propose(
-        self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
+        self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """Up to `max_tokens` tokens to follow `sequence`, within `timeout_s`."""
+        """What follows `token_ids`, within `timeout_s`; they do not change meanwhile."""
         async with self._upstream.attempt(timeout_s):
-            return await self._propose(sequence, max_tokens, round_id)
+            return await self._propose(token_ids, request)
 
-    async def _propose(self, sequence: TokenSequence, max_tokens: int, round_id: int) -> DraftChunk:
-        tokens = sequence.tokens
+    async def _propose(self, tokens: Sequence[int], request: DraftAdvance) -> DraftChunk:
+        opens, round_id = self._call is None, request.round_id
         await self._begin(tokens)
-        traceparent = self._correlation.waits_for("draft", round_id)
-        advance = wire.encode(
-            DraftAdvance(round_id, self._synced, tokens[self._synced :], max_tokens, traceparent)
+        keep = self._synced + num_same(self._proposed, tokens[self._synced :])
+        appended = tokens[keep:]
+        request = replace(
+            request,
+            keep_length=keep,
+            append_token_ids=appended,
+            traceparent=self._correlation.waits_for("draft", round_id),
+            score=request.score and not opens and 0 < len(appended) <= MAX_SCORED,
         )
+        advance = wire.encode(request)
+        self._synced, self._proposed = len(tokens), ()
         self._metrics.count_bytes(advance.ByteSize())
         await write(self._call, advance)
         proposal = DraftChunk(start_position=len(tokens))
@@ -89,7 +98,9 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
                 f"sent {len(proposal.distributions)} distributions of "
                 f"{len(proposal.token_ids)} drafts: run the same release of both"
             )
-        self._held = len(tokens) + len(proposal.token_ids)
+        if (not request.score and proposal.agreements) or len(proposal.agreements) > len(appended):
+            raise UnavailableError(f"scored {len(proposal.agreements)} of {len(appended)} tokens")
+        self._proposed = proposal.token_ids
         return proposal
 
     def _count(self, message: Any, distributions: Sequence[TokenDistribution]) -> None:

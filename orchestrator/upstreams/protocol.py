@@ -14,7 +14,14 @@ from flyspec.metadata import REQUEST_ID_KEY
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
-from flyspec.values.rounds import DraftChunk, DraftOpen, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import (
+    DraftAdvance,
+    DraftChunk,
+    DraftOpen,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.values.tokens import TokenDistribution
 
 
@@ -64,13 +71,17 @@ class DraftSession(UpstreamSession, Protocol):
     def held(self) -> int:
         """Tokens of the sequence that the service has read; the others it must read first."""
 
-    def accept(self, length: int) -> None:
-        """Tell that the first `length` tokens of sequence and last proposal stand."""
+    def keep(self, length: int) -> None:
+        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
 
     async def propose(
-        self, sequence: TokenSequence, max_tokens: int, round_id: int, timeout_s: float
+        self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """Up to `max_tokens` tokens to follow `sequence`, within `timeout_s`."""
+        """What follows `token_ids`, within `timeout_s`; they do not change meanwhile.
+
+        `request` comes without prefix: keep_length and append_token_ids are filled in. What is not
+        told of a token's score is left out where it cannot be asked for.
+        """
 
 
 class VerifySession(UpstreamSession, Protocol):
@@ -92,7 +103,10 @@ class VerifySession(UpstreamSession, Protocol):
         """
 
     async def read(self, round_id: int) -> Verdict:
-        """The next verdict on that round; several in plain decoding, up to the `last`."""
+        """The next verdict on that round; several in plain decoding, up to the `last`.
+
+        A round may be sent before the one before it, decoding plainly, has come to its last.
+        """
 
 
 class Upstream(Protocol[Info, Open, Session]):

@@ -81,8 +81,11 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
     async def read(self, round_id: int) -> Verdict:
         """The next verdict."""
         async with self._upstream.attempt(self._upstream.timeout_s):
-            message = await read(self._call)
-            self._metrics.count_bytes(message.ByteSize())
+            while True:
+                message = await read(self._call)
+                self._metrics.count_bytes(message.ByteSize())
+                if message.round_id >= round_id:  # not of plain decoding that this round ended
+                    break
             verdict = wire.decode(Verdict, message, start_length=self._synced)
             if verdict.round_id != round_id:
                 raise UnavailableError(f"answered round {verdict.round_id} instead of {round_id}")

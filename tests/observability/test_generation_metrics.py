@@ -66,7 +66,8 @@ async def test_metrics_equal_the_completions(observed, rule):
 async def test_the_parts_of_a_round_add_up(observed):
     before = await observed.at_rest()
     async with Client(observed.stack.address) as client:
-        await client.complete(PROMPTS[0], GenerateOptions(rule=Rule("exact"), max_tokens=32))
+        options = GenerateOptions(rule=Rule("exact"), max_tokens=32, num_speculative_tokens=7)
+        await client.complete(PROMPTS[0], options)
     added = await observed.since(before, 1)
     parts = {part: added.total("flyspec_round_part_seconds_sum", part=part) for part in PARTS}
     assert sum(parts.values()) == pytest.approx(added.total("flyspec_round_seconds_sum"))
@@ -89,7 +90,7 @@ async def test_plain_decoding_counts_rounds_without_drafts(observed):
 async def test_the_services_count_what_they_were_asked(observed):
     before = await observed.at_rest()
     async with Client(observed.stack.address) as client:
-        options = GenerateOptions(rule=Rule("exact"), max_tokens=24)
+        options = GenerateOptions(rule=Rule("exact"), max_tokens=24, num_speculative_tokens=7)
         done = await client.complete(PROMPTS[0], options)
     after = await observed.at_rest()
     draft, verify = (after[s].since(before[s]) for s in ("draft", "verify"))

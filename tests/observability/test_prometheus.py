@@ -69,7 +69,8 @@ async def traffic(address: str) -> None:
     """A bit of everything: rules with and without loss, no drafts, an error."""
     async with Client(address) as client:
         for rule in (Rule("exact"), Rule("fly"), Rule("margin")):
-            await client.complete("def f(x):", GenerateOptions(rule=rule, max_tokens=12))
+            options = GenerateOptions(rule=rule, max_tokens=12, num_speculative_tokens=15)
+            await client.complete("def f(x):", options)
         await client.complete("a", GenerateOptions(num_speculative_tokens=0, max_tokens=4))
         with pytest.raises(FlyspecError):
             await client.complete("", GenerateOptions())

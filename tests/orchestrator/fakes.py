@@ -31,6 +31,7 @@ from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
+from orchestrator.generation.pace import FixedPace, Pace
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
@@ -41,6 +42,19 @@ from orchestrator.upstreams.protocol import UNKNOWN
 from orchestrator.upstreams.verify import GrpcVerifySession
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge
+
+
+@dataclass
+class Offer:
+    """How many tokens the drafter proposes now, at most.
+
+    `delay`: turns of the event loop that it takes. It may tell `confidences` and scores.
+    """
+
+    k: int
+    delay: int = 0
+    confidences: bool = False
+    scores: bool = False
 
 
 class _Call:
@@ -60,7 +74,8 @@ class _Call:
         self._answers += self.answer(message)
 
     async def read(self):
-        await asyncio.sleep(0)
+        for _ in range(1 + self._service.offer.delay):
+            await asyncio.sleep(0)
         if self._lost or self._service.breaks("read"):
             self._lost = True
             return grpc.aio.EOF
@@ -87,6 +102,7 @@ class _Service:
     """What both have: streams that break when told to."""
 
     address, timeout_s = "fake", 5.0
+    offer = Offer(0)
 
     def __init__(self) -> None:
         self._breaks: deque[str] = deque()
@@ -111,13 +127,6 @@ class _Service:
         return False
 
 
-@dataclass
-class Offer:
-    """How many tokens the drafter proposes now, at most."""
-
-    k: int
-
-
 class FakeDraft(_Service):
     """A draft service."""
 
@@ -139,37 +148,48 @@ class _DraftCall(_Call):
             self.tokens = list(request.token_ids)
             return []
         assert isinstance(request, DraftAdvance)
+        world, offer = service.world, service.offer
         tokens = self.move(request.keep_length, request.append_token_ids)
         service.sequences[request.round_id] = list(tokens)
-        base = len(tokens)
-        while len(tokens) - base < min(request.max_tokens, service.offer.k):
-            tokens.append(service.world.guess(tokens))
-            if tokens[-1] == EOS:
+        base, left = len(tokens), 1.0
+        agreements = [
+            world.guess(tokens[:i]) == tokens[i]
+            for i in range(request.keep_length, base)
+            if request.score and offer.scores
+        ]
+        while len(tokens) - base < min(request.max_tokens, offer.k):
+            left *= world.confidence(tokens)
+            tokens.append(world.guess(tokens))
+            if tokens[-1] == EOS or (offer.confidences and left < request.min_confidence):
                 break
         self.tokens = tokens
         # In pieces of three, so that a proposal has several messages.
         starts = list(range(base, len(tokens), 3)) or [base]
-        return [self._chunk(request, tokens, base, start, starts[-1]) for start in starts]
+        chunks = [self._chunk(request, tokens, base, start, starts[-1]) for start in starts]
+        chunks[0] = replace(chunks[0], agreements=agreements)
+        return [wire.encode(chunk) for chunk in chunks]
 
     def _chunk(self, request, tokens, base, start, last):
-        drafted = tokens[start : start + 3]
-        sent = [TokenDistribution(b"ab", (t,)) for t in drafted] if self.spec else []
-        return wire.encode(
-            DraftChunk(
-                request.round_id,
-                base - 1,
-                tokens[base - 1],
-                start,
-                drafted,
-                [Origin.EXACT_MODEL] * len(drafted),
-                start == last,
-                distributions=sent,
-            )
+        end = min(start + 3, len(tokens))
+        drafted, world = tokens[start:end], self._service.world
+        tells = self._service.offer.confidences
+        return DraftChunk(
+            request.round_id,
+            base - 1,
+            tokens[base - 1],
+            start,
+            drafted,
+            [Origin.EXACT_MODEL] * len(drafted),
+            start == last,
+            distributions=[TokenDistribution(b"ab", (t,)) for t in drafted] if self.spec else [],
+            confidences=[world.confidence(tokens[:i]) for i in range(start, end) if tells],
         )
 
 
 class FakeVerify(_Service):
-    """A verify service. `drafts` holds what each round was asked to check."""
+    """A verify service. `rounds` holds what each was asked to check; less while it is `full`."""
+
+    full = False
 
     def __init__(self, world: World, window_size: int) -> None:
         super().__init__()
@@ -200,9 +220,27 @@ class _VerifyCall(_Call):
         service.sequences[request.round_id] = list(tokens)
         service.rounds[request.round_id] = request
         service.distributions[request.round_id] = self._distributions(request, len(tokens))
+        # The rest of plain decoding that this round ends may have been written, or not.
+        while self._answers and service.world.choice([len(self._answers), *tokens], 2):
+            self._answers.pop()
         if request.draft_token_ids:
+            request = self._admitted(request, tokens)
+            if request.open_window and not request.draft_token_ids:
+                window = request.open_window
+                failed = Verdict(window.position, window.target_token_id, start_length=len(tokens))
+                return [self._answer(replace(failed, round_id=request.round_id))]
             return [self._answer(judge(service.world, tokens, request, service.window_size))]
         return self._plain(request)
+
+    def _admitted(self, request, tokens):
+        """With chances, some of the last drafts may be left out, or all of them."""
+        if not request.draft_survivals or not self._service.full:
+            return request
+        drafts = request.draft_token_ids
+        count = self._service.world.choice(tokens, len(drafts) + 1)
+        request = replace(request, draft_token_ids=drafts[:count])
+        self._service.rounds[request.round_id] = request
+        return request
 
     def _distributions(self, request, first):
         sent = []
@@ -213,25 +251,31 @@ class _VerifyCall(_Call):
         return sent
 
     def _plain(self, request):
-        answers = []
-        for left in range(request.max_plain_tokens, 0, -1):
-            token = self._service.world.own(self.tokens)
+        """Bursts of up to three tokens, of one where log-probabilities are wanted."""
+        answers, world, left = [], self._service.world, request.max_plain_tokens
+        while (left and self.tokens[-1] != EOS) or not answers:
+            start, longest = len(self.tokens), 1 if self.logprobs is not None else min(left, 3)
+            size, drawn = 1 + world.choice(self.tokens, longest), []
+            while len(drawn) < size and EOS not in drawn:
+                drawn.append(world.own([*self.tokens, *drawn]))
+            left -= len(drawn)
             verdict = Verdict(
-                len(self.tokens),
-                token,
+                start + len(drawn) - 1,
+                drawn[-1],
+                start_length=start,
                 round_id=request.round_id,
-                last=left == 1 or token == EOS,
+                last=not left or drawn[-1] == EOS,
+                plain_token_ids=tuple(drawn[:-1]),
             )
             answers.append(self._answer(verdict, request))
-            if verdict.last:
-                break
         return answers
 
     def _answer(self, verdict, request=None):
         world = self._service.world
         request = request or self._service.rounds[verdict.round_id]
         before = len(self.tokens)
-        kept = [*self.tokens, *request.draft_token_ids][: verdict.keep_length]
+        new = verdict.plain_token_ids or request.draft_token_ids
+        kept = [*self.tokens, *new][: verdict.keep_length]
         self.tokens = [*kept, verdict.next_token_id]
         if self.logprobs is not None:
             first = min(before, verdict.keep_length)
@@ -255,6 +299,8 @@ def plan_of(**changes) -> GenerationPlan:
         "drafter": "",
         "rule": Rule("margin"),
         "num_speculative_tokens": 4,
+        "adaptive": False,
+        "num_draft_tokens_per_round": (),
         "max_loose_tokens": None,
         "max_loose_cost_nats": None,
         "exact_until_position": 0,
@@ -282,6 +328,7 @@ class Fakes:
     tokenizer: object
     window_size: int = 3
     offer: Offer = field(default_factory=lambda: Offer(1000))
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
         plan = self.plan
@@ -294,7 +341,10 @@ class Fakes:
         self.drafters = registry_of(self.draft)
         self.drafting = Drafting(self.drafters, plan, TARGET, *accounts)
         self.verifying = Verifying(pool_of(self.verify), plan, 5.0, *accounts)
-        self.rounds = Rounds(plan, self.drafting, self.verifying, self.ledger, self.recoveries)
+        self.pace = self.pace or FixedPace(plan.num_speculative_tokens)
+        self.rounds = Rounds(
+            plan, self.pace, self.drafting, self.verifying, self.ledger, self.recoveries
+        )
 
     async def run(self, limit: int = 10_000):
         """Every round with what it changed for the client, to the end of the output."""

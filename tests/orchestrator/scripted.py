@@ -149,16 +149,17 @@ class Drafter(Service):
 class DrafterSession(Session):
     held = 0
 
-    def accept(self, length: int) -> None:
-        self.held = length
+    def keep(self, length: int) -> None:
+        self.held = min(self.held, length)
 
-    async def propose(self, sequence, max_tokens, round_id, timeout_s) -> DraftChunk:
+    async def propose(self, token_ids, request, timeout_s) -> DraftChunk:
         self.begin()
         await self.service.answer()
-        tokens = list(sequence.tokens)
-        for _ in range(max_tokens):
+        tokens = list(token_ids)
+        self.held = len(tokens)
+        for _ in range(request.max_tokens):
             tokens.append(self.service.next_token(tokens))
-        drafts = tokens[len(sequence) :]
+        drafts = tokens[len(token_ids) :]
         return DraftChunk(token_ids=drafts, origins=[Origin.EXACT_MODEL] * len(drafts))
 
 

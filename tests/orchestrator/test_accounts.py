@@ -48,7 +48,7 @@ async def test_rounds_without_distributions_are_small(stack):
         options = GenerateOptions(rule=rule, num_speculative_tokens=15, max_tokens=60)
         for prompt in PROMPTS:
             metrics = (await stack.client.complete(prompt, options)).completion.speculation
-            assert 0 < metrics.round_bytes < 300 * metrics.num_rounds
+            assert 0 < metrics.round_bytes < 380 * metrics.num_rounds
             assert metrics.distribution_bytes == 0
 
 
@@ -63,7 +63,7 @@ async def test_distributions_travel_and_are_counted(stack, greedy):
         metrics = generation.completion.speculation
         sent = metrics.distribution_bytes / metrics.num_draft_tokens / 2
         assert 0.8 * size < sent < 1.3 * size
-        assert metrics.round_bytes < metrics.distribution_bytes + 300 * metrics.num_rounds
+        assert metrics.round_bytes < metrics.distribution_bytes + 380 * metrics.num_rounds
 
 
 @pytest.mark.parametrize("drafter", ["model", "prompt_lookup", "multi_level"])

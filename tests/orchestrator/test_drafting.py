@@ -9,6 +9,7 @@ import pytest
 from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
+from flyspec.values.rounds import DraftAdvance
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.recoveries import Recoveries
@@ -77,10 +78,9 @@ class Generation:
     async def round(self):
         """Who drafted; the drafts and a bonus become part of the sequence."""
         self.round_id += 1
-        proposal = await self.drafting.propose(self.sequence, 4, self.round_id)
-        length = len(self.sequence) + len(proposal.token_ids)
+        request = DraftAdvance(self.round_id, 0, (), 4)
+        proposal = await self.drafting.propose(self.sequence.tokens.copy(), request)
         self.drafting.record(proposal.drafter, len(proposal.token_ids), 0, 1, 1)
-        self.drafting.accept(length)
         self.sequence.extend([*proposal.token_ids, 6])
         return proposal.drafter
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ PROMPT = "The cat sat on the mat, and the dog sat"
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("k", [0, 1, 4, 15])
+@pytest.mark.parametrize("k", [0, 1, 4, 15, "auto"])
 async def test_exact_equals_generate(stack, greedy, drafter, k):
     options = GenerateOptions(rule=EXACT, drafter=drafter, num_speculative_tokens=k, max_tokens=50)
     for prompt in (PROMPT, "def total(values):", [7, 9, 11, 200, 7, 9], "数学 😀"):
@@ -57,12 +58,11 @@ async def test_exact_is_drafter_invariant_at_any_temperature(stack, drafter, sam
 
 
 async def test_a_drawn_seed_is_told_and_repeats_the_text(stack):
-    options = GenerateOptions(sampling=SamplingParams(1.0), max_tokens=30)
-    first = await stack.client.complete(PROMPT, options)
-    again = await stack.client.complete(
-        PROMPT,
-        GenerateOptions(sampling=SamplingParams(1.0), max_tokens=30, seed=first.started.seed),
+    options = GenerateOptions(
+        sampling=SamplingParams(1.0), max_tokens=30, num_speculative_tokens=15
     )
+    first = await stack.client.complete(PROMPT, options)
+    again = await stack.client.complete(PROMPT, replace(options, seed=first.started.seed))
     other = await stack.client.complete(PROMPT, options)
     assert again.text == first.text
     assert other.started.seed != first.started.seed
@@ -108,7 +108,8 @@ async def test_what_a_generation_tells(stack):
 
 async def test_fly_is_independent_of_max_tokens(stack):
     def options(n):
-        return GenerateOptions(rule=Rule("fly-paper", fly_entropy_threshold=0.05), max_tokens=n)
+        rule = Rule("fly-paper", fly_entropy_threshold=0.05)
+        return GenerateOptions(rule=rule, num_speculative_tokens=15, max_tokens=n)
 
     long = (await stack.client.complete(PROMPT, options(60))).token_ids
     for n in (1, 7, 30):
@@ -117,20 +118,15 @@ async def test_fly_is_independent_of_max_tokens(stack):
 
 async def test_budgets_and_the_exact_prefix(stack, greedy):
     loose = Rule("fly", fly_window_size=0, fly_entropy_threshold=0.0)
-    free = await stack.client.complete(PROMPT, GenerateOptions(rule=loose, max_tokens=50))
+    options = GenerateOptions(rule=loose, num_speculative_tokens=15, max_tokens=50)
+    free = await stack.client.complete(PROMPT, options)
     assert free.completion.speculation.num_loose_tokens > 4
-    capped = await stack.client.complete(
-        PROMPT, GenerateOptions(rule=loose, max_tokens=50, max_loose_tokens=3)
-    )
+    capped = await stack.client.complete(PROMPT, replace(options, max_loose_tokens=3))
     assert capped.completion.speculation.num_loose_tokens == 3
-    cheap = await stack.client.complete(
-        PROMPT, GenerateOptions(rule=loose, max_tokens=50, max_loose_cost_nats=2.0)
-    )
+    cheap = await stack.client.complete(PROMPT, replace(options, max_loose_cost_nats=2.0))
     assert cheap.completion.speculation.loose_cost_nats <= 2.0
     ids = list(free.started.prompt_token_ids)
-    prefixed = await stack.client.complete(
-        PROMPT, GenerateOptions(rule=loose, max_tokens=50, exact_prefix_tokens=20)
-    )
+    prefixed = await stack.client.complete(PROMPT, replace(options, exact_prefix_tokens=20))
     assert prefixed.token_ids[:20] == greedy(ids, 20)
     assert Origin.LOOSE not in prefixed.origins[:20]
     none = await stack.client.complete(
@@ -278,7 +274,9 @@ async def test_a_drafter_of_another_tokenizer_is_translated(model_dirs, tmp_path
 
     other = str(make_model(tmp_path / "other", text="completely different words here " * 9))
     async with start_stack((model_dirs[0], other)) as stack:
-        options = GenerateOptions(max_tokens=12, ignore_eos=True, rule=EXACT)
+        options = GenerateOptions(
+            max_tokens=12, ignore_eos=True, rule=EXACT, num_speculative_tokens=4
+        )
         generation = await stack.client.complete(PROMPT, options)
         prompt = generation.started.prompt_token_ids
         assert generation.token_ids == greedy(prompt, 12)
@@ -295,7 +293,9 @@ async def test_a_drafter_of_another_tokenizer_is_translated(model_dirs, tmp_path
 
 async def test_a_lost_drafter_does_not_stop_a_stream(model_dirs, greedy):
     async with start_stack(model_dirs) as stack:
-        options = GenerateOptions(rule=EXACT, max_tokens=100, ignore_eos=True)
+        options = GenerateOptions(
+            rule=EXACT, max_tokens=100, ignore_eos=True, num_speculative_tokens=4
+        )
         tokens: list[int] = []
         async for event in stack.client.generate(PROMPT, options):
             if isinstance(event, Chunk):

@@ -82,6 +82,8 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         drafter="",
         rule=resolve_rule(Rule("fly"), 15),
         num_speculative_tokens=15,
+        adaptive=True,
+        num_draft_tokens_per_round=(),
         max_loose_tokens=None,
         max_loose_cost_nats=None,
         exact_until_position=len(PROMPT),
@@ -129,6 +131,8 @@ def test_every_field_is_taken(plan: Any) -> None:
         drafter="x",
         rule=resolve_rule(Rule("margin", margin_threshold=0.1, guarded_token_ids=(399,)), 4),
         num_speculative_tokens=4,
+        adaptive=False,
+        num_draft_tokens_per_round=(),
         max_loose_tokens=0,
         max_loose_cost_nats=0.0,
         exact_until_position=len(PROMPT) + 2,
@@ -172,6 +176,18 @@ def test_every_field_is_taken(plan: Any) -> None:
         (
             {"speculation": {"num_speculative_tokens": 33}},
             "speculation.num_speculative_tokens must be between 0 and 32, got 33",
+        ),
+        (
+            {"speculation": {"num_draft_tokens_per_round": [4, 0, 33]}},
+            "speculation.num_draft_tokens_per_round[2] must be between 0 and 32, got 33",
+        ),
+        (
+            {"speculation": {"num_speculative_tokens": 4, "num_draft_tokens_per_round": [4]}},
+            "num_speculative_tokens and num_draft_tokens_per_round are both given; set one of them",
+        ),
+        (
+            {"speculation": {"adaptive": True, "num_speculative_tokens": 4}},
+            "adaptive and num_speculative_tokens are both given; set one of them",
         ),
         (
             {"speculation": {"max_loose_cost_nats": -0.5}},
@@ -267,6 +283,24 @@ def test_the_window_comes_of_the_k_that_was_requested(plan: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         window({}, num_speculative_tokens=1)
     assert window({}, num_speculative_tokens=1, rule={"fly_window_size": 0}) == 0
+
+
+def test_k_adapts_if_asked_to_or_behind_the_rounds_of_an_earlier_run(plan: Any) -> None:
+    fixed = {"num_speculative_tokens": 4}
+    made = plan(settings=fixed, speculation=speculation(adaptive=True))
+    assert (made.adaptive, made.num_speculative_tokens) == (True, 15)
+    assert made.rule == resolve_rule(Rule("fly"), 15)
+    earlier = speculation(num_draft_tokens_per_round=[3, 0, 32])
+    made = plan(settings=fixed, speculation=earlier)
+    assert (made.adaptive, made.num_speculative_tokens) == (True, 15)
+    assert [*made.num_draft_tokens_per_round] == [3, 0, 32]
+    assert made.rule == resolve_rule(Rule("fly"), 15)
+    made = plan(speculation={"adaptive": True, "rule": {"name": "exact"}})
+    assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
+    made = plan(settings=fixed)
+    assert (made.adaptive, made.num_speculative_tokens) == (False, 4)
+    made = plan(settings={"num_speculative_tokens": "auto"}, speculation=speculation(**fixed))
+    assert (made.adaptive, made.num_speculative_tokens) == (False, 4)
 
 
 def test_a_window_that_a_named_rule_gives_is_chosen(plan: Any) -> None:

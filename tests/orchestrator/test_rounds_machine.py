@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -13,8 +16,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from flyspec.values.rounds import DistributionSpec
+from flyspec.rules import Rule
+from flyspec.values.rounds import DistributionSpec, DraftChunk
 from flyspec.values.tokens import Origin
+from orchestrator.generation.ledger import RoundOutcome
+from orchestrator.generation.pace import FixedPace, NextRound, Pace, RepeatedPace
 from orchestrator.generation.window import Hide, Show
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.reference import replay
@@ -26,6 +32,8 @@ MAX_ROUNDS = 3000
 
 class Generations(RuleBasedStateMachine):
     """One generation; the rules run rounds, with K changing, or break a stream."""
+
+    pace: Pace | None = None
 
     @initialize(
         world=st.builds(
@@ -57,10 +65,12 @@ class Generations(RuleBasedStateMachine):
             **changes,
         )
         self.world = world
-        self.fakes = Fakes(world, self.plan, TOKENIZER, window_size)
+        self.plan = replace(self.plan, adaptive=self.pace is not None)
+        self.fakes = Fakes(world, self.plan, TOKENIZER, window_size, pace=self.pace)
         self.loop = asyncio.new_event_loop()
         self.running = self.fakes.run(MAX_ROUNDS)
         self.history: list[list[int]] = []
+        self.num_failed = 0
         self.sent: list = []
         self.final: list = []
         self.done = False
@@ -73,10 +83,8 @@ class Generations(RuleBasedStateMachine):
             self.done = True
             return
         self.check_services(round_, before.tokens)
-        verify = self.fakes.verify
-        self.history.append(
-            list(verify.rounds[round_.verdict.round_id].draft_token_ids) if round_.verdict else []
-        )
+        self.num_failed += round_.verdict is None
+        self.history += history_of(self.fakes, round_)
         if not self.plan.eager:
             assert not any(isinstance(c, Show | Hide) for c in round_.commands)
         if update.retraction is not None:
@@ -95,9 +103,11 @@ class Generations(RuleBasedStateMachine):
         assert round_.start == len(tokens)
         if round_.verdict.decisions:
             assert verify.sequences[round_id] == tokens
-            assert draft.sequences[round_id] == tokens
-            sent = verify.distributions[round_id]
-            assert len(sent) == (len(round_.verdict.decisions) if self.plan.distribution else 0)
+            # A proposal that plain decoding overtook was asked for under another id.
+            drafted_on = draft.sequences.get(round_id)
+            assert drafted_on == tokens or (self.pace is not None and drafted_on is None)
+            sent, drafts = verify.distributions[round_id], round_.request.draft_token_ids
+            assert len(sent) == (len(drafts) if self.plan.distribution else 0)
         else:
             held = verify.sequences[round_id]
             assert held == tokens[: len(held)]
@@ -125,9 +135,12 @@ class Generations(RuleBasedStateMachine):
         rounds, output, ledger = self.fakes.rounds, self.fakes.output, self.fakes.ledger
         prompt = len(self.plan.prompt_token_ids)
         whole = replay(self.world, self.plan, self.window_size, self.history)
-        assert rounds._sequence.tokens == whole.tokens
-        assert rounds._state.length == len(whole.tokens)
-        assert rounds._state.committed_length == whole.committed
+        # What is not handed out before the next round is with the target.
+        kept = [entry for r in rounds._kept for entry in history_of(self.fakes, r)]
+        ahead = replay(self.world, self.plan, self.window_size, [*self.history, *kept])
+        assert rounds._sequence.tokens == ahead.tokens
+        assert rounds._state.length == len(ahead.tokens)
+        assert rounds._state.committed_length == ahead.committed
         committed = whole.tokens[prompt : whole.committed]
         end = next(
             (i + 1 for i, t in enumerate(committed) if t == EOS and not self.plan.ignore_eos),
@@ -169,6 +182,10 @@ class Generations(RuleBasedStateMachine):
             drafted = [drafts for drafts in self.history if drafts]
             assert ledger.metrics.num_spec_steps == len(drafted)
             assert ledger.metrics.num_draft_tokens == sum(map(len, drafted))
+            plain, bursts = ledger.num_draft_tokens_per_round.count(0), ledger.metrics
+            plain -= self.num_failed  # windows, for want of drafts
+            assert (bursts.num_plain_tokens, bursts.num_rounds) == (plain, plain + len(drafted))
+            assert [k for k in ledger.num_draft_tokens_per_round if k] == [*map(len, drafted)]
 
     def teardown(self):
         if not hasattr(self, "history"):
@@ -182,5 +199,136 @@ class Generations(RuleBasedStateMachine):
         self.loop.close()
 
 
+def history_of(fakes: Fakes, round_: RoundOutcome) -> list[list[int]]:
+    """The drafts of the rounds that this is for the replay: of plain decoding, one a token."""
+    if round_.verdict is None or not round_.verdict.decisions:
+        return [[]] * (1 + len(round_.verdict.plain_token_ids) if round_.verdict else 1)
+    return [list(fakes.verify.rounds[round_.verdict.round_id].draft_token_ids)]
+
+
+class WilfulPace(FixedPace):
+    """Does as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.following = 0
+        self.likely = False
+
+    def will(self, whim: Whim) -> None:
+        """What it does until it is told again."""
+        self._turn, self.following, self.likely = whim.turn, whim.following, whim.likely
+
+    def follows(self, num_tokens: int) -> int:
+        return self.following
+
+    def survivals(self, proposal: DraftChunk) -> Sequence[float]:
+        return [0.9**k for k in range(len(proposal.token_ids))] if self.likely else ()
+
+
+class Whim(NamedTuple):
+    """A pace's mind, a drafter's manner, and whether the target has room for all drafts."""
+
+    turn: NextRound
+    following: int
+    likely: bool
+    delay: int
+    confidences: bool
+    scores: bool
+    full: bool
+
+
+whims = st.builds(
+    Whim,
+    turn=st.builds(
+        NextRound,
+        num_drafts=st.sampled_from([4, 0, 2, 7, 1, 0]),
+        min_confidence=st.sampled_from([0.0, 0.0, 0.1, 0.6]),
+        max_plain_tokens=st.sampled_from([None, None, 1, 3]),
+        patience_ns=st.sampled_from([None, 0, 10**12, 0]),
+    ),
+    following=st.sampled_from([0, 3, 7, 1]),
+    likely=st.booleans(),
+    delay=st.sampled_from([0, 0, 1, 4, 12]),
+    confidences=st.booleans(),
+    scores=st.booleans(),
+    full=st.booleans(),
+)
+
+
+class WilfulGenerations(Generations):
+    """One generation whose pace does anything at any time, with a drafter that may be slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pace = WilfulPace()
+
+    @rule(whim=whims)
+    def change(self, whim):
+        tell(self.fakes, whim)
+
+
+def tell(fakes: Fakes, whim: Whim) -> None:
+    """Everyone has another mind."""
+    fakes.pace.will(whim)
+    offer, fakes.verify.full = fakes.offer, whim.full
+    offer.delay, offer.confidences, offer.scores = whim.delay, whim.confidences, whim.scores
+
+
 TestGenerations = Generations.TestCase
 TestGenerations.settings = settings(max_examples=150, stateful_step_count=25)
+TestWilfulGenerations = WilfulGenerations.TestCase
+TestWilfulGenerations.settings = settings(max_examples=200, stateful_step_count=30)
+
+WORLDS = st.builds(
+    World,
+    seed=st.integers(0, 2**32),
+    agreement=st.sampled_from([0.9, 0.8, 0.6, 0.95, 0.3]),
+    tolerance=st.sampled_from([1.0, 0.9, 0.5, 1.0, 0.0]),
+    eos_share=st.sampled_from([0.0, 0.01, 0.05]),
+)
+
+
+async def whole(fakes: Fakes, minds: Sequence[Whim] = ()) -> list[int]:
+    """The text of a generation that changes its mind with every round."""
+    final: list[int] = []
+    for whim in minds[:1]:
+        tell(fakes, whim)
+    number = 0
+    async for _, update in fakes.run(MAX_ROUNDS):
+        number += 1
+        if minds:
+            tell(fakes, minds[number % len(minds)])
+        final += [token.token_id for token in update.final]
+    return final
+
+
+@given(world=WORLDS, minds=st.lists(whims, min_size=1, max_size=8), max_tokens=st.integers(1, 60))
+@settings(max_examples=150)
+def test_an_exact_text_is_that_of_plain_decoding_whatever_the_pace(world, minds, max_tokens):
+    world = replace(world, tolerance=0.0)
+    plan = plan_of(
+        rule=Rule("exact"), adaptive=True, num_speculative_tokens=7, max_tokens=max_tokens
+    )
+    fakes = Fakes(world, plan, TOKENIZER, window_size=0, pace=WilfulPace())
+    tokens = list(plan.prompt_token_ids)
+    while len(tokens) < len(plan.prompt_token_ids) + max_tokens and tokens[-1] != EOS:
+        tokens.append(world.own(tokens))
+    assert asyncio.run(whole(fakes, minds)) == tokens[len(plan.prompt_token_ids) :]
+
+
+@given(
+    world=WORLDS,
+    minds=st.lists(whims, min_size=1, max_size=8),
+    max_tokens=st.integers(1, 60),
+    window_size=st.sampled_from([3, 6, 2, 1, 0]),
+)
+@settings(max_examples=200)
+def test_a_lossy_run_is_repeated_by_its_rounds(world, minds, max_tokens, window_size):
+    plan = plan_of(adaptive=True, num_speculative_tokens=7, max_tokens=max_tokens)
+    fakes = Fakes(world, plan, TOKENIZER, window_size, pace=WilfulPace())
+    tokens = asyncio.run(whole(fakes, minds))
+    rounds = fakes.ledger.num_draft_tokens_per_round
+    pace = RepeatedPace(rounds, FixedPace(0))
+    again = Fakes(world, plan, TOKENIZER, window_size, pace=pace)
+    assert asyncio.run(whole(again)) == tokens
+    assert again.ledger.num_draft_tokens_per_round == rounds

@@ -24,7 +24,7 @@ PROMPT = "The cat sat on the mat, and the dog sat"
 
 
 async def test_running_generations_move_and_their_text_stays(model_dirs, greedy):
-    options = GenerateOptions(rule=EXACT, max_tokens=120, ignore_eos=True)
+    options = GenerateOptions(rule=EXACT, max_tokens=120, ignore_eos=True, num_speculative_tokens=4)
     async with start_stack(model_dirs) as stack, start_stack(model_dirs) as other:
         admin, address = stack.admin, f"127.0.0.1:{other.draft_server.port}"
         before = (await admin.status()).verify.process
@@ -108,7 +108,9 @@ async def test_an_orchestrator_that_drains_takes_nothing_and_takes_it_again(mode
 
 @pytest.mark.parametrize("rule", [Rule("exact"), Rule("margin", margin_threshold=1.0)])
 async def test_rounds_are_returned_and_come_to_the_output(stack, rule):
-    options = GenerateOptions(rule=rule, max_tokens=60, ignore_eos=True, return_rounds=True)
+    options = GenerateOptions(
+        rule=rule, max_tokens=60, ignore_eos=True, return_rounds=True, num_speculative_tokens=7
+    )
     generation = await stack.client.complete(PROMPT, options)
     assert len(generation.rounds) >= generation.completion.speculation.num_rounds
     tokens = list(generation.started.prompt_token_ids)

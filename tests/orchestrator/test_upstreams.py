@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from flyspec import rpc
+from flyspec import rpc, wire
 from flyspec.client import Chunk, GenerateOptions
 from flyspec.engine.distributions import decode
 from flyspec.errors import UnavailableError
@@ -16,16 +16,15 @@ from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2_grpc
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
-from flyspec.values.rounds import DistributionSpec, DraftChunk, VerifyRound
+from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen, VerifyRound
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from orchestrator.generation.proposals import LocalLookup, fit, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams import connection, verify
-from orchestrator.upstreams.draft import GrpcDraftSession
 from orchestrator.upstreams.verify import GrpcVerifyUpstream
 from tests.orchestrator.conftest import start_stack
-from tests.orchestrator.fakes import FULL, Fakes, plan_of
+from tests.orchestrator.fakes import FULL, FakeDraft, Fakes, Offer, plan_of
 from tests.orchestrator.test_output import TOKENIZER
 from tests.orchestrator.world import World
 from tests.waiting import until
@@ -92,14 +91,68 @@ async def test_a_service_that_does_not_answer_is_named_and_unavailable():
     await server.stop(0)
 
 
-def test_tokens_that_the_drafter_was_never_asked_to_follow_are_not_taken_for_its_own():
-    session = GrpcDraftSession.__new__(GrpcDraftSession)
-    session._held, session._synced = 20, 10
-    session.accept(15)  # five of its ten stand, then comes a correction
-    session.accept(16)  # a round without a proposal
-    assert session._synced == 15
-    session.accept(12)  # a window failed
-    assert session._synced == 12
+async def test_tokens_that_the_drafter_was_never_asked_to_follow_are_not_taken_for_its_own():
+    world = World(seed=5, eos_share=0.0)
+    draft = FakeDraft(world, Offer(1000))
+    session = draft.open(DraftOpen((), SamplingParams(), 0), SpeculationMetrics())
+    sent = []
+
+    def watched(metadata=(), make=draft.stub.Draft):
+        call = make()
+        answer = call.answer
+        call.answer = lambda message: (sent.append(wire.unwrap(message)), answer(message))[1]
+        return call
+
+    draft.stub.Draft = watched
+
+    async def propose(tokens, max_tokens=6, **options):
+        request = DraftAdvance(len(sent), 0, (), max_tokens, **options)
+        proposal = await session.propose(tokens, request, 5.0)
+        assert draft.sequences[request.round_id] == tokens
+        return proposal, sent[-1]
+
+    tokens = [3, 4, 5]
+    proposal, request = await propose(tokens)
+    # It opens with them all, and could not say what it would have proposed.
+    assert (request.keep_length, request.append_token_ids) == (3, [])
+    tokens += [*proposal.token_ids[:4], 9]  # four of its six stand, then comes a correction
+    proposal, request = await propose(tokens, score=True)
+    assert (request.keep_length, request.append_token_ids, request.score) == (7, [9], True)
+    tokens += [*proposal.token_ids, 7, 8]  # all of them, and two that it was not asked about
+    proposal, request = await propose(tokens, 0)
+    assert (request.keep_length, request.append_token_ids) == (14, [7, 8])
+    session.keep(12)  # a window failed, and what comes now is what came before
+    proposal, request = await propose([*tokens[:12], *tokens[12:14]], score=True)
+    assert (request.keep_length, request.append_token_ids) == (12, tokens[12:14])
+    session.keep(40)
+    tokens = [*tokens[:14], *proposal.token_ids[:1]]
+    _, request = await propose(tokens, score=True)
+    assert (request.keep_length, request.append_token_ids, request.score) == (15, [], False)
+
+
+async def test_a_drafter_that_scores_what_it_was_not_asked_about_is_not_believed():
+    world = World(seed=5, eos_share=0.0)
+    draft = FakeDraft(world, Offer(1000, scores=True))
+    session = draft.open(DraftOpen((), SamplingParams(), 0), SpeculationMetrics())
+    make = draft.stub.Draft
+
+    def talkative(metadata=()):
+        call = make()
+        answer = call.answer
+
+        def answers(message):
+            found = answer(message)
+            for chunk in found:
+                chunk.agreements.append(True)
+            return found
+
+        call.answer = answers
+        return call
+
+    draft.stub.Draft = talkative
+    for score in (False, True):
+        with pytest.raises(UnavailableError, match="scored"):
+            await session.propose([3, 4, 5], DraftAdvance(1, 0, (), 6, score=score), 5.0)
 
 
 async def test_a_drafter_that_sends_no_distributions_is_given_up():
@@ -191,7 +244,7 @@ async def test_bytes_are_those_of_the_messages():
 
 async def test_prompt_lookup_here_sends_distributions_only_if_asked():
     for wanted in (False, True):
-        proposal = LocalLookup(wanted).propose(TokenSequence([3, 4, 5, 3, 4]), 2)
+        proposal = LocalLookup(wanted).propose([3, 4, 5, 3, 4], 2)
         assert proposal.token_ids == [5, 3]
         assert proposal.distributions == [TokenDistribution()] * (2 if wanted else 0)
 

@@ -41,6 +41,14 @@ class World:
             return self.own(prefix)
         return self._token("guess", prefix)
 
+    def confidence(self, prefix) -> float:
+        """How probable the drafter holds its token: eighths."""
+        return 0.125 * (1 + self.choice(prefix, 8))
+
+    def choice(self, prefix, count: int) -> int:
+        """One of so many, for what is left open."""
+        return int(self._draw("choice", prefix) * count)
+
     def gap(self, prefix, token) -> float:
         """What the token costs: eighths, so that sums are exact."""
         return 0.125 * (1 + int(8 * self._draw("gap", [*prefix, token])))

@@ -1,0 +1,197 @@
+"""K adapts: each round drafts as many tokens as pay under its rule, none included. Pure.
+
+Generations begin with plain decoding, so that the first token waits for no drafter. Meanwhile the
+drafter follows the text at a bounded share of its time and is asked what it would have said. Once
+drafts promise more tokens a second than plain decoding gives, rounds draft; when the rounds
+themselves show that they do not, decoding is plain again, longer each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.rounds import DraftChunk
+from orchestrator.generation.acceptance import Acceptance
+from orchestrator.generation.experience import Experience
+from orchestrator.generation.following import Overtaken
+from orchestrator.generation.pace import CheckedRound, NextRound
+
+ENTER = 1.1
+"""Drafting begins where it promises so many times plain decoding's tokens a second."""
+EVIDENCE = 6
+"""Tokens of this text that the promise rests on, at least."""
+SEED_ROUNDS = 2.0
+"""Rounds that the promise counts for when the first ones are measured."""
+SLOWER = 0.8
+"""What rounds before the last one count in the measured speed."""
+FIRST_REST, LONGEST_REST = 16, 128
+"""Tokens of plain decoding before the drafter is asked again; doubles while it does not pay."""
+FOLLOWING_DRAFTS = 8
+FOLLOWING_SHARE = 0.03
+"""Of the time of plain decoding, what the drafter may spend on following it."""
+FOLLOWING_START_NS = 5_000_000
+"""It may spend this on top, beside reading the prompt."""
+FOLLOWING_COST_NS = 1_000_000
+"""What asking takes on top of the drafter's own time, in all processes."""
+HOPE = [0.97**k for k in range(1, 33)]
+"""Survivals of the drafts of a very predictable text."""
+LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.01, 0.8
+PATIENCE = 3.0
+"""Times the usual time that a proposal is waited for."""
+PATIENCE_START_NS = 5_000_000
+
+
+class AdaptivePace:
+    """Of one generation, up to `most` drafts a round; `rule` by its name."""
+
+    def __init__(self, experience: Experience, drafter: str, rule: str, most: int) -> None:
+        self._experience, self._rule, self._most = experience, rule, most
+        self._drafter = experience.with_drafter(drafter, rule)
+        self._exact = RULE_PRESETS[rule].token_exact
+        self._acceptance = Acceptance(self._drafter.acceptance.value, most)
+        self._turn = NextRound(0)
+        self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
+        self._rest = 0
+        self._begun, self._reading = False, True
+        self._plain_ns = self._following_ns = 0
+        self._saved_ns = self._saved_before_ns = 0
+
+    @property
+    def repeats(self) -> bool:
+        """Nothing is repeated."""
+        return False
+
+    @property
+    def saved_ns(self) -> int:
+        """By the time of a plain token at each round."""
+        return self._saved_ns
+
+    def turn(self) -> NextRound:
+        """The best K now."""
+        return self._turn
+
+    def checked(self, round_: CheckedRound) -> None:
+        """Learn; go on, with another K perhaps, or decode plainly from here on."""
+        experience, verdict = self._experience, round_.verdict
+        if not verdict.decisions:
+            # The first token's time is the prompt's; behind a drafter that had nothing, its.
+            if self._begun and not self._turn.num_drafts:
+                experience.decoded(round_.num_emitted, round_.round_ns)
+                experience.stepped(1, verdict.timings.forward_ns // max(1, round_.num_emitted))
+            self._begun = True
+            self._plain_ns += round_.round_ns
+            if self._turn.num_drafts:
+                self._measure(round_)
+            return
+        self._take(round_.proposal.drafter)
+        self._drafter.checked(round_.proposal, verdict, round_.round_ns)
+        experience.stepped(len(verdict.decisions) + 1, verdict.timings.forward_ns)
+        self._acceptance.checked(len(verdict.decisions), verdict.num_accepted)
+        self._saved_ns += int(round_.num_emitted * experience.plain_ns - round_.round_ns)
+        self._measure(round_)
+
+    def _measure(self, round_: CheckedRound) -> None:
+        """Whether rounds with drafts are still worth it, and with how many."""
+        self._tokens = self._tokens * SLOWER + round_.num_emitted
+        self._time_ns = self._time_ns * SLOWER + round_.round_ns
+        k, promised = self._best()
+        if self._tokens * self._experience.plain_ns < self._time_ns:
+            self._stop()
+        else:
+            measured = self._tokens / self._time_ns
+            self._turn = self._drafting(k or self._turn.num_drafts, max(promised, measured))
+
+    def nothing_drafted(self) -> None:
+        """No drafts, no gain."""
+        self._stop()
+
+    def window_failed(self) -> None:
+        """It cost what the verdicts said."""
+
+    def follows(self, num_tokens: int) -> int:
+        """When it has rested, within its share of the time, and where good drafts would pay."""
+        share = FOLLOWING_SHARE / max(1, self._experience.running)
+        allowed = FOLLOWING_START_NS + share * self._plain_ns
+        if num_tokens < self._rest or self._following_ns > allowed:
+            return 0
+        if not self._best(HOPE[: self._most])[0]:
+            return 0
+        return min(self._most, self._turn.num_drafts or FOLLOWING_DRAFTS)
+
+    def followed(self, overtaken: Overtaken) -> None:
+        """Learn how good drafts would have been; draft from here on if that promises enough."""
+        proposal, timings = overtaken.proposal, overtaken.proposal.timings
+        self._take(proposal.drafter)
+        drafter = self._drafter
+        reading, self._reading = self._reading, False  # the prompt, the first time
+        if not reading:
+            self._following_ns += timings.service_ns + FOLLOWING_COST_NS
+            drafter.followed(proposal, overtaken.asked_ns)
+        agreements = proposal.agreements
+        if not agreements:
+            agreements = [True] * overtaken.num_matched + [False] * overtaken.missed
+        num_agreed = sum(agreements)
+        loose = (len(agreements) - num_agreed) * drafter.loosening.value
+        self._acceptance.scored(len(agreements), num_agreed + loose)
+        k, promised = self._best()
+        enough = promised * self._experience.plain_ns > ENTER
+        if k and enough and self._acceptance.num_seen >= EVIDENCE:
+            self._time_ns = SEED_ROUNDS * self._round_ns(k)
+            self._tokens = promised * self._time_ns
+            self._turn = self._drafting(k, promised)
+            self._saved_before_ns = self._saved_ns
+        elif not enough:
+            self._stop()
+
+    def survivals(self, proposal: DraftChunk) -> Sequence[float]:
+        """By the drafter's confidence where it has any, else by what was accepted before."""
+        if proposal.confidences:
+            return self._drafter.survivals(proposal.confidences)
+        return self._acceptance.survivals(min(self._most, len(proposal.token_ids)))
+
+    def _take(self, drafter: str) -> None:
+        """Another drafter may have taken over."""
+        self._drafter = self._experience.with_drafter(drafter, self._rule)
+
+    def _best(self, survivals: Sequence[float] = ()) -> tuple[int, float]:
+        """The K with the most expected tokens a ns, and those; 0 where plain decoding has more.
+
+        `survivals` of the drafts are those found so far, if not given.
+        """
+        experience, drafter = self._experience, self._drafter
+        best, best_rate = 0, 1.0 / experience.plain_ns
+        tokens, time_ns = 1.0, drafter.overhead_ns.value
+        for k, chance in enumerate(survivals or self._acceptance.survivals(self._most), 1):
+            tokens += chance
+            time_ns += drafter.draft_ns.value
+            rate = tokens / (time_ns + experience.verify_ns(k))
+            if rate > best_rate:
+                best, best_rate = k, rate
+        return best, best_rate
+
+    def _drafting(self, k: int, rate: float) -> NextRound:
+        """A round of K drafts, ended earlier where one more is not worth its time.
+
+        That is where its chance is less than the tokens that its time gives otherwise.
+        """
+        patience_ns = int(PATIENCE_START_NS + PATIENCE * self._round_ns(k))
+        if not self._exact:
+            # What the drafter is unsure of may be let stand, if enough follows it in its round.
+            return NextRound(k, patience_ns=patience_ns)
+        one_more_ns = self._round_ns(k + 1) - self._round_ns(k)
+        chance = min(1.0, max(0.0, one_more_ns * rate))
+        confidence = chance ** (1.0 / self._drafter.sharpness)
+        confidence = min(MOST_CONFIDENCE, max(LEAST_CONFIDENCE, confidence))
+        return NextRound(k, confidence, patience_ns=patience_ns)
+
+    def _round_ns(self, k: int) -> float:
+        """The usual time of a round of K drafts."""
+        drafter, verify_ns = self._drafter, self._experience.verify_ns(k)
+        return drafter.overhead_ns.value + k * drafter.draft_ns.value + verify_ns
+
+    def _stop(self) -> None:
+        """Decode plainly, and let the drafter rest, longer than the last time."""
+        paid = self._turn.num_drafts and self._saved_ns > self._saved_before_ns
+        self._rest = FIRST_REST if paid else min(LONGEST_REST, max(FIRST_REST, 2 * self._rest))
+        self._turn = NextRound(0)

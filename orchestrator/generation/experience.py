@@ -1,0 +1,163 @@
+"""What generations learn for each other: how long things take, and how good drafts are.
+
+Times are those of now, under the present load, in ns. A generation begins with what the others
+found, and finds its own text's acceptance by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.step_costs import StepCosts
+from flyspec.values.admin import MeasuredStep
+from flyspec.values.rounds import DraftChunk, Outcome, Verdict
+
+MEMORY = 0.8
+"""What an observation is worth when another one has been made."""
+MOST_SHARING, MOST_ROWS = 128, 256
+"""Generations in a step, and its rows, that are told from more."""
+PLAIN_MEMORY = 0.98
+"""The same of a token of plain decoding."""
+SHARPNESS_STEP = 0.05
+LEAST_SHARPNESS, MOST_SHARPNESS = 0.05, 4.0
+
+
+class Recent:
+    """An amount for each one of something, the last ones counting most.
+
+    `value` is `otherwise` before any is known.
+    """
+
+    __slots__ = ("_amount", "_count", "_memory", "value")
+
+    def __init__(self, otherwise: float, memory: float = MEMORY) -> None:
+        self.value, self._memory = otherwise, memory
+        self._amount = self._count = 0.0
+
+    @property
+    def known(self) -> bool:
+        """Whether there was an observation."""
+        return self._count > 0
+
+    def observe(self, amount: float, count: int = 1, weight: int = 1) -> None:
+        """Take in the amount of so many; as `weight` observations."""
+        fade = self._memory**weight
+        self._amount = self._amount * fade + amount
+        self._count = self._count * fade + count
+        self.value = self._amount / self._count
+
+
+class DrafterExperience:
+    """With one drafter under one rule.
+
+    `acceptance` is the share of drafts that stand, of those reached; `loosening` that of the drafts
+    accepted although they differ. A draft that the drafter gives the probability c stands with
+    about c ** `sharpness`. `overhead_ns` is of a round outside both models, `draft_ns` of a token.
+    """
+
+    def __init__(self, lossy: bool = False) -> None:
+        self.acceptance = Recent(0.8)
+        self.loosening = Recent(0.5 if lossy else 0.0)
+        self.overhead_ns = Recent(2e6)
+        self.draft_ns = Recent(0.0)
+        self.sharpness = 1.0
+
+    def checked(self, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
+        """A proposal was checked."""
+        timings, drafted = proposal.timings, len(proposal.token_ids)
+        if timings.service_ns:  # or nobody has waited for it
+            self.draft_ns.observe(timings.model_ns, drafted)
+            rest = round_ns - timings.model_ns - verdict.timings.forward_ns
+            self.overhead_ns.observe(max(0, rest))
+        outcomes = [decision.outcome for decision in verdict.decisions]
+        for outcome in outcomes:
+            if outcome in (Outcome.LOOSE, Outcome.PROVISIONAL, Outcome.REJECTED):
+                self.loosening.observe(outcome is not Outcome.REJECTED)
+        accepted = verdict.num_accepted
+        self.acceptance.observe(accepted, min(accepted + 1, len(outcomes)))
+        chances = self.survivals(proposal.confidences[: len(outcomes)])
+        if chances and not verdict.failed:
+            surplus = (sum(chances) - accepted) / len(chances)
+            sharpness = self.sharpness * (1.0 + SHARPNESS_STEP * surplus)
+            self.sharpness = min(MOST_SHARPNESS, max(LEAST_SHARPNESS, sharpness))
+
+    def followed(self, proposal: DraftChunk, asked_ns: int) -> None:
+        """It proposed while the target decoded plainly, `asked_ns` from question to answer.
+
+        So a drafter that was slow once is found to be quick again, though nobody waits for it.
+        """
+        timings, drafted = proposal.timings, len(proposal.token_ids)
+        if not drafted:
+            return
+        # It has scored tokens besides, beside a busy target: no quicker than that, at least.
+        if not self.draft_ns.known or timings.model_ns < drafted * self.draft_ns.value:
+            self.draft_ns.observe(timings.model_ns, drafted)
+        if (rest := max(0, asked_ns - timings.model_ns)) < self.overhead_ns.value:
+            self.overhead_ns.observe(rest)
+
+    def survivals(self, confidences: Sequence[float]) -> list[float]:
+        """The chance of each token of a proposal to be reached and accepted."""
+        chance, chances = 1.0, []
+        for confidence in confidences:
+            chance *= min(1.0, max(0.0, confidence)) ** self.sharpness
+            chances.append(chance)
+        return chances
+
+
+class Experience:
+    """Of an orchestrator with its target; `running` generations share it now.
+
+    `step_costs` are what the target says of its steps.
+    """
+
+    def __init__(self, step_costs: Sequence[MeasuredStep] = ()) -> None:
+        costs = StepCosts(step_costs)
+        self._costs = [costs(rows) for rows in range(MOST_ROWS)]
+        self._scale = Recent(1.0)
+        self._plain_ns = Recent(0.0, PLAIN_MEMORY)
+        self._drafters: dict[tuple[str, str], DrafterExperience] = {}
+        self.running = 0
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """While a generation runs."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    def with_drafter(self, drafter: str, rule: str) -> DrafterExperience:
+        """That with a drafter under a rule."""
+        key = drafter, rule
+        if key not in self._drafters:
+            self._drafters[key] = DrafterExperience(not RULE_PRESETS[rule].token_exact)
+        return self._drafters[key]
+
+    def decoded(self, num_tokens: int, duration_ns: int) -> None:
+        """So many tokens came of plain decoding in this time, one after the other."""
+        if num_tokens > 0:
+            self._plain_ns.observe(duration_ns, num_tokens, num_tokens)
+
+    def stepped(self, num_rows: int, forward_ns: int) -> None:
+        """The target took so long for a round of so many rows; of a shared step nobody can tell."""
+        if self.running == 1 and num_rows < MOST_ROWS:
+            self._scale.observe(forward_ns, max(1, int(self._costs[num_rows])))
+
+    @property
+    def plain_ns(self) -> float:
+        """Time of a token of plain decoding."""
+        return max(1.0, self._plain_ns.value if self._plain_ns.known else self.verify_ns(0))
+
+    def verify_ns(self, num_drafts: int) -> float:
+        """Time of a round's forward, and of what its drafts delay the others that run.
+
+        Drafts lengthen the step for everyone in it: so they are charged to whoever sends them, and
+        not sent where all together are better off without.
+        """
+        sharing = min(max(1, self.running), MOST_SHARING)
+        alone = self._costs[sharing]
+        longer = self._costs[min(sharing + num_drafts, MOST_ROWS - 1)] - alone
+        return max(1.0, self._scale.value * (alone + sharing * longer))

@@ -1,0 +1,321 @@
+"""How many tokens rounds draft: the Ks of an earlier run, and K that adapts to what it finds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flyspec.values.admin import MeasuredStep
+from flyspec.values.rounds import (
+    Decision,
+    DraftChunk,
+    DraftTimings,
+    Outcome,
+    Verdict,
+    VerifyTimings,
+)
+from flyspec.values.tokens import Origin
+from orchestrator.generation.acceptance import Acceptance
+from orchestrator.generation.adaptive import AdaptivePace
+from orchestrator.generation.experience import DrafterExperience, Experience
+from orchestrator.generation.following import Overtaken
+from orchestrator.generation.pace import CheckedRound, FixedPace, NextRound, RepeatedPace
+from tests.orchestrator.simulation import MS, Costs, Simulation
+
+MOST = 16
+EXACT, REJECTED = Decision(Outcome.EXACT), Decision(Outcome.REJECTED, 1, None, 1.0)
+
+
+def plain(count: int) -> CheckedRound:
+    return CheckedRound(DraftChunk(), Verdict(0, 1, plain_token_ids=(2,) * (count - 1)), count, MS)
+
+
+def drafted(k: int, accepted: int, round_ns: int = 10 * MS, **proposal) -> CheckedRound:
+    decisions = [EXACT] * accepted + [REJECTED] * (accepted < k)
+    decisions += [Decision(Outcome.NOT_REACHED)] * (k - len(decisions))
+    chunk = DraftChunk(token_ids=[1] * k, origins=[Origin.EXACT_MODEL] * k, drafter="d", **proposal)
+    return CheckedRound(chunk, Verdict(accepted, 1, tuple(decisions)), accepted + 1, round_ns)
+
+
+# --- an earlier run -------------------------------------------------------------------------
+
+
+@given(
+    ks=st.lists(st.sampled_from([0, 0, 0, 1, 3, 7]), min_size=1, max_size=30),
+    data=st.data(),
+)
+def test_what_was_recorded_is_repeated(ks, data):
+    """Whatever the verdicts accept, and however many tokens of plain decoding one has."""
+    rest = FixedPace(5)
+    pace, left = RepeatedPace(ks, rest), list(ks)
+    while left:
+        turn = pace.turn()
+        assert turn == pace.turn()
+        assert pace.follows(data.draw(st.integers(0, 100))) == 0
+        assert pace.survivals(drafted(3, 1).proposal) == ()
+        assert (turn.num_drafts, turn.min_confidence, turn.patience_ns) == (left[0], 0.0, None)
+        if turn.num_drafts:
+            pace.checked(drafted(left.pop(0), data.draw(st.integers(0, turn.num_drafts))))
+            continue
+        run = next((i for i, k in enumerate(left) if k), len(left))
+        assert turn.max_plain_tokens == run
+        count = data.draw(st.integers(1, run))
+        pace.checked(plain(count))
+        del left[:count]
+    assert pace.turn() == rest.turn() == NextRound(5)
+
+
+def test_behind_an_earlier_run_k_adapts():
+    rest = AdaptivePace(Experience([MeasuredStep(1, 10 * MS)]), "d", "exact", MOST)
+    pace = RepeatedPace([2, 0], rest)
+    pace.checked(drafted(2, 2))
+    pace.nothing_drafted()
+    pace.checked(plain(1))
+    assert pace.turn() == NextRound(0)
+    assert pace.follows(100) == rest.follows(100) > 0
+
+
+# --- what is learnt -------------------------------------------------------------------------
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, MOST), st.integers(0, MOST)).map(lambda t: (t[0], min(t))),
+        max_size=60,
+    ),
+    st.floats(0, 1),
+)
+def test_survivals_are_chances_that_never_rise(rounds, prior):
+    acceptance = Acceptance(prior, MOST)
+    for k, accepted in rounds:
+        acceptance.checked(k, accepted)
+        acceptance.scored(accepted, accepted / 2)
+        assert 0 <= acceptance.mean <= 1
+        survivals = acceptance.survivals(MOST)
+        assert len(survivals) == MOST
+        assert all(0 <= b <= a <= 1 for a, b in zip([1.0, *survivals], survivals, strict=False))
+
+
+def test_survivals_come_to_what_is_accepted():
+    """Here 3 of 4 are accepted at the first position, and half of those at the second."""
+    acceptance = Acceptance(0.6, 4)
+    for accepted in [0, 1, 1, 2, 3, 0, 2, 1] * 100:
+        acceptance.checked(3, accepted)
+    first, second, third, _ = acceptance.survivals(4)
+    assert first == pytest.approx(6 / 8, abs=0.1)
+    assert second == pytest.approx(3 / 8, abs=0.1)
+    assert third == pytest.approx(1 / 8, abs=0.1)
+
+
+def test_a_drafter_that_is_too_sure_of_itself_is_believed_less():
+    for rate, sure in ((0.5, 0.9), (0.9, 0.5)):
+        drafter = DrafterExperience()
+        for number in range(600):
+            accepted = int((number + 1) * rate * 4) - int(number * rate * 4)
+            verdict = drafted(4, min(4, accepted)).verdict
+            drafter.checked(DraftChunk(token_ids=[1] * 4, confidences=[sure] * 4), verdict, MS)
+        expected = sum(drafter.survivals([sure] * 4))
+        assert expected == pytest.approx(rate * 4, rel=0.15)
+
+
+def test_generations_share_what_they_learn():
+    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
+    assert experience.plain_ns == 10 * MS
+    assert experience.verify_ns(8) == pytest.approx(18 * MS)
+    for _ in range(400):
+        experience.decoded(2, 40 * MS)
+    assert experience.plain_ns == pytest.approx(20 * MS)
+    alone = experience.verify_ns(4)
+    with experience.shared(), experience.shared(), experience.shared():
+        assert experience.running == 3
+        # Each of its rows holds up two others.
+        assert experience.verify_ns(4) - experience.verify_ns(0) == pytest.approx(3 * 4 * MS)
+    assert (experience.running, experience.verify_ns(4)) == (0, alone)
+
+
+# --- simulated texts ------------------------------------------------------------------------
+
+
+def steady(agreement: float):
+    return lambda position: agreement
+
+
+def pace_of(simulation: Simulation, most: int = MOST) -> AdaptivePace:
+    return AdaptivePace(simulation.experience(), "model", "exact", most)
+
+
+PAYS = [
+    (Costs(), 0.9),
+    (Costs(), 0.7),
+    (Costs(draft_ns=3 * MS), 0.9),
+    (Costs(hop_ns=3 * MS), 0.85),
+    (Costs(step_ns=2 * MS, row_ns=20_000, draft_ns=200_000, hop_ns=300_000), 0.8),
+]
+
+
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize(("costs", "agreement"), PAYS)
+def test_it_drafts_where_that_pays(costs, agreement, confident):
+    best_ns = costs.best_ns(agreement, MOST)
+    assert best_ns < 0.9 * costs.step_ns
+    took = 0
+    for seed in range(5):
+        simulation = Simulation(costs, steady(agreement), seed, confident)
+        pace = pace_of(simulation)
+        simulation.run(pace, 100)
+        spent = simulation.run(pace, 900)
+        assert spent.drafted > 0.7 * spent.tokens
+        took += spent.time_ns / spent.tokens
+        assert pace.saved_ns > 0
+    assert took / 5 < 1.15 * best_ns
+
+
+PAYS_NOT = [
+    (Costs(), 0.05),
+    (Costs(draft_ns=8 * MS), 0.6),
+    (Costs(draft_ns=10 * MS), 0.95),
+    (Costs(hop_ns=100 * MS), 0.9),
+    (Costs(row_ns=10 * MS), 0.8),
+    (Costs(step_ns=2 * MS, row_ns=20_000, draft_ns=1 * MS, hop_ns=2 * MS), 0.5),
+]
+
+
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize(("costs", "agreement"), PAYS_NOT)
+def test_where_drafts_do_not_pay_it_is_as_fast_as_plain_decoding(costs, agreement, confident):
+    assert costs.best_ns(agreement, MOST) > 0.98 * costs.step_ns
+    took = tokens = 0
+    for seed in range(5):
+        simulation = Simulation(costs, steady(agreement), seed, confident)
+        spent = simulation.run(pace_of(simulation), 1000)
+        took, tokens = took + simulation.now_ns - costs.prompt_ns, tokens + spent.tokens
+    assert took < 1.04 * tokens * costs.step_ns
+
+
+def test_it_follows_a_text_that_changes():
+    costs, half = Costs(), 500
+    shares, took = [[], []], 0
+    for seed in range(5):
+        simulation = Simulation(costs, lambda i: 0.92 if i // half % 2 == 0 else 0.03, seed)
+        pace = pace_of(simulation)
+        for number in range(6):
+            spent = simulation.run(pace, half - (simulation.position - number * half))
+            shares[number % 2].append(spent.drafted / spent.tokens)
+            took += spent.time_ns
+    assert min(shares[0]) > 0.5
+    assert max(shares[1]) < 0.3
+    # Each half at its best, but for what it takes to find out.
+    best = 15 * half * (costs.best_ns(0.92, MOST) + costs.step_ns)
+    assert took < 1.15 * best
+
+
+def test_a_drafter_that_becomes_slow_is_given_up():
+    simulation = Simulation(Costs(), steady(0.9))
+    pace = pace_of(simulation)
+    assert simulation.run(pace, 300).drafted > 200
+    simulation.costs = slow = Costs(hop_ns=300 * MS)
+    spent = simulation.run(pace, 600)
+    assert spent.drafted < 60
+    assert spent.time_ns < 1.5 * spent.tokens * slow.step_ns
+    spent = simulation.run(pace, 1000)
+    assert spent.time_ns < 1.05 * spent.tokens * slow.step_ns
+    simulation.costs = Costs()
+    simulation.run(pace, 1500)
+    assert simulation.run(pace, 500).drafted > 300
+
+
+def test_one_long_reading_of_a_prompt_does_not_spoil_the_drafter_for_good():
+    """The drafter takes long for its first proposal, since it reads the prompt."""
+    costs = Costs(prompt_ns=2_000 * MS)
+    simulation = Simulation(costs, steady(0.9))
+    experience = simulation.experience()
+    simulation.run(AdaptivePace(experience, "model", "exact", MOST), 2000)
+    again = Simulation(Costs(), steady(0.9), seed=1)
+    spent = again.run(AdaptivePace(experience, "model", "exact", MOST), 600)
+    assert spent.drafted > 400
+
+
+def test_a_window_that_failed_without_a_draft_checked_is_no_plain_decoding():
+    simulation = Simulation(Costs(prompt_ns=0), steady(0.9))
+    experience = simulation.experience()
+    pace = AdaptivePace(experience, "model", "margin", MOST)
+    assert simulation.run(pace, 300).drafted > 200
+    plain_ns = experience.plain_ns
+    pace.checked(CheckedRound(DraftChunk(), Verdict(4, 1, start_length=8), -4, 12 * MS))
+    assert experience.plain_ns == plain_ns
+
+
+# --- odd values -----------------------------------------------------------------------------
+
+NS = st.sampled_from([0, 1, MS, 10 * MS, 10**12])
+SHARES = st.sampled_from([0.0, 1e-30, 0.1, 0.5, 0.99, 1.0])
+
+
+@st.composite
+def happenings(draw, k):
+    """What may come of a turn of K drafts."""
+    timings = DraftTimings(draw(NS), draw(NS), draw(NS))
+    verify = VerifyTimings(forward_ns=draw(NS))
+    if not k or draw(st.booleans()):
+        count = draw(st.integers(1, 8))
+        verdict = Verdict(0, 1, timings=verify, plain_token_ids=(1,) * (count - 1))
+        return CheckedRound(DraftChunk(), verdict, count, draw(NS))
+    count = draw(st.integers(1, k))
+    confidences = draw(st.sampled_from([(), [draw(SHARES) for _ in range(count)]]))
+    round_ = drafted(
+        count, draw(st.integers(0, count)), draw(NS), timings=timings, confidences=confidences
+    )
+    verdict, emitted = round_.verdict, round_.num_emitted
+    if draw(st.sampled_from([False, False, True])):  # a window failed
+        left_out = draw(st.booleans())  # all of the drafts, by a target with too much to do
+        verdict = Verdict(0, 1, () if left_out else verdict.decisions, start_length=5)
+        emitted = draw(st.integers(-6, 0))
+    verdict = Verdict(*[getattr(verdict, n) for n in ("keep_length", "next_token_id", "decisions")],
+                      start_length=verdict.start_length, timings=verify)  # fmt: skip
+    return CheckedRound(round_.proposal, verdict, emitted, round_.round_ns)
+
+
+@given(
+    data=st.data(),
+    most=st.sampled_from([1, 4, 32]),
+    costs=st.lists(NS, max_size=4),
+    running=st.sampled_from([0, 1, 3, 300]),
+)
+@settings(max_examples=300)
+def test_odd_values_are_survived(data, most, costs, running):
+    steps = [MeasuredStep(2**i, ns) for i, ns in enumerate(sorted(costs))]
+    experience = Experience(steps)
+    experience.running = running
+    pace = AdaptivePace(experience, "d", "margin", most)
+    for _ in range(data.draw(st.integers(1, 12))):
+        turn = pace.turn()
+        assert 0 <= turn.num_drafts <= most
+        assert 0 <= turn.min_confidence <= 1
+        assert turn.patience_ns is None or turn.patience_ns >= 0
+        happening = data.draw(st.sampled_from(["checked", "follows", "nothing"]))
+        if happening == "checked":
+            round_ = data.draw(happenings(turn.num_drafts))
+            survivals = list(pace.survivals(round_.proposal))
+            assert len(survivals) == len(round_.proposal.token_ids)
+            chances = zip([1.0, *survivals], survivals, strict=False)
+            assert all(0 <= b <= a <= 1 for a, b in chances)
+            pace.checked(round_)
+        elif happening == "follows":
+            if k := pace.follows(data.draw(st.integers(0, 100))):
+                assert 1 <= k <= most
+                count, timings = data.draw(st.integers(0, k)), DraftTimings(0, *data.draw(
+                    st.tuples(NS, NS)))  # fmt: skip
+                agreements = data.draw(st.lists(st.booleans(), max_size=8))
+                proposal = DraftChunk(
+                    token_ids=[1] * count, timings=timings, agreements=agreements, drafter="d"
+                )
+                matched = data.draw(st.integers(0, count))
+                pace.followed(Overtaken(proposal, matched, count, data.draw(NS)))
+        elif turn.num_drafts:
+            pace.nothing_drafted()
+            assert not pace.turn().num_drafts
+        assert isinstance(pace.saved_ns, int)
+        assert math.isfinite(pace.saved_ns)
