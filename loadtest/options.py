@@ -74,7 +74,7 @@ def add_flags(
         else:
             (number,) = {int, float, str} & {kind, *get_args(kind)}
             shown = f"or {flag.env}" if flag.env else flag.default or default
-            read = _natural if flag.least == 1 else number
+            read = flag.read or (_natural if flag.least == 1 else number)
             to.add_argument(typed, type=read, default=default, help=f"{flag.help} ({shown})")
 
 

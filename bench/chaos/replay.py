@@ -16,8 +16,9 @@ from transformers.utils.logging import disable_progress_bar
 from bench.chaos.fleet import TARGET
 from bench.chaos.work import Request
 from flyspec.client import Generation, RoundRecord
+from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
-from flyspec.engine.runner import ModelRunner
+from flyspec.engine.native.choice import choose_model
 from flyspec.prefix import TokenSequence
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.rounds import (
@@ -52,9 +53,11 @@ class Replay:
     def __init__(self, dtype: str) -> None:
         disable_progress_bar()
         loaded = load_model(str(TARGET), "auto", dtype, 0)
-        runner = ModelRunner(loaded, CONCURRENCY, batch_invariant=None)
-        runner.warm_up()
-        self._engine = VerifyEngine(runner, loaded.tokenizer, max_queue=2 * CONCURRENCY)
+        # What the service has, so that its logits have the same bits.
+        settings = VerifySettings(model=str(TARGET), max_sessions=CONCURRENCY)
+        model = choose_model(loaded, settings, settings.batch_invariant)
+        model.warm_up()
+        self._engine = VerifyEngine(model, loaded.tokenizer, max_queue=2 * CONCURRENCY)
         self._tokenizer = Tokenizer(loaded.tokenizer)
 
     def __enter__(self) -> Self:
@@ -118,11 +121,12 @@ class _Retold:
         self._synced = len(sequence)
         self._token_ids: list[int] = []
         self._text = ""
+        self._round_id = 0
 
     async def compare(self, generation: Generation) -> str:
         """What differs first; empty if nothing does."""
         for number, record in enumerate(generation.rounds, 1):
-            if problem := await self._round(number, record):
+            if problem := await self._round(record):
                 return f"round {number} of {len(generation.rounds)}: {problem}"
         if self._token_ids != generation.token_ids:
             return f"tokens {self._token_ids[-8:]} instead of {generation.token_ids[-8:]}"
@@ -132,7 +136,7 @@ class _Retold:
             return f"it ends by {self._output.finish_reason}"
         return ""
 
-    async def _round(self, number: int, record: RoundRecord) -> str:
+    async def _round(self, record: RoundRecord) -> str:
         """Judge a round again, and go on from there."""
         if record.start_length != len(self._sequence):
             return f"begins at {record.start_length} instead of {len(self._sequence)}"
@@ -145,11 +149,24 @@ class _Retold:
         else:
             if not _same_window(record.open_window, self._state.window):
                 return f"window {record.open_window} instead of {self._state.window}"
-            verdict = await self._judge(number, record)
+            if not record.draft_token_ids:  # several tokens of plain decoding
+                for _ in range(record.keep_length - len(self._sequence)):
+                    self._take(Checked(await self._judge(record)))
+            verdict = await self._judge(record)
             if problem := _difference(record, verdict):
                 return problem
             origins = [Origin.EXACT_MODEL] * len(record.draft_token_ids)
             event = Checked(verdict, record.draft_token_ids, origins)
+        self._take(event)
+        if record.committed_length != self._state.committed_length:
+            return (
+                f"{record.committed_length} tokens are final instead of "
+                f"{self._state.committed_length}"
+            )
+        return ""
+
+    def _take(self, event: Event) -> None:
+        """Do what follows from an event."""
         self._state, commands = step(self._state, event)
         for command in commands:
             if isinstance(command, Extend):
@@ -158,20 +175,15 @@ class _Retold:
                 self._sequence.keep(command.length)
                 self._synced = min(self._synced, command.length)
                 self._sequence.extend([command.token_id])
-        if record.committed_length != self._state.committed_length:
-            return (
-                f"{record.committed_length} tokens are final instead of "
-                f"{self._state.committed_length}"
-            )
         update = self._output.apply(commands)
         self._token_ids += [token.token_id for token in update.tokens]
         self._text += "".join(update.texts)
-        return ""
 
-    async def _judge(self, number: int, record: RoundRecord) -> Verdict:
+    async def _judge(self, record: RoundRecord) -> Verdict:
         """The verdict of the fresh target."""
+        self._round_id += 1
         round_ = VerifyRound(
-            round_id=number,
+            round_id=self._round_id,
             keep_length=self._synced,
             append_token_ids=self._sequence.tokens[self._synced :],
             draft_token_ids=record.draft_token_ids,

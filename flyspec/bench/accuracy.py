@@ -10,14 +10,16 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.conditions import CONDITIONS, PLAIN, Condition
 from flyspec.bench.prompts import Group, to_request
+from flyspec.bench.versus import Versus, compare
 from flyspec.client import Client, GenerateOptions, Generation
 from flyspec.errors import ConfigError
 from flyspec.prompts import normal_number
+from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.loop_guard import LoopGuard
 
@@ -37,7 +39,7 @@ _LAST_LINE = re.compile(rf"(?:\A|\n)#### ({_NUMBER})\s*\Z")
 class EvalOptions:
     """How every text is generated. Prompt i is sampled with `seed` + i, under all conditions."""
 
-    num_speculative_tokens: int = 15
+    num_speculative_tokens: SpeculationLength = AUTO
     max_tokens: int = 256
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
@@ -78,6 +80,7 @@ class ConditionReport:
     round_bytes_per_round: float
     same_as_plain: int
     cut_off: int
+    versus: Versus | None = None
 
 
 def extract_answer(text: str, strict: bool) -> str | None:
@@ -113,14 +116,13 @@ async def generate_all(
     gate = asyncio.Semaphore(chosen.concurrency)
 
     async def solve(condition: Condition, index: int) -> Generation:
-        k = condition.num_speculative_tokens
         request = GenerateOptions(
             sampling=chosen.sampling,
             seed=chosen.seed + index,
             max_tokens=chosen.max_tokens,
             drafter=chosen.drafter,
             rule=condition.rule,
-            num_speculative_tokens=chosen.num_speculative_tokens if k is None else k,
+            num_speculative_tokens=condition.requested_k(chosen.num_speculative_tokens),
         )
         async with gate:
             prompt = to_request(group.prompts[index], chosen.chat)
@@ -160,19 +162,35 @@ async def log_likelihoods(
 
 
 def report(
-    group: Group, results: Results, scores: Mapping[str, Sequence[float]] | None = None
+    group: Group,
+    results: Results,
+    scores: Mapping[str, Sequence[float]] | None = None,
+    first: str = PLAIN,
 ) -> list[ConditionReport]:
-    """One report a condition; `scores` are the texts' log-likelihoods if they were taken."""
+    """One report a condition; `scores` are the texts' log-likelihoods if they were taken.
+
+    Each is compared with the condition named `first`.
+    """
     answered = has_answers(group)
-    right = {
-        name: sum(is_right(group, i, g) for i, g in enumerate(of)) if answered else None
+    marks = {
+        name: [is_right(group, i, g) for i, g in enumerate(of)] if answered else None
         for name, of in results.items()
     }
+    right = {name: None if of is None else sum(of) for name, of in marks.items()}
     plain = results.get(PLAIN, ())
-    return [
+    reports = [
         _report_condition(name, of, plain, right[name], right.get(PLAIN), (scores or {}).get(name))
         for name, of in results.items()
     ]
+    if first not in results:
+        return reports
+    return [
+        r if r.condition == first
+        else replace(r, versus=compare(
+            first, results[r.condition], results[first], marks[r.condition], marks[first]
+        ))
+        for r in reports
+    ]  # fmt: skip
 
 
 def is_right(group: Group, index: int, generation: Generation) -> bool:

@@ -1,17 +1,23 @@
 """What is compared: plain decoding and rules with their parameters, and how both are written.
 
 On the command line a rule is `name`, or `name:parameter=value,parameter=value`; commas also stand
-between rules: `fly,margin:margin_threshold=0.2,fly_window_size=4,typical` is three of them.
+between rules: `fly,margin:margin_threshold=0.2,fly_window_size=4,typical` is three of them. K is
+a number, or `auto` for the server's own choice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from flyspec.errors import ConfigError
 from flyspec.rules import PARAMETERS, Divergence, Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import validate_rule
+from flyspec.speculation_length import AUTO, SpeculationLength
+
+T = TypeVar("T")
 
 PLAIN = "plain"
 ALL = "all"
@@ -24,7 +30,12 @@ class Condition:
 
     name: str
     rule: Rule
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: SpeculationLength | None = None
+
+    def requested_k(self, of_run: T) -> SpeculationLength | T:
+        """Its own, or that of the run."""
+        k = self.num_speculative_tokens
+        return of_run if k is None else k
 
 
 _PLAIN = Condition(PLAIN, Rule("exact"), 0)
@@ -84,6 +95,35 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
     return tuple(found)
 
 
+def parse_ks(text: str) -> tuple[SpeculationLength, ...]:
+    """The Ks of a comma list, each a number or `auto`. Raises `ConfigError`."""
+    found: list[SpeculationLength] = []
+    for piece in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.append(_k(piece))
+        except ValueError as error:
+            raise ConfigError(
+                f"--num-speculative-tokens {text!r}: must be {error}, with commas between several"
+            ) from None
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"--num-speculative-tokens {text!r} names no K, or one twice")
+    return tuple(found)
+
+
+def by_k(conditions: Sequence[Condition], ks: Sequence[SpeculationLength]) -> tuple[Condition, ...]:
+    """The conditions with each of several Ks; with one, they keep their names. K = 0 is plain."""
+    found = []
+    for condition in conditions:
+        if condition.num_speculative_tokens is not None:
+            found.append(condition)
+        elif len(ks) == 1:
+            found.append(replace(condition, num_speculative_tokens=ks[0]))
+        else:
+            found += [replace(condition, name=f"{condition.name}, K {k}", num_speculative_tokens=k)
+                      for k in ks if k != 0]  # fmt: skip
+    return tuple(found)
+
+
 def parse_rules(text: str) -> tuple[tuple[str, Rule], ...]:
     """Names and rules of a comma list, checked, for judging in this process.
 
@@ -124,7 +164,8 @@ def _split(text: str) -> list[str]:
 def _parse(spec: str, name: str, parameters: str) -> Condition:
     if not name:
         raise ConfigError(f"--rules: {spec!r} has no rule's name before the colon")
-    rule, k = Rule(name), None
+    rule = Rule(name)
+    k: SpeculationLength | None = None
     for parameter in filter(None, parameters.split(",")):
         field, separator, value = parameter.partition("=")
         known = (_K, *PARAMETERS)
@@ -135,7 +176,7 @@ def _parse(spec: str, name: str, parameters: str) -> Condition:
             )
         try:
             if field == _K:
-                k = _natural(value)
+                k = _k(value)
             else:
                 rule = replace(rule, **{field: PARAMETERS[field].read(value)})
         except ValueError as error:
@@ -145,7 +186,9 @@ def _parse(spec: str, name: str, parameters: str) -> Condition:
     return Condition(spec, rule, k)
 
 
-def _natural(value: str) -> int:
+def _k(value: str) -> SpeculationLength:
+    if value == AUTO:
+        return AUTO
     if not value.isdecimal():
-        raise ValueError("an integer, 0 or more")
+        raise ValueError("an integer, 0 or more, or auto")
     return int(value)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tokenizers import Tokenizer
 
 from flyspec import client
 from flyspec.errors import ConfigError
@@ -12,6 +16,13 @@ from flyspec.prompts import Prompt, read_prompts
 
 DEFAULT_PROBLEMS = 20
 DEFAULT_SEED = 7
+RANDOM_LENGTHS = (16, 256)
+"""Shortest and longest prompt of random tokens."""
+
+# The categories of Spec-Bench that are MT-bench's; the others are data sets of their own.
+_MT_BENCH = frozenset(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+)
 
 
 @dataclass(frozen=True)
@@ -39,15 +50,76 @@ def fresh_problems(count: int, seed: int = DEFAULT_SEED) -> Group:
     return Group("word problems", prompts, strict=True)
 
 
+def random_tokens(count: int, target: str, seed: int = DEFAULT_SEED) -> Group:
+    """Prompts of tokens drawn from a target's vocabulary, special ones left out: no text at all.
+
+    What follows them is next to impossible to draft. `target` is the model's directory.
+    Raises `ConfigError` without a `tokenizer.json` in it.
+    """
+    path = Path(target).expanduser() / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"--random-prompts draws from {path}, and there is none")
+    tokenizer = Tokenizer.from_file(str(path))
+    added = tokenizer.get_added_tokens_decoder()
+    ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - set(added))
+    rng = random.Random(seed)
+    prompts = []
+    for i in range(count):
+        token_ids = tuple(rng.choices(ids, k=rng.randint(*RANDOM_LENGTHS)))
+        where = f"random prompt {i} of seed {seed}"
+        prompts.append(Prompt("", "token_ids", None, where, token_ids=token_ids))
+    return Group("random tokens", prompts)
+
+
 def groups(files: Sequence[str], problems: int | None, seed: int, limit: int | None) -> list[Group]:
-    """A group for each file, and one of fresh problems; problems alone when nothing is named."""
+    """Fresh problems, and each file's prompts by category, at most `limit` of each, spread evenly.
+
+    `problems` None is `DEFAULT_PROBLEMS` where no file is named.
+    """
     if problems is None:
         problems = 0 if files else DEFAULT_PROBLEMS
     found = [fresh_problems(problems, seed)] if problems else []
-    return found + [Group(Path(name).name, read_prompts(name, limit)) for name in files]
+    stems = [_stem(name) for name in files]
+    for name, stem in zip(files, stems, strict=True):
+        label = stem if stems.count(stem) == 1 else name
+        by_category: dict[str, list[Prompt]] = defaultdict(list)
+        for prompt in read_prompts(name):
+            by_category["mt" if prompt.category in _MT_BENCH else prompt.category].append(prompt)
+        found += [
+            Group(f"{label}/{category}" if category else label, _spread(prompts, limit))
+            for category, prompts in by_category.items()
+        ]
+    return found
 
 
 def to_request(prompt: Prompt, chat: bool | None) -> client.Prompt:
     """Questions are asked of an assistant, code is continued; `chat` says otherwise."""
+    if prompt.token_ids:
+        return prompt.token_ids
     ask = prompt.is_question if chat is None else chat
     return client.Chat.of_user(prompt.text) if ask else prompt.text
+
+
+def in_turn(groups: Sequence[Group], repeat: int) -> list[tuple[int, int]]:
+    """(group, prompt) of all prompts, every group spread over the whole of the repeat.
+
+    So a machine whose speed drifts slows all groups alike. Repeats begin with another group each.
+    """
+    places = [
+        ((i + 0.5) / len(group.prompts), (g - repeat) % len(groups), g, i)
+        for g, group in enumerate(groups)
+        for i in range(len(group.prompts))
+    ]
+    return [(g, i) for _, _, g, i in sorted(places)]
+
+
+def _stem(name: str) -> str:
+    """A file's name up to its first dot."""
+    return Path(name).name.partition(".")[0] or name
+
+
+def _spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """So many of them, evenly through all."""
+    if limit is None or limit >= len(prompts):
+        return list(prompts)
+    return [prompts[i * len(prompts) // limit] for i in range(limit)]

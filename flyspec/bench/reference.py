@@ -39,11 +39,20 @@ class Reference:
         )
         self._model = loaded.to(self._device).eval()
 
+    @property
+    def module(self) -> Any:
+        """The model itself, as an assistant of another."""
+        return self._model
+
     @torch.inference_mode()
     def generate(
-        self, prompt_token_ids: Sequence[int], max_tokens: int, ignore_eos: bool = False
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        ignore_eos: bool = False,
+        **how: Any,
     ) -> list[int]:
-        """Greedy output tokens, an end of sequence included."""
+        """Greedy output tokens, an end of sequence included; `how` is passed to transformers."""
         ids = torch.tensor([list(prompt_token_ids)], device=self._device)
         output = self._model.generate(
             ids,
@@ -55,6 +64,7 @@ class Reference:
             temperature=None,
             top_p=None,
             top_k=None,
+            **how,
         )
         tokens: list[int] = output[0, ids.shape[1] :].tolist()
         return tokens

@@ -1,231 +1,206 @@
-"""How fast: plain decoding, the rules and transformers' `generate`, prompt by prompt in turn.
+"""How fast: plain decoding, the rules, and what others make of the same prompts, in turn.
 
-All modes of a prompt run one after the other before the next prompt, in an order that rotates, so
-that a machine whose speed drifts slows all of them alike. A prompt's rate is its tokens a second at
-the median over the repeats; ratios are taken a prompt, then their median.
+All modes of a prompt run one after the other before the next prompt, in an order that rotates, and
+prompts of all groups take turns, so that a machine whose speed drifts slows all of them alike.
+Before each request to flyspec the services' caches are filled with noise, so that no mode profits
+from another's prompt; not those of a running stack, which others may use. Many requests at once are
+measured apart, in `measure_batches`.
 """
 
 from __future__ import annotations
 
-import statistics
+import asyncio
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from flyspec.bench.conditions import PLAIN, Condition
-from flyspec.bench.prompts import Group, to_request
+from flyspec.bench.conditions import PLAIN, Condition, by_k
+from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
+from flyspec.bench.prompts import Group, in_turn, to_request
 from flyspec.client import Client, GenerateOptions
 from flyspec.rules import Rule
+from flyspec.speculation_length import AUTO, SpeculationLength
 
-if TYPE_CHECKING:
-    from flyspec.bench.reference import Reference
-
-REFERENCE = "transformers"
+AGAIN = "plain again"
+"""Plain decoding measured a second time: how much of a ratio is chance."""
 
 
 @dataclass(frozen=True)
 class SpeedOptions:
-    """What is measured."""
+    """What is measured. Several drafters, or Ks, make a mode of each rule for each.
+
+    A drafter "" is the server's choice.
+    """
 
     conditions: Sequence[Condition] = (
         Condition("exact", Rule("exact")),
         Condition("fly", Rule("fly")),
     )
-    num_speculative_tokens: int = 15
+    num_speculative_tokens: Sequence[SpeculationLength] = (AUTO,)
     max_tokens: int = 128
-    repeats: int = 3
-    drafter: str = ""
+    repeats: int = 5
+    drafters: Sequence[str] = ("",)
     chat: bool | None = None
     ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One generation: what it took, and what speculation did."""
+class BatchSample:
+    """Requests at once: `batch` at any time, until all are done."""
 
     group: str
-    prompt: int
+    batch: int
     repeat: int
     mode: str
-    token_ids: Sequence[int]
     seconds: float
-    rounds: int = 0
-    spec_steps: int = 0
-    accepted: int = 0
-    loose: int = 0
-    loose_cost_nats: float = 0.0
-    overhead_ns: int = 0
+    tokens: int
+    first_token_s: float
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
-        return len(self.token_ids) / self.seconds
+        """Tokens a second, of all together."""
+        return self.tokens / self.seconds
 
 
-@dataclass(frozen=True)
-class ModeReport:
-    """A mode over a group. Ratios above 1 are faster; `best` is the faster of the baselines.
-
-    `ratio_*` is the median over the prompts, `total_ratio_*` that of tokens a second in total.
-    """
-
-    mode: str
-    tokens: int
-    tokens_per_second: float
-    ratio_to_plain: float
-    ratio_to_best: float
-    total_ratio_to_plain: float
-    total_ratio_to_best: float
-    mean_accepted_tokens: float
-    mean_acceptance_length: float
-    loose_share: float
-    mean_loose_cost_nats: float
-    round_overhead_p50_ms: float | None
-    same_as_plain: int
-    prompts: int
-
-
-async def measure(
-    client: Client,
-    groups: Sequence[Group],
-    options: SpeedOptions,
-    reference: Reference | None = None,
-    on_sample: Callable[[], None] = lambda: None,
-) -> list[Sample]:
-    """Run everything once to warm up, then `repeats` times, one request at a time."""
-    modes = _modes(options)
-    names = [*modes, *([REFERENCE] if reference else [])]
-    samples: list[Sample] = []
-    for group in groups:
-        prompts = [to_request(prompt, options.chat) for prompt in group.prompts]
-        ids = []
-        for prompt in prompts:  # tells the prompt's tokens
-            first = await client.complete(prompt, replace(modes[PLAIN], max_tokens=1))
-            ids.append(list(first.started.prompt_token_ids))
-        for mode in modes.values():
-            await client.complete(prompts[0], mode)
-        if reference:
-            reference.generate(ids[0], options.max_tokens, options.ignore_eos)
-        for repeat in range(options.repeats):
-            for i, prompt in enumerate(prompts):
-                turn = (i + repeat) % len(names)
-                for name in names[turn:] + names[:turn]:
-                    key = (group.name, i, repeat, name)
-                    if name == REFERENCE and reference:
-                        begin = time.perf_counter()
-                        tokens = reference.generate(ids[i], options.max_tokens, options.ignore_eos)
-                        samples.append(Sample(*key, tokens, time.perf_counter() - begin))
-                    else:
-                        samples.append(await _sample(client, prompt, modes[name], key))
-                    on_sample()
-    return samples
-
-
-def count(groups: Sequence[Group], options: SpeedOptions, reference: bool) -> int:
-    """How many samples `measure` takes."""
-    modes = len(_modes(options)) + reference
-    return sum(len(g.prompts) for g in groups) * modes * options.repeats
-
-
-def report(samples: Sequence[Sample]) -> dict[str, list[ModeReport]]:
-    """The modes of every group, in the order of their first appearance."""
-    grouped: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        grouped[sample.group].append(sample)
-    return {name: _report_group(of_group) for name, of_group in grouped.items()}
-
-
-def to_document(reports: dict[str, list[ModeReport]], **facts: Any) -> dict[str, Any]:
-    """The report as JSON."""
-    return {**facts, "groups": {name: [asdict(m) for m in r] for name, r in reports.items()}}
-
-
-def _modes(options: SpeedOptions) -> dict[str, GenerateOptions]:
-    """What each mode asks of the server."""
-    base = GenerateOptions(
-        max_tokens=options.max_tokens, ignore_eos=options.ignore_eos, drafter=options.drafter
+def plain_options(options: SpeedOptions) -> GenerateOptions:
+    """Plain decoding through the same services."""
+    return GenerateOptions(
+        max_tokens=options.max_tokens,
+        ignore_eos=options.ignore_eos,
+        rule=Rule("exact"),
+        num_speculative_tokens=0,
     )
-    modes = {PLAIN: replace(base, rule=Rule("exact"), num_speculative_tokens=0)}
-    for condition in options.conditions:
-        k = condition.num_speculative_tokens
-        modes[condition.name] = replace(
-            base,
-            rule=condition.rule,
-            num_speculative_tokens=options.num_speculative_tokens if k is None else k,
-        )
+
+
+def flyspec_modes(client: Client, options: SpeedOptions) -> list[FlyspecMode]:
+    """Plain decoding first, then the conditions, at each K that is measured."""
+    plain = plain_options(options)
+    modes = [FlyspecMode(PLAIN, client, plain)]
+    for condition in by_k(options.conditions, options.num_speculative_tokens):
+        k = condition.requested_k(options.num_speculative_tokens[0])
+        asked = replace(plain, rule=condition.rule, num_speculative_tokens=k)
+        if condition.name == PLAIN:
+            modes.append(FlyspecMode(AGAIN, client, asked))
+            continue
+        for drafter in options.drafters:
+            name = _by_drafter(condition.name, drafter, options)
+            modes.append(FlyspecMode(name, client, replace(asked, drafter=drafter)))
     return modes
 
 
-async def _sample(
-    client: Client, prompt: Any, options: GenerateOptions, key: tuple[str, int, int, str]
-) -> Sample:
-    begin = time.perf_counter()
-    generation = await client.complete(prompt, options)
-    seconds = time.perf_counter() - begin
-    m = generation.completion.speculation
-    return Sample(
-        *key,
-        token_ids=generation.token_ids,
-        seconds=seconds,
-        rounds=m.num_rounds,
-        spec_steps=m.num_spec_steps,
-        accepted=m.num_accepted_draft_tokens,
-        loose=m.num_loose_tokens,
-        loose_cost_nats=m.loose_cost_nats,
-        overhead_ns=generation.completion.timings.round_overhead_p50_ns,
-    )
+def hindsight(options: SpeedOptions) -> dict[str, list[str]]:
+    """Modes of each rule with fixed Ks, if there are several, by the name of the best of them."""
+    fixed = [k for k in options.num_speculative_tokens if k != AUTO]
+    if len(fixed) < 2:
+        return {}
+    return {
+        _by_drafter(f"{c.name}, best fixed K", drafter, options): [
+            PLAIN if k == 0 else _by_drafter(f"{c.name}, K {k}", drafter, options) for k in fixed
+        ]
+        for c in options.conditions
+        if c.num_speculative_tokens is None
+        for drafter in options.drafters
+    }
 
 
-def _report_group(samples: Sequence[Sample]) -> list[ModeReport]:
-    by_mode: dict[str, dict[int, list[Sample]]] = defaultdict(lambda: defaultdict(list))
-    for sample in samples:
-        by_mode[sample.mode][sample.prompt].append(sample)
-    modes = sorted(by_mode, key=lambda m: {PLAIN: 0, REFERENCE: 1}.get(m, 2))
-    rates = {m: {p: _median(s.rate for s in of) for p, of in by_mode[m].items()} for m in modes}
-    totals = {m: _total_rate(by_mode[m]) for m in modes}
-    baselines = [m for m in modes if m in (PLAIN, REFERENCE)]
-    best_total = max(totals[m] for m in baselines)
-    reports = []
+def _by_drafter(name: str, drafter: str, options: SpeedOptions) -> str:
+    """A mode's name, with the drafter where there are several."""
+    return f"{name}, {drafter}" if len(options.drafters) > 1 else name
+
+
+async def read_items(
+    client: Client, groups: Sequence[Group], options: SpeedOptions
+) -> list[list[Item]]:
+    """The prompts of each group, and what plain decoding makes of each, which warms it up too."""
+    plain = plain_options(options)
+    found = []
+    for group in groups:
+        items = []
+        for i, prompt in enumerate(group.prompts):
+            request = to_request(prompt, options.chat)
+            done = await client.complete(request, plain)
+            items.append(
+                Item(group.name, i, request, tuple(done.started.prompt_token_ids),
+                     len(done.token_ids))
+            )  # fmt: skip
+        found.append(items)
+    return found
+
+
+async def measure(
+    modes: Sequence[Mode],
+    groups: Sequence[Group],
+    items: Sequence[Sequence[Item]],
+    repeats: int,
+    noise: Noise,
+    on_sample: Callable[[], None] = lambda: None,
+) -> list[Sample]:
+    """One request at a time: every mode once to warm up, then all prompts `repeats` times."""
     for mode in modes:
-        of = by_mode[mode]
-        every = [s for group in of.values() for s in group]
-        drafted = [s for s in every if s.spec_steps]
-        tokens = sum(len(s.token_ids) for s in every)
-        overheads = [s.overhead_ns / 1e6 for s in drafted if s.overhead_ns]
-        reports.append(
-            ModeReport(
-                mode=mode,
-                tokens=sum(len(group[0].token_ids) for group in of.values()),
-                tokens_per_second=totals[mode],
-                ratio_to_plain=_median(r / rates[PLAIN][p] for p, r in rates[mode].items()),
-                ratio_to_best=_median(
-                    r / max(rates[b][p] for b in baselines) for p, r in rates[mode].items()
-                ),
-                total_ratio_to_plain=totals[mode] / totals[PLAIN],
-                total_ratio_to_best=totals[mode] / best_total,
-                mean_accepted_tokens=tokens / max(1, sum(s.rounds for s in every) or tokens),
-                mean_acceptance_length=1.0
-                + sum(s.accepted for s in every) / max(1, sum(s.spec_steps for s in every)),
-                loose_share=sum(s.loose for s in every) / max(1, tokens),
-                mean_loose_cost_nats=sum(s.loose_cost_nats for s in every) / len(every),
-                round_overhead_p50_ms=statistics.median(overheads) if overheads else None,
-                same_as_plain=sum(
-                    list(group[0].token_ids) == list(by_mode[PLAIN][p][0].token_ids)
-                    for p, group in of.items()
-                ),
-                prompts=len(of),
-            )
-        )
-    return reports
+        await mode.run(items[0][0])
+    samples: list[Sample] = []
+    for repeat in range(repeats):
+        for visit, (g, i) in enumerate(in_turn(groups, repeat)):
+            for mode in _rotated(modes, visit + repeat):
+                if isinstance(mode, FlyspecMode):
+                    await noise.fill()
+                samples.append(replace(await mode.run(items[g][i]), repeat=repeat))
+                on_sample()
+    return samples
 
 
-def _median(values: Any) -> float:
-    return float(statistics.median(values))
+async def measure_batches(
+    modes: Sequence[Mode],
+    items: Sequence[Sequence[Item]],
+    batches: Sequence[int],
+    repeats: int,
+    noise: Noise,
+    on_sample: Callable[[], None] = lambda: None,
+) -> list[BatchSample]:
+    """So many requests at once, of modes that take them: each prompt, or as many as are at once."""
+    modes = [mode for mode in modes if mode.concurrent]
+    samples: list[BatchSample] = []
+    turn = 0
+    for repeat in range(-1, repeats):  # the first, of the largest batch alone, is to warm up
+        for batch in batches if repeat >= 0 else batches[-1:]:
+            for of in items:
+                requests = [of[i % len(of)] for i in range(max(batch, len(of)))]
+                for mode in _rotated(modes, turn):
+                    await noise.fill()
+                    sample = await _at_once(mode, requests, batch, repeat)
+                    if repeat >= 0:
+                        samples.append(sample)
+                        on_sample()
+                turn += repeat >= 0
+    return samples
 
 
-def _total_rate(of: dict[int, list[Sample]]) -> float:
-    """Tokens a second over all prompts, each at its median time."""
-    seconds = sum(_median(s.seconds for s in group) for group in of.values())
-    return sum(statistics.mean(len(s.token_ids) for s in group) for group in of.values()) / seconds
+async def _at_once(mode: Mode, requests: Sequence[Item], batch: int, repeat: int) -> BatchSample:
+    waiting = list(reversed(requests))
+    done: list[Sample] = []
+
+    async def work() -> None:
+        while waiting:
+            done.append(await mode.run(waiting.pop()))
+
+    begin = time.perf_counter()
+    workers = [asyncio.ensure_future(work()) for _ in range(batch)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    seconds = time.perf_counter() - begin
+    firsts = sorted(s.first_token_s or 0.0 for s in done)
+    tokens = sum(s.tokens for s in done)
+    return BatchSample(requests[0].group, batch, repeat, mode.name, seconds, tokens,
+                       firsts[len(firsts) // 2])  # fmt: skip
+
+
+def _rotated(modes: Sequence[Any], turn: int) -> list[Any]:
+    """In an order that begins elsewhere each turn, and every other time runs backwards."""
+    start = (turn // 2) % len(modes)
+    order = [*modes[start:], *modes[:start]]
+    return order[::-1] if turn % 2 else order

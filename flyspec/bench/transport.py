@@ -1,52 +1,88 @@
-"""What a round costs at least: two bare gRPC round trips, with a model's work between them.
+"""What a round costs at least: bare gRPC round trips, with a model's work between them.
 
 Every round goes to the draft service and to the verify service. Here two servers of grpc.aio on
-uvloop, as ours are, answer with what they were sent, after matrix products over as many bytes as a
-model of the bundled pair reads: a process that a model has just driven from the processor's caches
-wakes slowly, and that is part of the cost. Nothing is parsed, judged or kept.
+uvloop, as ours are, answer with as many bytes as they were asked for, after matrix products over as
+many bytes as a model of the bundled pair reads, or for as long as they were told: a process that a
+model has just driven from the processor's caches wakes slowly, and that is part of the cost.
+Nothing is parsed, judged or kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import statistics
+import struct
 import sys
 import time
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
 
 import grpc
+import numpy as np
 import uvloop
 
 from flyspec import rpc
 
 _METHOD = "/flyspec.bench.Echo/Echo"
-_MESSAGE = b"x" * 120
-"""About as long as a round of 15 drafts."""
+_ASKED = struct.Struct("<QQ")  # nanoseconds of work, bytes of the answer
+_ANSWERED = struct.Struct("<Q")  # nanoseconds that the work took
 _NUM_WEIGHTS = 14
 _WEIGHT_SHAPE = (512, 2048)  # 14 of them in float32: 56 MiB, more than a core's caches
 _ROWS = 16
 
 
+class Leg(NamedTuple):
+    """One round trip: the message's and the answer's bytes, at least 16 and 8, and the work's ns.
+
+    `work_ns` 0 is one pass over all weights.
+    """
+
+    request_bytes: int = 120
+    response_bytes: int = 120
+    work_ns: int = 0
+
+
 async def round_trips_ns(rounds: int = 120) -> int:
     """Median time of a round's two round trips outside the servers' work, ns."""
-    times = []
-    async with contextlib.AsyncExitStack() as stack:
-        calls = [await stack.enter_async_context(_echo()) for _ in range(2)]
-        for _ in range(rounds):
-            begin, worked = time.perf_counter_ns(), 0
-            for call in calls:
-                await call.write(_MESSAGE)
-                worked += int.from_bytes((await call.read())[:8], "big")
-            times.append(time.perf_counter_ns() - begin - worked)
+    async with echoes(2) as ways:
+        times = [await ways.outside_ns((Leg(), Leg())) for _ in range(rounds)]
     return int(statistics.median(times[rounds // 10 :]))
+
+
+class Echoes:
+    """Streams to echo servers."""
+
+    def __init__(self, calls: Sequence[Any]) -> None:
+        self._calls = calls
+
+    async def outside_ns(self, legs: Sequence[Leg]) -> int:
+        """One round trip after the other, a server each; their time outside the work, ns."""
+        begin, worked = time.perf_counter_ns(), 0
+        for call, leg in zip(self._calls, legs, strict=True):
+            asked = _ASKED.pack(leg.work_ns, leg.response_bytes)
+            await call.write(asked.ljust(leg.request_bytes, b"x"))
+            worked += _ANSWERED.unpack_from(await call.read())[0]
+        return time.perf_counter_ns() - begin - worked
+
+
+@contextlib.asynccontextmanager
+async def echoes(count: int) -> AsyncIterator[Echoes]:
+    """So many echo servers, each in a process of its own."""
+    async with contextlib.AsyncExitStack() as stack:
+        yield Echoes([await stack.enter_async_context(_echo()) for _ in range(count)])
 
 
 @contextlib.asynccontextmanager
 async def _echo() -> Any:
     """A stream to an echo server in a process of its own."""
     server = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "flyspec.bench.transport", stdout=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "flyspec.bench.transport",
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
     try:
         assert server.stdout is not None
@@ -61,19 +97,23 @@ async def _echo() -> Any:
 
 
 class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers each message with the nanoseconds that its work took, and the message's length."""
+    """Answers each message with the nanoseconds that its work took, and bytes as it asks for."""
 
     def __init__(self) -> None:
-        import torch
+        numbers = np.random.default_rng(0)
 
-        torch.set_num_threads(1)
-        self._weights = [torch.randn(_WEIGHT_SHAPE) for _ in range(_NUM_WEIGHTS)]
-        self._rows = torch.randn(_ROWS, _WEIGHT_SHAPE[0])
+        def matrix(shape: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+            return numbers.standard_normal(shape, np.float32)
+
+        self._weights = [matrix(_WEIGHT_SHAPE) for _ in range(_NUM_WEIGHTS)]
+        self._rows = matrix((_ROWS, _WEIGHT_SHAPE[0]))
 
     def service(self, handler_call_details: Any) -> Any:
         async def echo(_: Any, context: Any) -> None:
             while (message := await context.read()) is not grpc.aio.EOF:
-                await context.write(self._work().to_bytes(8, "big").ljust(len(message), b"x"))
+                work_ns, size = _ASKED.unpack_from(message)
+                worked = self._work_for(work_ns) if work_ns else self._work()
+                await context.write(_ANSWERED.pack(worked).ljust(size, b"x"))
 
         return grpc.stream_stream_rpc_method_handler(echo)
 
@@ -82,6 +122,14 @@ class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
         for weight in self._weights:
             (self._rows @ weight) @ weight.T
         return time.perf_counter_ns() - begin
+
+    def _work_for(self, work_ns: int) -> int:
+        """Read weights, one after the other, until so much time is over."""
+        begin, index = time.perf_counter_ns(), 0
+        while (worked := time.perf_counter_ns() - begin) < work_ns:
+            self._rows[:1] @ self._weights[index % _NUM_WEIGHTS]
+            index += 1
+        return worked
 
 
 async def _serve() -> None:

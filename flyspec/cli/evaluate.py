@@ -35,7 +35,9 @@ def evaluate(
     address: measuring.Address = None,
     local: measuring.Local = False,
     drafter: measuring.Drafter = "",
-    num_speculative_tokens: measuring.K = 15,
+    num_speculative_tokens: Annotated[str, Flag(
+        "K: maximum drafted tokens per round, or auto for the server's choice.",
+    )] = "auto",
     max_tokens: measuring.MaxTokens = 256,
     temperature: measuring.Temperature = 0.0,
     top_p: measuring.TopP = 1.0,
@@ -58,20 +60,28 @@ def evaluate(
         with_server,
         write_json,
     )
+    from flyspec.errors import ConfigError
     from flyspec.prompts import read_prompts
     from flyspec.values.tokens import SamplingParams
 
     check_output(output)
     refuse_model_flags(models, local or address is None, address)
     chosen = conditions.parse_conditions(rules) if rules is not None else conditions.CONDITIONS
+    first = chosen[0].name
     chosen = conditions.with_plain(chosen)
+    ks = conditions.parse_ks(num_speculative_tokens)
+    if len(ks) > 1:
+        raise ConfigError(
+            "--num-speculative-tokens: give one K; others as a parameter of a rule, in "
+            "--rules fly,fly:num_speculative_tokens=8"
+        )
     if prompt_file is None:
         group = fresh_problems(problems, problem_seed)
     else:
         group = Group(prompt_file, read_prompts(prompt_file, limit))
     answered = accuracy.has_answers(group)
     options = accuracy.EvalOptions(
-        num_speculative_tokens=num_speculative_tokens,
+        num_speculative_tokens=ks[0],
         max_tokens=max_tokens,
         sampling=SamplingParams(temperature=temperature, top_p=top_p),
         seed=seed,
@@ -82,7 +92,7 @@ def evaluate(
     facts: dict[str, Any] = {
         "problems": group.name,
         "seed": problem_seed if prompt_file is None else None,
-        "num_speculative_tokens": num_speculative_tokens,
+        "num_speculative_tokens": ks[0],
         "max_tokens": max_tokens,
         "temperature": temperature,
         "top_p": top_p,
@@ -122,7 +132,7 @@ def evaluate(
 
     stack_options = StackOptions(**vars(models), log_level="warning") if address is None else None
     results, scores = run_async(with_server(stack_options, address, use, connection))
-    reports = accuracy.report(group, results, scores)
+    reports = accuracy.report(group, results, scores, first)
     samples = accuracy.to_samples(group, results, scores)
     write_json(output, accuracy.to_document(reports, samples, **facts))
     if json:
@@ -132,12 +142,14 @@ def evaluate(
 
 
 def _print(name: str, reports: list[ConditionReport], every_column: bool) -> None:
-    from flyspec.bench.tables import RULES_NOTES, accuracy_table, rules_table
+    from flyspec.bench.tables import RULES_NOTES, accuracy_table, rules_table, versus_table
     from flyspec.cli.bench.common import result_console
 
     console = result_console()
     if not every_column:
         console.print(accuracy_table(name, reports))
-        return
-    console.print(rules_table(name, reports))
-    console.print(RULES_NOTES, style="dim")
+    else:
+        console.print(rules_table(name, reports))
+        console.print(RULES_NOTES, style="dim")
+    if len(reports) > 1:
+        console.print(versus_table(reports))

@@ -68,6 +68,7 @@ def document(generation: Generation) -> dict[str, Any]:
         "warnings": list(generation.started.warnings),
         "metrics": {"speculative_decoding": speculation_document(completion.speculation)},
         "drafters": [asdict(share) for share in completion.drafters],
+        "num_draft_tokens_per_round": list(completion.num_draft_tokens_per_round),
         "num_recoveries": completion.num_recoveries,
         "recoveries": [
             asdict(recovery) | {"kind": recovery.kind.name} for recovery in completion.recoveries
@@ -183,6 +184,8 @@ def summary(generation: Generation, seconds: float) -> str:
             f"loose {metrics.num_loose_tokens / max(1, tokens):.1%}"
             + (f" ({metrics.loose_cost_nats:.2f} nats)" if metrics.num_loose_tokens else ""),
         ]
+        if metrics.num_plain_tokens:
+            parts.append(f"{metrics.num_plain_tokens} tokens plain")
         if count := metrics.num_rollbacks:
             parts.append(f"{count} rollback{'s' * (count > 1)}")
         if (index := completion.loop_guard_token_index) is not None:

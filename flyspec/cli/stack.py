@@ -22,7 +22,7 @@ from flyspec.cli.service import ROOT, Child, ServiceDiedError
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings, from_command_line
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
-from flyspec.rules import DEFAULT_NUM_SPECULATIVE_TOKENS
+from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
 
 T = TypeVar("T")
 
@@ -55,9 +55,9 @@ class StackOptions(ModelFlags):
 
     drafter: Annotated[str, setting(DraftSettings, "drafter")] = ""
     rule: Annotated[str, _orchestrator("rule")] = "fly"
-    num_speculative_tokens: Annotated[
-        int, _orchestrator("num_speculative_tokens")
-    ] = DEFAULT_NUM_SPECULATIVE_TOKENS
+    num_speculative_tokens: Annotated[SpeculationLength, _orchestrator(
+        "num_speculative_tokens", read=read_speculation_length,
+    )] = AUTO
     max_sessions: Annotated[int, setting(VerifySettings, "max_sessions")] = 32
     host: Annotated[str, _orchestrator(
         "host", group=_PORTS, help="Address to listen on; draft and verify stay on loopback.",

@@ -160,7 +160,7 @@ async def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> Non
         assert set(d) == {
             "text", "token_ids", "prompt_token_ids", "finish_reason", "origins", "metrics",
             "loose_gaps_nats", "loop_guard_token_index", "warnings", "drafters",
-            "num_recoveries", "recoveries",
+            "num_draft_tokens_per_round", "num_recoveries", "recoveries",
         }  # fmt: skip
         assert len(d["token_ids"]) == len(d["origins"]) <= 6
         assert d["finish_reason"] in ("stop", "length")
@@ -176,12 +176,13 @@ async def test_rules_seeds_and_parameters_reach_the_server(stack: Stack) -> None
     assert set(plain.documents[0]["origins"]) == {"PLAIN"}
     loose = await flyspec(
         "generate", "--rule", "fly", "--fly-window-size", "0", "--fly-entropy-threshold", "0",
-        "--fly-entropy-top-k", "5", "--entropy-measure", "top_k", *address, "the cat",
+        "--fly-entropy-top-k", "5", "--entropy-measure", "top_k",
+        "--num-speculative-tokens", "15", *address, "the cat",
     )  # fmt: skip
     assert "LOOSE" in loose.documents[0]["origins"]
     bound = await flyspec(
         "generate", "--rule", "fly", "--fly-window-size", "0", "--fly-entropy-threshold", "0",
-        "--max-loose-tokens", "1", *address, "the cat",
+        "--max-loose-tokens", "1", "--num-speculative-tokens", "15", *address, "the cat",
     )  # fmt: skip
     assert bound.documents[0]["metrics"]["speculative_decoding"]["num_loose_tokens"] == 1
 
@@ -204,7 +205,8 @@ ROLLING_BACK = ["--rule", "margin", "--margin-threshold", "100", "--num-speculat
 async def test_rules_by_name(stack: Stack, rule: str, parameters: list[str]) -> None:
     result = await flyspec(
         "generate", "--address", stack.address, "--json", "--rule", rule, *parameters,
-        "--seed", "1", "--max-tokens", "12", "--ignore-eos", "the cat",
+        "--seed", "1", "--max-tokens", "12", "--ignore-eos", "--num-speculative-tokens", "4",
+        "the cat",
     )  # fmt: skip
     assert result.code == 0, result.err
     document = result.documents[0]
@@ -303,7 +305,8 @@ def read_all(descriptor: int) -> str:
 
 
 async def test_streamed_text_is_all_of_standard_output(stack: Stack) -> None:
-    arguments = ["generate", "--address", stack.address, "--max-tokens", "8", "the cat"]
+    arguments = ["generate", "--address", stack.address, "--max-tokens", "8"]
+    arguments += ["--num-speculative-tokens", "15", "the cat"]
     shown, documents = await flyspec(*arguments), await flyspec(*arguments, "--json")
     assert shown.out == documents.documents[0]["text"] + "\n"
     assert "mean accepted" in shown.err
@@ -382,13 +385,25 @@ async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
     path.write_text('{"question": "the cat", "answer": "#### 1"}\n' * 2)
     result = await flyspec(
         "bench", "--address", stack.address, "--prompt-file", str(path), "--repeats", "1",
-        "--max-tokens", "6", "--num-speculative-tokens", "4", "--reference", "--json",
+        "--max-tokens", "6", "--num-speculative-tokens", "4", "--peers", "greedy", "--json",
+        "--random-prompts", "1", "--rules", "plain,exact,fly",
     )  # fmt: skip
     assert result.code == 0, result.err
-    modes = {m["mode"]: m for m in result.documents[0]["groups"]["questions"]}
-    assert list(modes) == ["plain", "transformers", "exact", "fly"]
+    (document,) = result.documents
+    assert list(document["groups"]) == ["questions", "random tokens"]
+    modes = {m["mode"]: m for m in document["groups"]["questions"]}
+    assert list(modes) == ["plain", "transformers", "plain again", "exact", "fly"]
     assert modes["exact"]["same_as_plain"] == modes["exact"]["prompts"] == 2
-    assert modes["plain"]["ratio_to_plain"] == 1.0
+    assert modes["plain"]["ratios"]["plain"]["median"] == 1.0
+    assert set(modes["fly"]["ratios"]) == {"plain", "transformers"}
+    assert modes["fly"]["first_token_ms"] > 0
+    assert document["machine"]["cores"] > 0
+    assert "samples" not in document
+    refused = await flyspec(
+        "bench", "--address", stack.address, "--prompt-file", str(path), "--peers", "assisted"
+    )
+    assert refused.code == 2
+    assert "which a running stack does not tell" in refused.err
     result = await flyspec(
         "eval", "--address", stack.address, "--prompt-file", str(path), "--max-tokens", "4",
         "--json",

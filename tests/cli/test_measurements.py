@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 
 import pytest
 from rich.console import Console
@@ -19,13 +20,15 @@ from flyspec.bench.conditions import (
     ALL_CONDITIONS,
     CONDITIONS,
     Condition,
+    by_k,
     parse_conditions,
+    parse_ks,
     parse_rules,
     with_plain,
 )
-from flyspec.bench.prompts import Group, fresh_problems, groups, to_request
-from flyspec.bench.speed import ModeReport, Sample, report, to_document
-from flyspec.bench.tables import accuracy_table, rules_table, speed_table
+from flyspec.bench.prompts import Group, fresh_problems, to_request
+from flyspec.bench.tables import accuracy_table, rules_table, versus_table
+from flyspec.bench.versus import mcnemar_p
 from flyspec.client import (
     Chat,
     Chunk,
@@ -41,51 +44,6 @@ from flyspec.rules import Divergence, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin
-
-
-def sample(mode: str, prompt: int, seconds: float, repeat: int = 0, **more: object) -> Sample:
-    ids = [1] * 10
-    return Sample("g", prompt, repeat, mode, ids, seconds, **more)  # type: ignore[arg-type]
-
-
-def modes(samples: list[Sample]) -> dict[str, ModeReport]:
-    return {r.mode: r for r in report(samples)["g"]}
-
-
-def test_ratios_are_taken_a_prompt_and_then_their_median() -> None:
-    samples = []
-    for prompt, (plain, fly) in enumerate([(1.0, 0.5), (2.0, 0.5), (4.0, 4.0)]):
-        samples += [
-            sample("plain", prompt, plain, rounds=10),
-            sample("fly", prompt, fly, rounds=2, spec_steps=2, accepted=8, loose=1,
-                   overhead_ns=1_500_000),
-        ]  # fmt: skip
-    fly = modes(samples)["fly"]
-    assert fly.ratio_to_plain == 2.0  # of 2, 4, 1
-    assert fly.total_ratio_to_plain == pytest.approx(7.0 / 5.0)
-    assert fly.mean_accepted_tokens == 5.0
-    assert fly.mean_acceptance_length == 5.0
-    assert fly.loose_share == 0.1
-    assert fly.round_overhead_p50_ms == 1.5
-    assert (fly.same_as_plain, fly.prompts) == (3, 3)
-
-
-def test_best_is_the_faster_baseline_of_each_prompt() -> None:
-    samples = [
-        sample("plain", 0, 1.0), sample("transformers", 0, 2.0), sample("fly", 0, 0.5),
-        sample("plain", 1, 2.0), sample("transformers", 1, 1.0), sample("fly", 1, 0.5),
-    ]  # fmt: skip
-    reports = modes(samples)
-    assert reports["fly"].ratio_to_best == 2.0
-    assert reports["transformers"].ratio_to_plain == 1.25
-    assert list(reports) == ["plain", "transformers", "fly"]
-
-
-def test_a_repeat_that_was_held_up_does_not_count() -> None:
-    samples = [sample("plain", 0, s, i) for i, s in enumerate([1.0, 1.0, 1.0])]
-    samples += [sample("fly", 0, s, i) for i, s in enumerate([0.5, 60.0, 0.5])]
-    assert modes(samples)["fly"].ratio_to_plain == 2.0
-    assert modes(samples)["fly"].tokens_per_second == 20.0
 
 
 @pytest.mark.parametrize(
@@ -121,19 +79,10 @@ def test_questions_are_asked_and_code_is_continued() -> None:
     assert isinstance(to_request(code, True), Chat)
 
 
-def test_problems_are_the_default_only_without_files(tmp_path: object) -> None:
-    assert [g.name for g in groups([], None, 1, None)] == ["word problems"]
-    assert len(groups([], None, 1, None)[0].prompts) == 20
-
-
-def test_tables_and_documents() -> None:
-    reports = report([sample("plain", 0, 1.0), sample("fly", 0, 0.5)])
-    document = json.loads(json.dumps(to_document(reports, max_tokens=10)))
-    assert document["max_tokens"] == 10
-    assert document["groups"]["g"][1]["ratio_to_plain"] == 2.0
+def test_tables() -> None:
     plain, fly = report_texts(TWO_PROBLEMS, {"plain": PLAIN_TEXTS, "fly": FLY_TEXTS})
-    shown = render(80, speed_table("g", reports["g"]), accuracy_table("problems", [plain, fly]))
-    for text in ("2.00", "100.0%", "50.0%", "5.00%"):
+    shown = render(80, accuracy_table("problems", [plain, fly]))
+    for text in ("100.0%", "50.0%", "5.00%"):
         assert text in shown
     assert "…" not in shown
     shown = render(132, rules_table("problems", [plain, fly]))
@@ -207,6 +156,36 @@ def test_a_report_tells_what_a_rule_won_and_lost() -> None:
     assert (fly.rejected_tokens, fly.rollbacks, fly.loops, fly.same_as_plain) == (3, 1, 1, 1)
     assert fly.distribution_bytes_per_round == 1000.0
     assert fly.round_bytes_per_round == 1000.0
+
+
+def test_a_condition_is_compared_with_the_first_that_was_named() -> None:
+    results = {"plain": PLAIN_TEXTS, "fly": FLY_TEXTS}
+    plain, fly = report_texts(TWO_PROBLEMS, results)
+    assert plain.versus is None
+    assert fly.versus is not None
+    assert (fly.versus.of, fly.versus.won, fly.versus.lost) == ("plain", 0, 1)
+    assert fly.versus.mcnemar_p == 1.0  # one problem tells nothing
+    assert fly.versus.loose_share_difference == pytest.approx(0.05)
+    assert (fly.versus.low, fly.versus.high) == (0.0, pytest.approx(0.1))
+    shown = render(80, versus_table([plain, fly]))
+    for text in ("against plain", "1.000", "+5.00%", "+0.00% to +10.00%"):
+        assert text in shown
+    plain, fly = report_texts(TWO_PROBLEMS, results, first="fly")
+    assert fly.versus is None
+    assert plain.versus is not None
+    assert (plain.versus.won, plain.versus.lost) == (1, 0)
+    texts = report_texts(TWO_PROMPTS, results)[1].versus
+    assert texts is not None
+    assert (texts.won, texts.lost, texts.mcnemar_p) == (None, None, None)
+    assert "-" in render(80, versus_table(report_texts(TWO_PROMPTS, results)))
+
+
+@pytest.mark.parametrize(("won", "lost"), [(0, 0), (0, 1), (3, 3), (5, 1), (1, 9), (20, 41)])
+def test_mcnemar_is_a_fair_coin_tossed(won: int, lost: int) -> None:
+    n = won + lost
+    of_each = {i: math.comb(n, i) / 2**n for i in range(n + 1)}
+    extreme = [p for i, p in of_each.items() if abs(2 * i - n) >= abs(won - lost)]
+    assert mcnemar_p(won, lost) == pytest.approx(sum(extreme))
 
 
 def test_loops_are_counted_where_the_guard_is_off_as_well() -> None:
@@ -305,6 +284,23 @@ def test_all_is_every_preset_and_plain_decoding_comes_first() -> None:
 def test_rules_that_cannot_be_read(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_conditions(text)
+
+
+def test_ks_are_numbers_or_the_server_s_choice() -> None:
+    assert parse_ks("auto") == ("auto",)
+    assert parse_ks("auto, 0,15") == ("auto", 0, 15)
+    for text in ("", "x", "-1", "4,4", "1.5"):
+        with pytest.raises(ConfigError, match=r"--num-speculative-tokens"):
+            parse_ks(text)
+    rules = parse_conditions(
+        "fly,margin:num_speculative_tokens=auto,exact:num_speculative_tokens=2"
+    )
+    names = [(c.name, c.requested_k(7)) for c in by_k(rules, ("auto", 0, 4))]
+    assert names == [
+        ("fly, K auto", "auto"), ("fly, K 4", 4), (rules[1].name, "auto"), (rules[2].name, 2),
+    ]  # fmt: skip
+    assert [(c.name, c.requested_k("auto")) for c in by_k(rules[:1], (9,))] == [("fly", 9)]
+    assert rules[0].requested_k(7) == 7
 
 
 def test_judged_rules_are_checked_and_have_no_k() -> None:

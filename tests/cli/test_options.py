@@ -44,6 +44,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--ignore-eos"], {"ignore_eos": True}),
     (["--drafter", "model"], {"drafter": "model"}),
     (["--num-speculative-tokens", "4"], {"num_speculative_tokens": 4}),
+    (["--num-speculative-tokens", "auto"], {"num_speculative_tokens": "auto"}),
     (["--max-loose-tokens", "3"], {"max_loose_tokens": 3}),
     (["--max-loose-cost-nats", "1.5"], {"max_loose_cost_nats": 1.5}),
     (["--exact-prefix-tokens", "2"], {"exact_prefix_tokens": 2}),
@@ -105,8 +106,12 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("table", "kind", "apart"),
     [
-        # Ids are for programs.
-        (FLAGS, GenerateOptions, {"sampling", "rule", "request_id", "traceparent"}),
+        # Ids are for programs, and so are the rounds of an earlier run.
+        (
+            FLAGS,
+            GenerateOptions,
+            {"sampling", "rule", "request_id", "traceparent", "num_draft_tokens_per_round"},
+        ),
         (SAMPLING, SamplingParams, set()),
         (RULE, Rule, set()),
     ],

@@ -34,6 +34,12 @@ METRICS = SpeculationMetrics(
     rejected_cost_nats=6.5,
     round_bytes=400,
     distribution_bytes=100,
+    num_plain_tokens=6,
+    num_plain_bursts=2,
+    num_drafter_stops=1,
+    num_scored_tokens=5,
+    num_agreed_tokens=4,
+    saved_ns=-7,
 )
 
 
@@ -60,6 +66,7 @@ def test_document_has_the_names_that_users_rely_on() -> None:
         "loop_guard_token_index": None,
         "warnings": [],
         "drafters": [],
+        "num_draft_tokens_per_round": [],
         "num_recoveries": 0,
         "recoveries": [],
         "metrics": {
@@ -77,6 +84,12 @@ def test_document_has_the_names_that_users_rely_on() -> None:
                 "round_bytes": 400,
                 "distribution_bytes": 100,
                 "acceptance_histogram": [0, 1, 1],
+                "num_plain_tokens": 6,
+                "num_plain_bursts": 2,
+                "num_drafter_stops": 1,
+                "num_scored_tokens": 5,
+                "num_agreed_tokens": 4,
+                "saved_ns": -7,
             }
         },
     }

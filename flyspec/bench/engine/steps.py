@@ -28,8 +28,8 @@ from flyspec.bench.engine.steps_report import (
 )
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import read_config
-from flyspec.engine.model import Step
-from flyspec.engine.parallel import LeadRunner, weight_bytes
+from flyspec.engine.model import Model, Step
+from flyspec.engine.parallel import weight_bytes
 from flyspec.engine.slots import Copy
 from flyspec.errors import ConfigError
 from verify_service.ranks import Ranks, find_place, load, set_threads
@@ -71,7 +71,7 @@ def check(options: EngineOptions) -> None:
 class Opened(NamedTuple):
     """A runner that is warm, and the bytes of the weights: this rank's, and all ranks'."""
 
-    runner: LeadRunner
+    runner: Model
     own_weights: int
     total_weights: int
 
@@ -113,12 +113,14 @@ def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None
         bench = _Bench(opened.runner, options)
         bench.run(on_sample)
         info, cache = opened.runner.info, opened.runner.cache
+        bytes_per_token = opened.runner.describe().bytes_per_token
+        bytes_per_slot = bytes_per_token * cache.max_length
         memory = EngineMemory(
-            bytes_per_token=cache.bytes_per_slot // cache.max_length,
-            bytes_per_slot=cache.bytes_per_slot,
+            bytes_per_token=bytes_per_token,
+            bytes_per_slot=bytes_per_slot,
             slot_tokens=cache.max_length,
             num_slots=cache.num_slots,
-            cache_bytes=cache.bytes_per_slot * cache.num_slots,
+            cache_bytes=bytes_per_slot * cache.num_slots,
             weights=opened.own_weights,
             total_weights=opened.total_weights,
         )
@@ -135,7 +137,7 @@ def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None
 class _Bench:
     """Takes the samples of one runner; all in seconds."""
 
-    def __init__(self, runner: LeadRunner, options: EngineOptions) -> None:
+    def __init__(self, runner: Model, options: EngineOptions) -> None:
         self._runner, self._options = runner, options
         rng = random.Random(0)
         vocab_size = runner.info.vocab_size

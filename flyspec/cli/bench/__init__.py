@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from flyspec.cli.bench.engine import bench_engine
 from flyspec.cli.bench.judge import bench_judge
+from flyspec.cli.bench.pair import bench_pair
+from flyspec.cli.bench.round import bench_round
 from flyspec.cli.bench.stall import bench_stall
 from flyspec.cli.bench.throughput import bench_throughput
 from flyspec.cli.options import ModelFlags, measuring, with_flags
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
-
-if TYPE_CHECKING:
-    from flyspec.client import Client
 
 app = typer.Typer(invoke_without_command=True)
 app.command("judge")(bench_judge)
 app.command("engine")(bench_engine)
 app.command("throughput")(bench_throughput)
 app.command("prefill-stall")(bench_stall)
+app.command("pair")(bench_pair)
+app.command("round")(bench_round)
 
 
+# fmt: off
 @app.callback()
 @with_flags
 def bench(
@@ -37,32 +40,53 @@ def bench(
         Flag("Number of fresh word problems.", min=0, default="20 if no --prompt-file is given"),
     ] = None,
     problem_seed: measuring.ProblemSeed = 7,
-    limit: measuring.Limit = None,
+    random_prompts: Annotated[int, Flag(
+        "Number of prompts of random tokens, which nothing can draft well for.", min=0,
+    )] = 0,
+    limit: Annotated[int | None, Flag(
+        "Maximum prompts per file, or category of one, evenly spread.", min=1,
+    )] = None,
     address: measuring.Address = None,
     local: measuring.Local = False,
-    rules: Annotated[
-        str,
-        Flag("Rules to measure, with commas and parameters as in "
-             "exact,margin:margin_threshold=0.2,fly_window_size=4."),
-    ] = "exact,fly",
-    drafter: measuring.Drafter = "",
-    num_speculative_tokens: measuring.K = 15,
+    rules: Annotated[str, Flag(
+        "Rules to measure, with commas and parameters as in "
+        "exact,margin:margin_threshold=0.2,fly_window_size=4.",
+    )] = "exact,fly",
+    drafter: Annotated[str, Flag(
+        "Drafter: model, prompt_lookup, multi_level or one registered by name; several with "
+        "commas are measured each.", default="the server's",
+    )] = "",
+    num_speculative_tokens: measuring.Ks = "auto",
     max_tokens: measuring.MaxTokens = 128,
     ignore_eos: measuring.IgnoreEos = False,
-    repeats: Annotated[int, Flag("Runs of each prompt and mode.", min=1)] = 3,
+    repeats: Annotated[int, Flag("Runs of each prompt and mode.", min=1)] = 5,
     chat: measuring.Chat = None,
-    reference: Annotated[bool, Flag("Also time transformers' greedy generate.")] = False,
+    peers: Annotated[str, Flag(
+        "Ways of transformers' generate to time as well: greedy, assisted, prompt-lookup, "
+        "ensemble, or all.", default="none",
+    )] = "",
+    against: Annotated[Sequence[str], Flag(
+        "An OpenAI-compatible server to time as well: URL or NAME=URL; repeatable.",
+    )] = (),
+    batch: Annotated[str, Flag("Requests at once, several numbers with commas.")] = "1",
+    compare_dtypes: Annotated[bool, Flag(
+        "Also decode plainly in the other of bfloat16 and float32.",
+    )] = False,
     json: measuring.Json = False,
     output: measuring.Output = None,
-) -> None:  # fmt: skip
-    """Compare plain decoding, acceptance rules and transformers, prompt by prompt in turn."""
+) -> None:
+    # fmt: on
+    """Compare plain decoding, acceptance rules and others, prompt by prompt in turn."""
     if context.invoked_subcommand is not None:
         _refuse_flags_before_command(context)
         return
-    from flyspec.bench.conditions import parse_conditions
+    from flyspec.bench.conditions import parse_conditions, parse_ks
+    from flyspec.bench.openai import parse_against
+    from flyspec.bench.peers import parse_peers
     from flyspec.bench.prompts import groups as read_groups
-    from flyspec.bench.speed import SpeedOptions, count, measure, report, to_document
-    from flyspec.bench.transport import round_trips_ns
+    from flyspec.bench.speed import SpeedOptions
+    from flyspec.cli.bench.common import numbers, result_console
+    from flyspec.cli.bench.comparison import Comparison
     from flyspec.cli.runtime import (
         check_output,
         print_json,
@@ -71,62 +95,44 @@ def bench(
         with_server,
         write_json,
     )
+    from flyspec.errors import ConfigError
 
     check_output(output)
-    refuse_model_flags(models, local or address is None, address)
-    groups = read_groups(prompt_file, problems, problem_seed, limit)
-    options = SpeedOptions(
-        conditions=parse_conditions(rules),
-        num_speculative_tokens=num_speculative_tokens,
-        max_tokens=max_tokens,
-        repeats=repeats,
-        drafter=drafter,
-        chat=chat,
-        ignore_eos=ignore_eos,
+    local = local or address is None
+    refuse_model_flags(models, local, address)
+    if compare_dtypes and not local:
+        raise ConfigError("--compare-dtypes starts stacks of its own; leave --address out")
+    if problems is None and random_prompts and not prompt_file:
+        problems = 0
+    comparison = Comparison(
+        options=SpeedOptions(
+            conditions=parse_conditions(rules),
+            num_speculative_tokens=parse_ks(num_speculative_tokens),
+            max_tokens=max_tokens,
+            repeats=repeats,
+            drafters=tuple(name.strip() for name in drafter.split(",")),
+            chat=chat,
+            ignore_eos=ignore_eos,
+        ),
+        groups=read_groups(prompt_file, problems, problem_seed, limit),
+        random_prompts=random_prompts,
+        seed=problem_seed,
+        peers=parse_peers(peers),
+        against=[parse_against(text) for text in against],
+        batches=numbers("--batch", batch, 1),
+        compare_dtypes=compare_dtypes,
     )
-
-    async def use(client: Client, stack: Stack | None) -> dict[str, Any]:
-        from flyspec.cli.progress import progress_bar
-        from flyspec.cli.runtime import error_console
-
-        target = (await client.list_models()).target
-        threads = stack.options.threads if stack else models.threads
-        baseline = None
-        if reference:
-            from flyspec.bench.reference import Reference
-
-            baseline = Reference(target.name, target.dtype, threads, target.device)
-        console = error_console()
-        total = count(groups, options, reference)
-        console.print(f"measuring {total} generations on {target.name}", markup=False)
-        with progress_bar(console) as progress:
-            bar = progress.add_task("measuring", total=total)
-            samples = await measure(
-                client, groups, options, baseline, lambda: progress.advance(bar)
-            )
-        reports = report(samples)
-        bare_ms = await round_trips_ns() / 1e6
-        facts = {
-            "target": target.name,
-            "dtype": target.dtype,
-            "device": target.device,
-            "threads": threads or None,
-            "draft_model": stack.options.draft_model if stack else None,
-            "num_speculative_tokens": num_speculative_tokens,
-            "max_tokens": max_tokens,
-            "repeats": repeats,
-            "grpc_round_trips_p50_ms": bare_ms,
-        }
-        document = to_document(reports, **facts)
-        write_json(output, {**document, "samples": [vars(s) for s in samples]})
-        if not json:
-            _print(reports, bare_ms)
-        return document
-
-    stack_options = StackOptions(**vars(models), log_level="warning") if address is None else None
-    document = run_async(with_server(stack_options, address, use, connection))
+    stack_options = None
+    if local:
+        stack_options = StackOptions(
+            **vars(models), log_level="warning", max_sessions=comparison.max_sessions
+        )
+    document = run_async(with_server(stack_options, address, comparison.run, connection))
+    write_json(output, document)
     if json:
-        print_json(document)
+        print_json({name: value for name, value in document.items() if "samples" not in name})
+    else:
+        comparison.show(result_console())
 
 
 def _refuse_flags_before_command(context: typer.Context) -> None:
@@ -138,19 +144,3 @@ def _refuse_flags_before_command(context: typer.Context) -> None:
                 f"--{name.replace('_', '-')} is a flag of `flyspec bench` itself; "
                 f"give flags of `{context.invoked_subcommand}` after its name"
             )
-
-
-def _print(reports: dict[str, Any], bare_ms: float) -> None:
-    from rich.console import Console
-
-    from flyspec.bench.tables import SPEED_NOTES, speed_table
-
-    console = Console(highlight=False)
-    for name, of in reports.items():
-        console.print(speed_table(name, of))
-    console.print(SPEED_NOTES, style="dim")
-    console.print(
-        f"Two bare gRPC round trips with a model's work between them take {bare_ms:.2f} ms here, "
-        "and every round makes them.",
-        style="dim",
-    )

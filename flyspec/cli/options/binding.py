@@ -32,6 +32,8 @@ class _Field(NamedTuple):
         flag, kind = self.flag, self.kind
         if self.several:
             kind, default = list[str if flag.read else get_args(kind)[0]] | None, None  # type: ignore[misc]
+        elif flag.read:
+            kind, default = str | None, None if default is None else str(default)
         typed = flag.typed(self.parameter)
         if kind == bool | None:
             typed += "/--no-" + typed.removeprefix("--")

@@ -33,6 +33,10 @@ Chat = Annotated[bool | None, Flag(
     "Ask an assistant.", default="questions are asked, code is continued",
 )]  # fmt: skip
 K = Annotated[int, Flag("K: maximum drafted tokens per round.", min=1)]
+Ks = Annotated[str, Flag(
+    "K: maximum drafted tokens per round, or auto for the server's choice; with several, as in "
+    "auto,0,4,8, each is measured, and the best fixed one of each prompt, chosen with hindsight.",
+)]  # fmt: skip
 PlainOrK = Annotated[int, _request("num_speculative_tokens", default=None)]
 MaxTokens = Annotated[int, _request("max_tokens")]
 IgnoreEos = Annotated[bool, _request("ignore_eos")]

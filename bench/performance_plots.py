@@ -1,0 +1,95 @@
+"""The plots of docs/performance.md: ratios by group of prompts, and by requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flyspec.bench.conditions import PLAIN
+from flyspec.drawing import BLUE, GREY, ORANGE, check_matplotlib, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Group = tuple[str, Mapping[str, Any]]
+COLOURS = {"fly": ORANGE, "exact": BLUE, PLAIN: GREY}
+_INCHES_A_GROUP = 0.42
+
+
+def plot_groups(groups: Sequence[Group], others: Sequence[str], folder: Path) -> None:
+    """performance-groups.svg against plain decoding, performance-others.svg against each other."""
+    check_matplotlib("bench.performance")
+    shown = {PLAIN: [g for g in groups if any(mode in g[1] for mode in ("fly", "exact"))]}
+    shown |= {other: [g for g in shown[PLAIN] if other in g[1]] for other in others}
+    if shown[PLAIN]:
+        _panels({PLAIN: shown.pop(PLAIN)}, folder / "performance-groups.svg")
+    there = {other: of for other, of in shown.items() if other != PLAIN and of}
+    if there:
+        _panels(there, folder / "performance-others.svg")
+
+
+def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """performance-batches.svg: tokens a second over plain decoding's, by requests at once."""
+    if not batches:
+        return
+    groups = list(dict.fromkeys(b["group"] for b in batches))
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots(1, len(groups), squeeze=False, sharey=True)[0]
+        for ax, group in zip(axes, groups, strict=True):
+            for mode, colour in COLOURS.items():
+                of = [b for b in batches if (b["group"], b["mode"]) == (group, mode)]
+                if of and mode != PLAIN:
+                    sizes, ratios = [b["batch"] for b in of], [b["ratio_to_plain"] for b in of]
+                    below = [b["ratio_to_plain"] - b["low"] for b in of]
+                    above = [b["high"] - b["ratio_to_plain"] for b in of]
+                    ax.errorbar(sizes, ratios, [below, above], fmt="o-", color=colour, label=mode)
+            ax.axhline(1, color=GREY, linewidth=1, linestyle=":")
+            ax.set_xscale("log", base=2)
+            sizes = sorted({b["batch"] for b in batches})
+            ax.set_xticks(sizes, [str(size) for size in sizes])
+            ax.minorticks_off()
+            ax.set(title=group, xlabel="requests at once")
+            ax.set_ylim(bottom=0)
+        axes[0].set_ylabel("tokens a second, x plain")
+        axes[0].legend(loc="best")
+
+    save(folder / "performance-batches.svg", (4.2 * len(groups), 3.2), draw)
+
+
+def _panels(shown: Mapping[str, Sequence[Group]], path: Path) -> None:
+    """A panel for each of what is compared with; a line of two or three points a group."""
+    rows = max(map(len, shown.values()))
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots(1, len(shown), squeeze=False)[0]
+        for ax, (base, groups) in zip(axes, shown.items(), strict=True):
+            _panel(ax, base, groups)
+        axes[0].legend(loc="best")
+
+    save(path, (min(14.0, 3.2 + 3.6 * len(shown)), 1.3 + _INCHES_A_GROUP * rows), draw)
+
+
+def _panel(ax: Axes, base: str, groups: Sequence[Group]) -> None:
+    for place, (mode, colour) in enumerate(COLOURS.items()):
+        points = [(i, modes[mode]["ratios"][base]) for i, (_, modes) in enumerate(groups)
+                  if mode in modes and mode != base]  # fmt: skip
+        if points:
+            ax.errorbar(
+                [r["median"] for _, r in points],
+                [i + 0.2 * (place - 1) for i, _ in points],
+                xerr=[[r["median"] - r["low"] for _, r in points],
+                      [r["high"] - r["median"] for _, r in points]],
+                fmt="o", color=colour, label=mode,
+            )  # fmt: skip
+            if base == PLAIN:
+                ax.plot([r["worst"] for _, r in points],
+                        [i + 0.2 * (place - 1) for i, _ in points],
+                        "x", color=colour, markersize=5)  # fmt: skip
+    ax.axvline(1, color=GREY, linewidth=1, linestyle=":")
+    ax.set_yticks(range(len(groups)), [name for name, _ in groups])
+    ax.invert_yaxis()
+    ax.set_xlim(left=0)
+    ax.set_xlabel(f"x {base}" + ("; crosses: slowest prompt" if base == PLAIN else ""))

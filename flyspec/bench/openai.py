@@ -1,0 +1,166 @@
+"""Any OpenAI-compatible server as something to be compared with: llama-server, vLLM and others.
+
+It is asked for completions of the very prompts, as token ids where it takes them, and for as many
+tokens as plain decoding gave, past an end of sequence where it knows how. Answers are streamed, so
+that the first token has a time. Nothing of a prompt may be found in its cache: llama-server is
+told so; another server must be started without (vLLM: `--no-enable-prefix-caching`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from flyspec.errors import ConfigError, FlyspecError
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 600.0
+_MAX_AT_ONCE = 64
+_REFUSALS = (400, 415, 422)
+_EXTRAS = {"ignore_eos": True, "cache_prompt": False}
+"""What llama-server and vLLM know beside the standard; a server that refuses it is asked without"""
+
+
+@dataclass(frozen=True)
+class StreamedCompletion:
+    """What came: how many tokens by the server's own count, and when, in seconds."""
+
+    tokens: int
+    seconds: float
+    first_token_s: float
+    text: str
+
+
+def parse_against(text: str) -> tuple[str, str]:
+    """Name and URL of `NAME=URL` or of `URL`, whose name is its host and port.
+
+    Raises `ConfigError`.
+    """
+    name, separator, url = text.partition("=")
+    if not separator or "/" in name:
+        name, url = "", text
+    parts = urlsplit(url)
+    try:
+        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+    except ValueError:
+        known = False
+    if not known:
+        raise ConfigError(f"--against {text!r}: give NAME=http://HOST:PORT, or the URL alone")
+    return name or parts.netloc, url.rstrip("/").removesuffix("/v1")
+
+
+class _RefusedError(FlyspecError):
+    """The server does not want the request as it is."""
+
+
+class OpenAIServer:
+    """A server at a URL. `text_of` decodes a prompt for one that takes no token ids."""
+
+    def __init__(self, name: str, url: str, text_of: Callable[[Sequence[int]], str] | None) -> None:
+        self.name, self.url = name, url
+        self.model = ""
+        self.takes_token_ids = True
+        self._extras: dict[str, Any] = dict(_EXTRAS)
+        self._text_of = text_of
+        self._threads = ThreadPoolExecutor(_MAX_AT_ONCE, f"against-{name}")
+
+    async def connect(self, prompt_token_ids: Sequence[int]) -> None:
+        """Find out what it serves and how it takes a prompt. Raises `FlyspecError`."""
+        await self._in_thread(self._connect, prompt_token_ids)
+
+    async def complete(
+        self, prompt_token_ids: Sequence[int], max_tokens: int
+    ) -> StreamedCompletion:
+        """A greedy continuation. Raises `FlyspecError`."""
+        return await self._in_thread(self._complete, prompt_token_ids, max_tokens)
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *arguments)
+
+    def _connect(self, prompt_token_ids: Sequence[int]) -> None:
+        response = self._open("GET", "/v1/models")
+        document = self._read_json(response)
+        models = document.get("data") if isinstance(document, dict) else None
+        if isinstance(models, list) and models and isinstance(models[0], dict):
+            self.model = str(models[0].get("id", ""))
+        first: _RefusedError | None = None
+        for takes_token_ids in (True, False) if self._text_of else (True,):
+            for extras in (_EXTRAS, {}):
+                self.takes_token_ids, self._extras = takes_token_ids, dict(extras)
+                try:
+                    self._complete(prompt_token_ids, 1)
+                    return
+                except _RefusedError as error:
+                    first = first or error
+        assert first is not None
+        raise first
+
+    def _complete(self, prompt_token_ids: Sequence[int], max_tokens: int) -> StreamedCompletion:
+        prompt: Any = list(prompt_token_ids)
+        if not self.takes_token_ids:
+            assert self._text_of is not None
+            prompt = self._text_of(prompt_token_ids)
+        request = {
+            "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
+            "stream": True, "stream_options": {"include_usage": True}, **self._extras,
+        }  # fmt: skip
+        begin = time.perf_counter()
+        first, lines = None, []
+        with self._open("POST", "/v1/completions", json.dumps(request)) as response:
+            try:
+                for line in response:
+                    if line.startswith(b"data:"):
+                        first = first or time.perf_counter()
+                        lines.append(line)
+            except (OSError, HTTPException) as error:
+                raise self._error(f"broke off its answer: {error!r}") from None
+        end = time.perf_counter()
+        events = [self._parse(line[5:]) for line in lines if line[5:].strip() != b"[DONE]"]
+        texts = [str(c.get("text") or "") for e in events for c in e.get("choices") or ()]
+        usage: dict[str, Any] = next((e["usage"] for e in reversed(events) if e.get("usage")), {})
+        tokens = int(usage.get("completion_tokens") or sum(map(bool, texts)))
+        if first is None or tokens == 0:
+            raise self._error("answered with no token")
+        return StreamedCompletion(tokens, end - begin, first - begin, "".join(texts))
+
+    def _open(self, method: str, path: str, body: str | None = None) -> HTTPResponse:
+        parts = urlsplit(self.url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        try:
+            connection.request(method, parts.path + path, body, headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                said = response.read(300).decode(errors="replace").strip()
+                error = self._error(f"{path} gives {response.status} {response.reason}: {said}")
+                raise _RefusedError(str(error)) if response.status in _REFUSALS else error
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "strerror", None) or repr(error)
+            raise self._error(f"does not answer: {reason}") from None
+        return response
+
+    def _read_json(self, response: HTTPResponse) -> Any:
+        with response:
+            return self._parse(response.read())
+
+    def _parse(self, data: bytes) -> Any:
+        try:
+            document = json.loads(data)
+        except ValueError:
+            raise self._error(f"answers with what is no JSON: {data[:100]!r}") from None
+        if isinstance(document, dict) and "error" in document:
+            raise self._error(f"says: {json.dumps(document['error'])[:300]}")
+        return document if isinstance(document, dict) else {}
+
+    def _error(self, what: str) -> FlyspecError:
+        return FlyspecError(f"--against {self.name}: {self.url} {what}")

@@ -1,0 +1,186 @@
+"""Checkpoints that a bench makes: layers that cost and change nothing, random weights of a shape.
+
+Written into a directory of the caller's, in Hugging Face format, to be thrown away afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+from flyspec.errors import ConfigError
+
+CONFIG = "config.json"
+_LAYERS = "model.layers."
+_ZEROED = ("self_attn.o_proj.", "mlp.down_proj.")
+"""What a layer adds to the residual stream comes out of these two."""
+_LOGIT_DEVIATION = 4.0
+"""Standard deviation of the logits of random weights: about half of the positions are then as
+unsure as the rule fly asks (entropy over log |V| of about 1 - 16 / (2 log |V|), 0.32 at 128,256
+tokens), which those of initialised weights all are."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a Llama."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int = 4096
+
+    def config(self, **known: Any) -> LlamaConfig:
+        """As transformers has it: tied embeddings, bfloat16, `known` beside."""
+        return LlamaConfig(
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.context_length,
+            tie_word_embeddings=True,
+            dtype="bfloat16",
+            architectures=["LlamaForCausalLM"],
+            **known,
+        )
+
+
+SHAPES: Mapping[str, ModelShape] = {
+    # Meta's Llama 3.2 1B (config.json), but for the length of its context.
+    "llama-1b": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256),
+    "tiny": ModelShape(2, 64, 128, 4, 2, 16, 6_000, 512),
+}
+"""Shapes by name; `tiny` is for tests, and has more tokens than the bundled tokenizer too."""
+
+
+def pad_layers(source: Path, target: Path, num_layers: int) -> Path:
+    """Write `source` with so many further layers to `target`, which it returns.
+
+    They are copies of its own in turn, but nothing that they compute reaches the residual stream:
+    the outputs are the same to the bit, a step costs more. Raises `ConfigError` for what is not a
+    directory of a decoder with such layers.
+    """
+    files = _weight_files(source)
+    config = json.loads((source / CONFIG).read_text())
+    own = config["num_hidden_layers"]
+    config["num_hidden_layers"] = own + num_layers
+    for name, value in config.items():
+        if isinstance(value, list) and name == "layer_types":
+            config[name] = [value[i % own] for i in range(own + num_layers)]
+    _copy_all_but_weights(source, target)
+    (target / CONFIG).write_text(json.dumps(config, indent=2))
+    weight_map: dict[str, str] = {}
+    padding: dict[str, Tensor] = {}
+    for number, file in enumerate(files):
+        linked = f"own-{number}.safetensors"
+        (target / linked).symlink_to(file.resolve())
+        with safe_open(str(file), "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - no mapping
+                weight_map[name] = linked
+                if name.startswith(_LAYERS):
+                    padding |= _copies(name, tensors.get_tensor(name), own, num_layers)
+    if num_layers and not any(part in name for name in padding for part in _ZEROED):
+        raise ConfigError(f"{source}: has no layers of the kind that can be padded")
+    if padding:
+        save_file(padding, str(target / "padding.safetensors"), {"format": "pt"})
+        weight_map |= dict.fromkeys(padding, "padding.safetensors")
+    _write_index(target, weight_map)
+    return target
+
+
+def write_random(shape: ModelShape, target: Path, tokenizer_of: Path, seed: int = 0) -> Path:
+    """Write a model of random weights with another's tokenizer to `target`, which it returns.
+
+    Its ids may be more than the tokenizer has; those stand for no text. The directory has
+    everything of `tokenizer_of` but configuration and weights.
+    """
+    _copy_all_but_weights(tokenizer_of, target)
+    ends = json.loads((tokenizer_of / CONFIG).read_text())
+    known = {name: ends[name] for name in ends if name.endswith("_token_id")}
+    config = shape.config(**known)
+    config.save_pretrained(target)
+    with torch.device("meta"):
+        names = {
+            name: parameter.shape
+            for name, parameter in AutoModelForCausalLM.from_config(config).named_parameters()
+        }
+    weight_map: dict[str, str] = {}
+    for file, shard in _shards(names, torch.Generator().manual_seed(seed)):
+        save_file(shard, str(target / file), {"format": "pt"})
+        weight_map |= dict.fromkeys(shard, file)
+    _write_index(target, weight_map)
+    return target
+
+
+def _shards(
+    names: Mapping[str, torch.Size], generator: torch.Generator
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """A file's name and tensors for each layer, and for what is in none."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        part = name.removeprefix(_LAYERS).split(".")[0] if name.startswith(_LAYERS) else "ends"
+        groups.setdefault(part, []).append(name)
+    for part, members in groups.items():
+        tensors = {name: _random(name, names[name], generator) for name in members}
+        yield f"random-{part}.safetensors", tensors
+
+
+def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Norms of ones; rows whose products with a normed hidden state have a deviation of 1."""
+    if len(shape) == 1:
+        scale = _LOGIT_DEVIATION if name == "model.norm.weight" else 1.0
+        return torch.full(shape, scale, dtype=torch.bfloat16)
+    weights = torch.randn(shape, generator=generator, dtype=torch.bfloat16)
+    return weights.mul_(float(shape[-1]) ** -0.5)
+
+
+def _copies(name: str, tensor: Tensor, own: int, num_layers: int) -> dict[str, Tensor]:
+    """The padding layers' tensors that are made of this one of an own layer."""
+    layer, _, rest = name.removeprefix(_LAYERS).partition(".")
+    zeroed = rest.startswith(_ZEROED)
+    return {
+        f"{_LAYERS}{i}.{rest}": torch.zeros_like(tensor) if zeroed else tensor.clone()
+        for i in range(own, own + num_layers)
+        if i % own == int(layer)
+    }
+
+
+def _weight_files(source: Path) -> list[Path]:
+    if not (source / CONFIG).is_file():
+        raise ConfigError(f"{source}: layers are added to a directory with a model, not to a name")
+    if (source / SAFE_WEIGHTS_NAME).is_file():
+        return [source / SAFE_WEIGHTS_NAME]
+    index = source / SAFE_WEIGHTS_INDEX_NAME
+    if not index.is_file():
+        raise ConfigError(f"{source}: no weights in safetensors there")
+    names = json.loads(index.read_text())["weight_map"].values()
+    return [source / name for name in sorted(set(names))]
+
+
+def _copy_all_but_weights(source: Path, target: Path) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and ".safetensors" not in file.name and file.name != CONFIG:
+            shutil.copy(file, target / file.name)
+
+
+def _write_index(target: Path, weight_map: Mapping[str, str]) -> None:
+    index = {"metadata": {}, "weight_map": dict(weight_map)}
+    (target / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index))

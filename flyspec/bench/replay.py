@@ -1,0 +1,182 @@
+"""A draft model that replays: the target's own greedy continuation, with errors at a set rate.
+
+The draft service drives it as any model. What the target would say behind a prefix is asked once,
+by plain decoding through the services, and remembered; behind an error too, so that a rule which
+lets one stand finds the target's text for it. A run that has been run once before asks nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flyspec.engine.distributions import round_off
+from flyspec.engine.model import Draw, ModelFacts, Rows, Step
+from flyspec.engine.slots import SlotTable
+from flyspec.errors import InvalidArgumentError
+from flyspec.prefix import TokenSequence
+from flyspec.values.admin import ModelInfo
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution, TokenLogprobs
+
+_RIVALS = 4
+"""An error is one of the target's so many most likely tokens, as a draft model's errors are."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """The target's own token at a position, and what it found likely there."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+
+
+Ask = Callable[[Sequence[int], int], Sequence[Said]]
+"""The target's greedy continuation of a sequence, of so many tokens; perhaps fewer at its end."""
+
+
+@dataclass(frozen=True)
+class DraftErrors:
+    """Where the replayed text errs: at a position with probability `rate`, keyed by `seed`."""
+
+    rate: float
+    seed: int = 0
+
+    def at(self, position: int) -> bool:
+        """Whether the draft at a position of the sequence is another token than the target's."""
+        return self._number("place", position) < self.rate
+
+    def instead_of(self, said: Said, position: int, vocab_size: int, never: frozenset[int]) -> int:
+        """The token that is drafted there: one of the target's likely ones, or else any other."""
+        rivals = [t for t in said.logprobs.top_token_ids[:_RIVALS] if t != said.token_id]
+        rivals = [t for t in rivals if t not in never]
+        number = self._number("token", position)
+        if rivals:
+            return rivals[int(number * len(rivals))]
+        token = int(number * vocab_size)
+        while token == said.token_id or token in never:
+            token = (token + 1) % vocab_size
+        return token
+
+    def _number(self, what: str, position: int) -> float:
+        """A number in [0, 1) that is a function of the seed and the position."""
+        key = f"{what} {self.seed} {position}".encode()
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
+
+
+class ReplayModel:
+    """A `Model` without weights. Greedy alone, and one row a step.
+
+    `eos_token_ids` are never drafted by error. `num_asked` counts the target's tokens that were not
+    known yet.
+    """
+
+    def __init__(
+        self,
+        info: ModelInfo,
+        num_slots: int,
+        errors: DraftErrors,
+        ask: Ask,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.info = info
+        self.cache = SlotTable(num_slots, info.context_length)
+        self.num_asked = 0
+        self._errors, self._ask, self._eos = errors, ask, frozenset(eos_token_ids)
+        self._said: dict[int, Said] = {}
+        self._distributions: dict[tuple[int, DistributionSpec], TokenDistribution] = {}
+
+    def describe(self) -> ModelFacts:
+        """As `Model.describe`."""
+        return ModelFacts(self.info.dtype, "cpu", self.cache.num_slots, 0, "replay")
+
+    def warm_up(self) -> None:
+        """Nothing to try."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """Refused: there are no logits."""
+        raise InvalidArgumentError("a replayed continuation has no logits")
+
+    def draw(
+        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[Drafted]:
+        """As `Model.draw`. Raises `InvalidArgumentError` for sampling, or several rows."""
+        self.cache.pending_copies.clear()
+        return [self._draw(draw) for draw in draws]
+
+    def _draw(self, draw: Draw) -> Drafted:
+        slot, start, token_ids, num_rows, _ = draw.step
+        self.cache.reserve(slot, start, len(token_ids))
+        self.cache.record(slot, start, token_ids)
+        if draw.sampling is None:
+            return Drafted([])
+        if not draw.sampling.greedy or draw.sampling.needs_history or num_rows != 1:
+            raise InvalidArgumentError(
+                "what is replayed was decoded greedily, token by token; leave sampling out"
+            )
+        sequence = TokenSequence(self.cache.held(slot))
+        length = len(sequence)
+        distributions: list[TokenDistribution] = []
+        while len(sequence) < length + draw.max_tokens:
+            token = self._token(sequence, length + draw.max_tokens)
+            if draw.distribution is not None:
+                distributions.append(self._distribution(sequence.hash, token, draw.distribution))
+            sequence.extend([token])
+            if token in draw.stop_token_ids:
+                break
+        drawn = sequence.tokens[length:]
+        self.cache.record(slot, length, drawn[:-1])  # but the last one, as `Model.draw` says
+        return Drafted(drawn, [Origin.EXACT_MODEL] * len(drawn), distributions)
+
+    def _token(self, sequence: TokenSequence, end: int) -> int:
+        """What is drafted next; what the target says up to the next error is asked at once."""
+        position = len(sequence)
+        if sequence.hash not in self._said:
+            more = next((p for p in range(position, end) if self._errors.at(p)), end - 1)
+            self._remember(sequence.tokens, more + 1 - position)
+        said = self._said[sequence.hash]
+        if not self._errors.at(position):
+            return said.token_id
+        return self._errors.instead_of(said, position, self.info.vocab_size, self._eos)
+
+    def _remember(self, tokens: Sequence[int], count: int) -> None:
+        known = TokenSequence(tokens)
+        for said in self._ask(tokens, count):
+            self._said[known.hash] = said
+            known.extend([said.token_id])
+            self.num_asked += 1
+
+    def _distribution(self, prefix: int, token: int, spec: DistributionSpec) -> TokenDistribution:
+        """What a draft model as sure as the target would send.
+
+        The target's most likely tokens with the probabilities that it gave them, of which the
+        drafted one has the highest; the rest of the probability is spread evenly over the rest.
+        Where the rule wants greedy drafts to be certain, a point mass.
+        """
+        if spec.draw_from_it:
+            return TokenDistribution()
+        if (prefix, spec) not in self._distributions:
+            self._distributions[prefix, spec] = self._make_distribution(
+                self._said[prefix].logprobs, token, spec
+            )
+        return self._distributions[prefix, spec]
+
+    def _make_distribution(
+        self, logprobs: TokenLogprobs, token: int, spec: DistributionSpec
+    ) -> TokenDistribution:
+        values = dict(zip(logprobs.top_token_ids, logprobs.top_logprobs, strict=True))
+        rest = max(1e-6, 1.0 - sum(map(math.exp, values.values())))
+        floor = math.log(rest / max(1, self.info.vocab_size - len(values)))
+        if values:
+            best = max(values, key=lambda t: values[t])
+            values[token], values[best] = values[best], values.get(token, floor)
+        row = torch.full((1, self.info.vocab_size), floor)
+        row[0, list(values)] = torch.tensor(list(values.values()))
+        return round_off(row, spec).encode()[0]

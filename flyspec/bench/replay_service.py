@@ -1,0 +1,113 @@
+"""`python -m flyspec.bench.replay_service`: a draft service that replays the target's text.
+
+Takes the draft service's flags; `--model` is the target's directory, of which the tokenizer and
+the sizes are read. The target is asked through the orchestrator, which starts after this: the file
+that `--address-file` names will have its address by the first proposal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from draft_service import server
+from draft_service.drafters.model import ModelDrafter
+from draft_service.engine import Engine
+from draft_service.sessions import Sessions
+from draft_service.telemetry import DraftTelemetry
+from flyspec.bench.replay import DraftErrors, ReplayModel, Said
+from flyspec.client import Client
+from flyspec.config import DraftSettings, from_command_line
+from flyspec.rules import Rule
+from flyspec.startup import end_on_sigterm
+from flyspec.values.admin import ModelInfo
+from flyspec.values.generation import GenerateOptions
+from flyspec.values.tokens import MAX_TOP_LOGPROBS
+
+_ANSWER_TIMEOUT_S = 600.0
+
+
+class ReplaySettings(DraftSettings):
+    """A draft service's, and how it errs."""
+
+    model_config = SettingsConfigDict(env_prefix="FLYSPEC_DRAFT_")
+
+    error_rate: float = Field(0.0, ge=0, le=1, description="share of the drafts that are wrong")
+    error_seed: int = Field(0, description="seed of where they are")
+    address_file: str = Field("", description="file with the orchestrator's address")
+
+
+class AskedTarget:
+    """Asked by the engine's thread; its connection lives on the event loop."""
+
+    def __init__(self, address_file: Path, loop: asyncio.AbstractEventLoop) -> None:
+        self._address_file, self._loop = address_file, loop
+        self._client: Client | None = None
+
+    def __call__(self, token_ids: Sequence[int], count: int) -> Sequence[Said]:
+        """The target's greedy continuation, as `flyspec.bench.replay.Ask`."""
+        work = self._continue(list(token_ids), count)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ANSWER_TIMEOUT_S)
+
+    async def _continue(self, token_ids: list[int], count: int) -> Sequence[Said]:
+        if self._client is None:
+            self._client = Client(self._address_file.read_text().strip())
+        generation = await self._client.complete(
+            token_ids,
+            GenerateOptions(
+                max_tokens=count,
+                num_speculative_tokens=0,
+                rule=Rule("exact"),
+                ignore_eos=True,
+                disable_loop_guard=True,
+                logprobs=MAX_TOP_LOGPROBS,
+            ),
+            patience_s=_ANSWER_TIMEOUT_S,
+        )
+        return list(map(Said, generation.token_ids, generation.logprobs))
+
+
+async def build(
+    settings: DraftSettings, observer: DraftTelemetry
+) -> tuple[Sessions, Engine | None]:
+    """As the draft service's own. Raises `ConfigError`."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    from flyspec.engine.loading import read_config, tokenizer_bundle
+
+    assert isinstance(settings, ReplaySettings)
+    source, config = read_config(settings.model)
+    bundle = tokenizer_bundle(
+        AutoTokenizer.from_pretrained(source), GenerationConfig.from_pretrained(source)
+    )
+    info = ModelInfo(
+        name=f"replay of {settings.model}",
+        tokenizer_fingerprint=bundle.fingerprint,
+        vocab_size=config.vocab_size,
+        context_length=config.max_position_embeddings,
+        dtype="none",
+        device="cpu",
+    )
+    target = AskedTarget(Path(settings.address_file), asyncio.get_running_loop())
+    errors = DraftErrors(settings.error_rate, settings.error_seed)
+    model = ReplayModel(info, settings.max_sessions, errors, target, bundle.eos_token_ids)
+    engine = Engine(model, on_step=observer.engine_metrics.step)
+    await asyncio.wrap_future(engine.start())
+    drafter = ModelDrafter(model, bundle.eos_token_ids)
+    return Sessions([drafter], engine, settings), engine
+
+
+def main() -> None:
+    """Run until SIGTERM."""
+    end_on_sigterm()
+    from flyspec.serving import run
+
+    run(server.serve(from_command_line(ReplaySettings, "draft_service"), build))
+
+
+if __name__ == "__main__":
+    main()

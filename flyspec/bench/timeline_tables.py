@@ -1,0 +1,56 @@
+"""The time line of a round as a chart for a terminal."""
+
+from __future__ import annotations
+
+from flyspec.bench.timeline import PARTS, WIRE, TimelineReport
+from flyspec.tables import Table, make_table
+
+_WIDTH = 44
+_BAR, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
+TIMELINE_NOTES = (
+    "Medians of each part; they add up to about the median round. hops: a round outside both "
+    "models and the rule, in generations that are not traced; echoes: two bare gRPC round trips of "
+    "as many bytes, outside work of equal length, in the same run; text: from a round's end until "
+    "the client has its tokens, while the next round is under way."
+)
+
+
+def timeline_table(report: TimelineReport) -> Table:
+    """One row a part, in order; its bar stands where the part is in the round."""
+    total = sum(report.parts.values()) or 1.0
+    rows, begin = [], 0.0
+    for part in PARTS:
+        took = report.parts[part.name]
+        rows.append(
+            (
+                "" if part.where == WIRE else part.where,
+                part.what,
+                _bar(begin / total, took / total),
+                f"{took:.3f}",
+                f"{took / total:.1%}",
+            )
+        )
+        begin += took
+    title = (
+        f"a round of {report.num_draft_tokens:g} drafts, {report.round_ms:.2f} ms: "
+        f"median of {report.rounds}"
+    )
+    return make_table(("who", "what", "when", "ms", "share"), rows, title, left=3)
+
+
+def timeline_summary(report: TimelineReport) -> str:
+    """The figures that the parts add up to."""
+    text = f", text {report.text_ms:.2f} ms" if report.text_ms is not None else ""
+    return (
+        f"hops {report.hops_ms:.2f} ms (traced {report.traced_hops_ms:.2f}), "
+        f"echoes {report.echoes_ms:.2f} ms: {report.hops_over_echoes:.2f} times; "
+        "loop around a proposal "
+        f"{report.proposal_loop_ms:.2f} ms{text}"
+    )
+
+
+def _bar(begin: float, share: float) -> str:
+    """A bar of `share` of the width behind `begin` of it; never less than a sliver."""
+    eighths = max(1, round(share * _WIDTH * 8))
+    whole, rest = divmod(eighths, 8)
+    return " " * min(_WIDTH - 1, int(begin * _WIDTH)) + _BAR * whole + _EIGHTHS[rest].strip()

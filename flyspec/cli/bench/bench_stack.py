@@ -1,0 +1,29 @@
+"""Stacks that a bench starts otherwise than `flyspec serve` does: flags and modules by service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flyspec.cli.service import Child
+from flyspec.cli.stack import Stack, StackOptions
+
+
+class BenchStack(Stack):
+    """`flags` go to a service beside its own; `modules` run in the place of its own.
+
+    Both are by `draft`, `verify` and `orchestrator`.
+    """
+
+    def __init__(
+        self,
+        options: StackOptions,
+        flags: Mapping[str, Sequence[str]],
+        modules: Mapping[str, str] | None = None,
+        on_event: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        super().__init__(options, on_event)
+        self._flags, self._modules = flags, modules or {}
+
+    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Child:
+        more = self._flags.get(name, ())
+        return await super()._spawn(name, self._modules.get(name, module), [*flags, *more], threads)

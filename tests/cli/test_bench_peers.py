@@ -1,0 +1,88 @@
+"""transformers' ways to generate, in their process, on the bundled pair. Nothing about times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from flyspec.bench.peer_worker import PeerSetup
+from flyspec.bench.peers import PEERS, parse_peers, peer_process
+from flyspec.bench.reference import Reference
+from flyspec.cli.stack import DEMO_MODELS
+from flyspec.errors import ConfigError, FlyspecError
+
+TARGET, DRAFT = str(DEMO_MODELS / "target"), str(DEMO_MODELS / "draft")
+OWN = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant",
+       "assistant_confidence_threshold": 0.0}  # fmt: skip
+
+
+async def test_all_but_the_lossy_one_say_what_greedy_decoding_says() -> None:
+    tokenizer = Tokenizer.from_file(f"{TARGET}/tokenizer.json")
+    prompt = tokenizer.encode("def add(a, b):\n    return").ids
+    expected = Reference(TARGET, "float32", threads=1).generate(prompt, 12)
+    async with peer_process(tuple(PEERS.values()), TARGET, DRAFT, "cpu") as process:
+        for setup in (
+            PeerSetup("float32", 1),
+            PeerSetup("float32", 1, assistant=OWN),
+            PeerSetup("float32", 1, arguments={"prompt_lookup_num_tokens": 4}),
+        ):
+            answer = await process.generate(setup, prompt, 12)
+            assert answer.token_ids == expected, setup
+            assert answer.first_token_s is not None
+            assert 0 < answer.first_token_s <= answer.seconds
+        lossy = PeerSetup("float32", 1, OWN, {"assistant_ensemble_weight": 0.5})
+        answer = await process.generate(lossy, prompt, 12, ignore_eos=True)
+        assert len(answer.token_ids) == 12
+        found = await process.calibrate("prompt lookup", [prompt], 3)
+        assert str(found.setup) in found.tried
+        assert {name.split(", ")[0] for name in found.tried} == {"float32", "bfloat16"}
+        assert {name.rpartition(" ")[2] for name in found.tried} == {"4", "8", "15"}
+        with pytest.raises(FlyspecError, match=r"transformers, float32, 1 thread, nonsense 1: "):
+            await process.generate(PeerSetup(arguments={"nonsense": 1}), prompt, 3)
+        again = await process.generate(PeerSetup(), prompt, 12)
+        assert again.token_ids == expected
+
+
+async def test_a_worker_that_dies_says_why(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    async with peer_process(["transformers"], str(tmp_path), "", "cpu") as process:
+        with pytest.raises(FlyspecError, match="transformers, float32, 1 thread: "):
+            await process.generate(PeerSetup(), [1], 1)
+        process.kill()
+        with pytest.raises(FlyspecError, match="the process that runs transformers ended"):
+            await process.generate(PeerSetup(), [1], 1)
+
+
+async def test_models_must_be_here(tmp_path: Path) -> None:
+    for peers, target, draft, message in (
+        (("transformers",), str(tmp_path), "", f"the target's directory.* {tmp_path} is none"),
+        (("assisted",), TARGET, "", "the draft model's directory, which a running stack"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            async with peer_process(peers, target, draft, "cpu"):
+                pass
+
+
+def test_peers_are_named() -> None:
+    assert parse_peers("") == ()
+    assert parse_peers("greedy, prompt-lookup") == ("transformers", "prompt lookup")
+    assert parse_peers("all") == ("transformers", "assisted", "prompt lookup", "ensemble")
+    for text in ("medusa", "greedy,greedy", "all,greedy"):
+        with pytest.raises(ConfigError, match="known are greedy, assisted"):
+            parse_peers(text)
+
+
+@pytest.mark.parametrize(
+    ("setup", "words"),
+    [
+        (PeerSetup("bfloat16", 2), "bfloat16, 2 threads"),
+        (PeerSetup(assistant={**OWN, "assistant_confidence_threshold": 0.4}),
+         "float32, 1 thread, K 4 constant, confidence 0.4"),
+        (PeerSetup(assistant=OWN, arguments={"assistant_ensemble_weight": 0.5}),
+         "float32, 1 thread, K 4 constant, ensemble_weight 0.5"),
+    ],
+)  # fmt: skip
+def test_a_setup_says_what_it_is(setup: PeerSetup, words: str) -> None:
+    assert str(setup) == words

@@ -1,0 +1,229 @@
+"""`flyspec bench`: groups, turns, and what samples amount to. Nothing is said of times."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from flyspec.bench.conditions import Condition
+from flyspec.bench.intervals import interval
+from flyspec.bench.modes import Sample
+from flyspec.bench.prompts import Group, groups, in_turn, random_tokens, to_request
+from flyspec.bench.report import ModeReport, report, report_batches, to_document
+from flyspec.bench.speed import BatchSample, SpeedOptions, hindsight
+from flyspec.bench.tables import batch_table, speed_tables, worst_prompts
+from flyspec.errors import ConfigError
+from flyspec.prompts import Prompt
+from flyspec.rules import Rule
+from tests.tiny import make_tokenizer
+
+
+def sample(mode: str, prompt: int, seconds: float, repeat: int = 0, **more: Any) -> Sample:
+    return Sample("g", prompt, repeat, mode, seconds, 10, **{"token_ids": [1] * 10, **more})
+
+
+def modes(samples: list[Sample], **how: Any) -> dict[str, ModeReport]:
+    return {r.mode: r for r in report(samples, **how)["g"]}
+
+
+def drafted(mode: str, prompt: int, seconds: float, **more: Any) -> Sample:
+    facts = {"rounds": 2, "spec_steps": 2, "accepted": 8, "loose": 1, "overhead_ns": 1_500_000,
+             "target_ns": 2_000_000, "draft_ns": 1_000_000}  # fmt: skip
+    return sample(mode, prompt, seconds, **{**facts, **more})
+
+
+def test_ratios_are_taken_a_prompt_and_then_their_median() -> None:
+    samples = []
+    for prompt, (plain, fly) in enumerate([(1.0, 0.5), (2.0, 0.5), (4.0, 4.0)]):
+        samples += [sample("plain", prompt, plain, rounds=10), drafted("fly", prompt, fly)]
+    fly = modes(samples)["fly"]
+    assert fly.ratio_to_plain == 2.0  # of 2, 4, 1
+    assert (fly.ratios["plain"].worst, fly.ratios["plain"].worst_prompt) == (1.0, 2)
+    assert fly.ratios["plain"].low <= 2.0 <= fly.ratios["plain"].high
+    assert fly.tokens_per_second == pytest.approx(30 / 5.0)
+    assert fly.mean_accepted_tokens == 5.0
+    assert fly.mean_acceptance_length == 5.0
+    assert fly.loose_share == 0.1
+    assert fly.round_overhead_p50_ms == 1.5
+    assert fly.draft_share == pytest.approx(3 * 0.001 / 5.0)
+    assert (fly.same_as_plain, fly.prompts) == (3, 3)
+
+
+def test_a_repeat_that_was_held_up_does_not_count() -> None:
+    samples = [sample("plain", 0, s, i) for i, s in enumerate([1.0, 1.0, 1.0])]
+    samples += [sample("fly", 0, s, i) for i, s in enumerate([0.5, 60.0, 0.5])]
+    assert modes(samples)["fly"].ratio_to_plain == 2.0
+    assert modes(samples)["fly"].tokens_per_second == 20.0
+
+
+def test_ratios_are_to_plain_and_to_what_is_not_flyspec() -> None:
+    samples = [
+        sample("plain", 0, 1.0), sample("fly", 0, 0.5),
+        sample("llama", 0, 0.25, token_ids=()), sample("transformers", 0, 2.0),
+    ]  # fmt: skip
+    reports = modes(samples, others=["transformers", "llama"])
+    assert list(reports) == ["plain", "transformers", "llama", "fly"]
+    ratios = {name: ratio.median for name, ratio in reports["fly"].ratios.items()}
+    assert ratios == {"plain": 2.0, "llama": 0.5, "transformers": 4.0}
+    assert reports["llama"].same_as_plain is None
+
+
+def test_the_bound_is_the_target_s_time_alone() -> None:
+    samples = [
+        sample("plain", 0, 1.0, target_ns=800_000_000, rounds=10),
+        # 10 tokens in 2 rounds, a verify step costs 1.25 plain steps: 5 / 1.25 = 4.
+        drafted("fly", 0, 0.5, target_ns=200_000_000),
+        sample("llama", 0, 1.0),
+    ]
+    reports = modes(samples, others=["llama"])
+    assert reports["fly"].bound == pytest.approx(4.0)
+    assert reports["fly"].bound_share == pytest.approx(0.5)
+    assert reports["plain"].bound == 1.0
+    assert reports["llama"].bound is None
+
+
+def test_first_tokens_of_long_prompts_are_told_apart() -> None:
+    samples = []
+    for prompt, tokens in enumerate([20, 501, 900]):
+        for mode, late in (("plain", 1.0), ("fly", 1.5 if tokens > 500 else 3.0)):
+            first = late * tokens / 1e3
+            samples.append(sample(mode, prompt, 2.0, first_token_s=first, prompt_tokens=tokens))
+    fly = modes(samples)["fly"]
+    assert fly.first_token_ratio == pytest.approx(1.5)
+    assert fly.first_token_long_ratio == pytest.approx(1.5)
+    assert fly.first_token_long_ms == pytest.approx(1.5 * (501 + 900) / 2)
+    assert modes([sample("plain", 0, 1.0)])["plain"].first_token_ms is None
+
+
+def test_hindsight_takes_each_prompt_s_fastest_fixed_k() -> None:
+    fly = Condition("fly", Rule("fly"))
+    set_apart = Condition("exact, 2", Rule("exact"), 2)
+    options = SpeedOptions((fly, set_apart), num_speculative_tokens=("auto", 0, 4, 15))
+    fixed = hindsight(options)
+    assert fixed == {"fly, best fixed K": ["plain", "fly, K 4", "fly, K 15"]}
+    assert hindsight(SpeedOptions((fly,), num_speculative_tokens=("auto", 4))) == {}
+    samples = []
+    for prompt, seconds in enumerate([(1.0, 2.0, 3.0), (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)]):
+        for mode, took in zip(fixed["fly, best fixed K"], seconds, strict=True):
+            samples.append(sample(mode, prompt, took))
+    best = modes(samples, fixed=fixed)["fly, best fixed K"]
+    assert best.chosen == ("plain", "fly, K 4", "fly, K 15")
+    assert best.ratio_to_plain == 3.0
+    assert best.ratios["plain"].worst == 1.0
+
+
+def test_an_interval_is_that_of_resampled_medians() -> None:
+    rng = random.Random(3)
+    values = [rng.gauss(1.0, 0.2) for _ in range(12)]
+    low, high = interval(values)
+    assert (low, high) == interval(values)
+    medians = sorted(statistics.median(rng.choices(values, k=12)) for _ in range(20_000))
+    assert low == pytest.approx(medians[500], abs=0.03)
+    assert high == pytest.approx(medians[19_500], abs=0.03)
+    assert interval([2.0]) == (2.0, 2.0)
+    mean_low, mean_high = interval(values, np.mean)
+    assert mean_low < statistics.mean(values) < mean_high
+
+
+def test_requests_at_once_are_compared_within_their_repeat() -> None:
+    samples = []
+    for repeat, drift in enumerate([1.0, 10.0, 2.0]):
+        samples.append(BatchSample("g", 8, repeat, "plain", drift, 100, 0.1))
+        samples.append(BatchSample("g", 8, repeat, "fly", drift / 2, 100, 0.2))
+    plain, fly = report_batches(samples)
+    assert (plain.ratio_to_plain, fly.ratio_to_plain, fly.low, fly.high) == (1.0, 2.0, 2.0, 2.0)
+    assert fly.tokens_per_second == 100.0
+    assert "100 (2.00)" in render(80, batch_table([plain, fly]))
+
+
+def render(width: int, *tables: object) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in tables:
+        console.print(table)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_tables_fit_and_documents_are_json() -> None:
+    samples = []
+    for prompt in range(3):
+        samples += [
+            sample("plain", prompt, 1.0, target_ns=8_000_000, first_token_s=0.1),
+            sample("transformers", prompt, 2.0),
+            drafted("fly, K auto", prompt, 0.5 + prompt / 10, first_token_s=0.2),
+            drafted("fly, K 4", prompt, 0.5), drafted("fly, K 15", prompt, 0.4),
+        ]  # fmt: skip
+    fixed = {"fly, best fixed K": ["fly, K 4", "fly, K 15"]}
+    found = report(samples, ["transformers"], fixed)
+    document = json.loads(json.dumps(to_document(found, max_tokens=10)))
+    assert document["max_tokens"] == 10
+    assert document["groups"]["g"][2]["ratios"]["plain"]["worst_prompt"] == 2
+    shown = render(100, *speed_tables("g", found["g"], ["transformers"]))
+    for text in ("g, 3 prompts", "1.67", "1.43-2.00", "100.0 ms", "3.33 (2.86)", "3 K 15"):
+        assert text in shown
+    assert "…" not in shown
+    where = ["a: line 1", "a: line 2", "a: line 3"]
+    assert "fly, K auto 1.43 at a: line 3" in worst_prompts(found["g"], where, ["transformers"])
+    assert "transformers" not in worst_prompts(found["g"], where, ["transformers"])
+
+
+# --- what is measured on ----------------------------------------------------------------------
+
+
+def test_problems_are_the_default_only_without_files(tmp_path: Path) -> None:
+    assert [g.name for g in groups([], None, 1, None)] == ["word problems"]
+    assert len(groups([], None, 1, None)[0].prompts) == 20
+    path = tmp_path / "some.jsonl.gz"
+    path.write_text("one\ntwo\n")
+    assert [g.name for g in groups([str(path)], None, 1, None)] == ["some"]
+    assert [g.name for g in groups([str(path)] * 2, 3, 1, None)] == [
+        "word problems", str(path), str(path),
+    ]  # fmt: skip
+
+
+def test_a_file_is_split_by_category_and_each_is_thinned_evenly(tmp_path: Path) -> None:
+    path = tmp_path / "spec_bench.jsonl"
+    kinds = ["writing", "coding", "qa", "qa", "rag", "math_reasoning", "math", "stem"]
+    rows = [{"category": k, "turns": [f"{k} {i}"]} for i, k in enumerate(kinds)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    texts = {g.name: [p.text for p in g.prompts] for g in groups([str(path)], None, 1, 2)}
+    assert texts == {
+        "spec_bench/mt": ["writing 0", "math 6"],
+        "spec_bench/qa": ["qa 2", "qa 3"],
+        "spec_bench/rag": ["rag 4"],
+        "spec_bench/math_reasoning": ["math_reasoning 5"],
+    }
+
+
+def test_random_tokens_are_drawn_by_seed_and_are_no_special_ones(tmp_path: Path) -> None:
+    make_tokenizer().save_pretrained(tmp_path)
+    group = random_tokens(6, str(tmp_path), seed=5)
+    assert group == random_tokens(6, str(tmp_path), seed=5)
+    assert group.prompts != random_tokens(6, str(tmp_path), seed=6).prompts
+    for prompt in group.prompts:
+        assert 16 <= len(prompt.token_ids) <= 256
+        assert min(prompt.token_ids) > 2  # <s>, </s>, <pad>
+        assert to_request(prompt, True) == prompt.token_ids
+    with pytest.raises(ConfigError, match=r"--random-prompts draws from .*nowhere"):
+        random_tokens(1, str(tmp_path / "nowhere"))
+
+
+def test_groups_take_turns_over_the_whole_of_a_repeat() -> None:
+    def group(name: str, number: int) -> Group:
+        return Group(name, [Prompt(f"{name} {i}", "plain") for i in range(number)])
+
+    three = [group("a", 12), group("b", 4), group("c", 4)]
+    for repeat in range(3):
+        turns = in_turn(three, repeat)
+        assert sorted(turns) == [(g, i) for g, n in enumerate((12, 4, 4)) for i in range(n)]
+        for half in (turns[:10], turns[10:]):
+            assert Counter(g for g, _ in half) == {0: 6, 1: 2, 2: 2}
+    assert {in_turn(three[1:], r)[0][0] for r in range(2)} == {0, 1}

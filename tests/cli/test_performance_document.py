@@ -1,0 +1,109 @@
+"""`python -m bench.performance`: the document's tables and plots, from reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import performance
+from flyspec.bench.modes import Sample
+from flyspec.bench.report import report, report_batches, to_document
+from flyspec.bench.speed import BatchSample
+
+DOCUMENT = Path(performance.__file__).parents[1] / "docs" / "performance.md"
+MACHINE = {"processor": "CPU 9000", "instruction_sets": ["avx2"], "cores": 2, "accelerator": "",
+           "versions": {"torch": "2.0"}}  # fmt: skip
+
+
+def speed(group: str, modes: dict[str, float], fixed: Any = None, **facts: Any) -> dict[str, Any]:
+    """A report of these modes, each with its seconds for the ten tokens of three prompts."""
+    samples = [
+        Sample(group, prompt, 0, mode, seconds * (1 + prompt), 10, [1] * 10, 0.1, 20 + 400 * prompt,
+               rounds=5, target_ns=1_000_000, draft_ns=0 if mode == "plain" else 500_000)
+        for mode, seconds in modes.items() for prompt in range(3)
+    ]  # fmt: skip
+    others = facts.get("others", ())
+    known = {
+        "command": ["flyspec", "bench", "--against", "a b"], "machine": MACHINE, "threads": 1,
+        "draft_threads": 1, "dtype": "bfloat16", "device": "cpu", "others": others,
+        "num_speculative_tokens": ["auto"], "drafters": [""], "calibrations": [], "batches": [],
+    }  # fmt: skip
+    return to_document(report(samples, others, fixed), **{**known, **facts})
+
+
+def write(folder: Path, **documents: dict[str, Any]) -> None:
+    for name, document in documents.items():
+        (folder / f"{name}.json").write_text(json.dumps(document))
+
+
+def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
+    samples = [BatchSample("gsm8k", b, r, mode, 1.0 if mode == "plain" else 0.5, 100, 0.1)
+               for b in (2, 8) for r in range(2) for mode in ("plain", "fly")]  # fmt: skip
+    batches = [asdict(b) for b in report_batches(samples)]
+    calibration = {"peer": "transformers", "setup": "float32, 1 thread", "tried": {"a": 1, "b": 2}}
+    fixed = {"fly, best fixed K": ["plain", "fly, K 4"]}
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    write(
+        reports,
+        a=speed("words", {"plain": 1.0, "transformers": 2.0, "fly": 0.25, "exact": 0.5},
+                others=["transformers"], calibrations=[calibration]),
+        b=speed("words", {"plain": 1.0, "fly, K auto": 0.8, "fly, K 4": 0.5}, fixed,
+                num_speculative_tokens=["auto", 0, 4]),
+        c={**speed("gsm8k", {"plain": 1.0}), "groups": {}, "batches": batches},
+        d=speed("words", {"plain": 1.0, "plain, float32": 0.625}),
+        e=speed("words", {"plain": 1.0, "fly, model": 0.5, "fly, multi_level": 0.25},
+                drafters=["model", "multi_level"]),
+        f={"target": "padded", "modes": [
+            {"mode": "fly", "cost_ratio": 3.6, "tokens_per_round": 12.5, "speedup": 5.0,
+             "bound": 6.25, "share": 0.8, "bytes_per_round": 1234.5, "judge_ms": 0.25}]},
+        g={"rule": "fly", "round_ms": 5.0, "hops_ms": 3.0, "echoes_ms": 2.0,
+           "hops_over_echoes": 1.5, "proposal_loop_ms": 0.3},
+    )  # fmt: skip
+    document = tmp_path / "performance.md"
+    document.write_text(DOCUMENT.read_text())
+    assert performance.main([str(reports), "--document", str(document)]) == 0
+    text = document.read_text()
+    for expected in (
+        "CPU 9000, 2 cores, avx2; torch 2.0.",
+        "| words | fly | 4.00 (4.00 to 4.00) | 4.00 | 3 |",
+        "| words | fly | 8.00 (8.00 to 8.00) |",
+        "| transformers | words | float32, 1 thread | 2 |",
+        "| words | fly | 1.25 (1.25 to 1.25) | 2.00 (2.00 to 2.00) | 3 K 4 |",
+        "| words | bfloat16 | float32 | 1.60 (1.60 to 1.60) |",
+        "| words | fly, multi_level | 4.00 (4.00 to 4.00) | 4.00 | 2.00 |",
+        "| gsm8k | fly | 200 (2.00) | 200 (2.00) |",
+        "| padded | fly | 3.6 | 12.5 | 5.00 | 6.25 | 80% | 1,234 | 0.25 |",
+        "| g | fly | 5.00 | 3.00 | 2.00 | 1.50 | 0.30 |",
+        "    flyspec bench --against 'a b'",
+    ):
+        assert expected in text, expected
+    assert text.count("| words | fly |") == 5  # of the defaults alone, but for hindsight
+    for plot in ("groups", "others", "batches"):
+        drawn = (tmp_path / "images" / f"performance-{plot}.svg").read_text()
+        assert "<text" in drawn
+    assert performance.main([str(reports), "--document", str(document)]) == 0
+    assert document.read_text() == text
+
+
+def test_what_was_not_measured_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "<!-- rounds -->\nold\n<!-- /rounds -->\n<!-- pairs -->\n<!-- /pairs -->\n"
+    parts = {"pairs": "new"}
+    assert performance.write_between(text, parts) == text.replace(
+        "<!-- pairs -->\n", "<!-- pairs -->\n\nnew\n\n"
+    )
+    document = tmp_path / "performance.md"
+    document.write_text(text)
+    assert performance.main([str(tmp_path), "--document", str(document)]) == 1
+    assert "no reports of `flyspec bench` in it" in capsys.readouterr().err
+    write(tmp_path, a=speed("words", {"plain": 1.0, "fly": 0.5}))
+    assert performance.main([str(tmp_path), "--document", str(document)]) == 1
+    assert "must have <!-- machine -->" in capsys.readouterr().err
+    assert document.read_text() == text
+    (tmp_path / "a.json").write_text("{")
+    assert performance.main([str(tmp_path), "--document", str(document)]) == 1
+    assert "a.json: not JSON" in capsys.readouterr().err
