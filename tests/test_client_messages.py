@@ -28,6 +28,7 @@ from flyspec.client.generation import event_of
 from flyspec.client.messages import metadata_of, misfit
 from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.rules import Rule
+from flyspec.speculation_length import SpeculationLength
 from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.values.generation import FinishReason, GenerationRequest
 from flyspec.values.tokens import Origin, SamplingParams, TokenLogprobs
@@ -56,6 +57,7 @@ def test_every_option_is_written() -> None:
         drafter="model",
         rule=Rule("margin", margin_threshold=0.125, guarded_token_ids=(4,)),
         num_speculative_tokens=0,
+        num_draft_tokens_per_round=[3, 0, 2],
         max_loose_tokens=0,
         max_loose_cost_nats=0.0,
         exact_prefix_tokens=3,
@@ -84,6 +86,7 @@ def test_every_option_is_written() -> None:
             drafter="model",
             rule=common_pb2.Rule(name="margin", margin_threshold=0.125, guarded_token_ids=[4]),
             num_speculative_tokens=0,
+            num_draft_tokens_per_round=[3, 0, 2],
             max_loose_tokens=0,
             max_loose_cost_nats=0.0,
             exact_prefix_tokens=3,
@@ -91,6 +94,34 @@ def test_every_option_is_written() -> None:
             disable_loop_guard=True,
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("k", "fields"),
+    [
+        (None, {}),
+        ("auto", {"adaptive": True}),
+        (0, {"num_speculative_tokens": 0}),
+        (7, {"num_speculative_tokens": 7}),
+    ],
+)
+def test_k_is_a_number_or_auto_or_left_to_the_server(
+    k: SpeculationLength | None, fields: dict[str, Any]
+) -> None:
+    request = GenerationRequest("hi", GenerateOptions(num_speculative_tokens=k))
+    message = wire.encode(request)
+    assert message.speculation == generation_pb2.Speculation(**fields)
+    read = generation_pb2.GenerateRequest.FromString(message.SerializeToString())
+    assert wire.decode(GenerationRequest, read) == request
+
+
+def test_k_that_adapts_and_is_a_number_is_refused() -> None:
+    for k in (0, 4):
+        both = generation_pb2.GenerateRequest(
+            text="hi", speculation={"adaptive": True, "num_speculative_tokens": k}
+        )
+        with pytest.raises(InvalidArgumentError, match="adaptive and num_speculative_tokens"):
+            wire.decode(GenerationRequest, both)
 
 
 @pytest.mark.parametrize(
@@ -154,9 +185,10 @@ def test_events_are_read_whole() -> None:
     started = g.GenerationStarted(
         request_id="r", model="m", drafter="d", seed=5, prompt_token_ids=[1],
         rule=common_pb2.Rule(name="fly"), num_speculative_tokens=4, warnings=["careful"],
+        adaptive=True,
     )  # fmt: skip
     assert event_of(g.GenerateResponse(started=started)) == Started(
-        "r", "m", "d", 5, [1], Rule("fly"), 4, ("careful",)
+        "r", "m", "d", 5, [1], Rule("fly"), 4, ("careful",), True
     )
     chunk = g.GenerationChunk(
         text="ab", token_ids=[1, 2], origins=[EXACT, LOOSE], token_texts=["a", "b"],
@@ -177,15 +209,19 @@ def test_events_are_read_whole() -> None:
         "num_loose_tokens": 4, "loose_cost_nats": 0.5, "num_rollbacks": 6,
         "acceptance_histogram": [7], "num_rounds": 8, "num_rejected_tokens": 9,
         "rejected_cost_nats": 4.5, "round_bytes": 11, "distribution_bytes": 12,
+        "num_plain_tokens": 13, "num_plain_bursts": 14, "num_drafter_stops": 15,
+        "num_scored_tokens": 16, "num_agreed_tokens": 17, "saved_ns": -18,
     }  # fmt: skip
     assert set(values) == {f.name for f in dataclasses.fields(SpeculationMetrics)}
     completion = g.GenerationCompletion(
         finish_reason=g.FINISH_REASON_STOP, stop_reason="x",
         usage=g.Usage(prompt_tokens=1, completion_tokens=2),
         speculation=g.SpeculationMetrics(**values), loop_guard_token_index=0,
+        num_draft_tokens_per_round=[4, 0, 0, 2],
     )  # fmt: skip
     assert event_of(g.GenerateResponse(completion=completion)) == Completion(
-        FinishReason.STOP, "x", 1, 2, SpeculationMetrics(**values), GenerationTimings(), 0
+        FinishReason.STOP, "x", 1, 2, SpeculationMetrics(**values), GenerationTimings(), 0,
+        num_draft_tokens_per_round=(4, 0, 0, 2),
     )  # fmt: skip
     completion.ClearField("loop_guard_token_index")
     event = event_of(g.GenerateResponse(completion=completion))

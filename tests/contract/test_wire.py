@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
+from flyspec.speculation_length import AUTO
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from flyspec.values.admin import SessionStatus, TokenizerBundle
 from flyspec.values.generation import Chat, GenerateOptions, GenerationRequest
@@ -42,6 +43,7 @@ SPECIAL = {
     (SamplingParams, "logit_bias"): st.dictionaries(u32, PLAIN[float], max_size=4).map(
         lambda bias: tuple(sorted(bias.items()))
     ),
+    (GenerateOptions, "num_speculative_tokens"): st.none() | u32 | st.just(AUTO),
     (VerifyRound, "max_plain_tokens"): st.integers(1, 2**32 - 1),
     (Verdict, "keep_length"): st.integers(0, 2**32 - 2),
 }
@@ -85,7 +87,19 @@ def chunks(draw):
     origins = [draw(st.sampled_from(Origin)) for _ in ids]
     given_ = draw(st.booleans())
     distributions = tuple(draw(values_of(TokenDistribution)) for _ in ids if given_)
-    return DraftChunk(draw(u64), 10, 7, 11, ids, origins, True, distributions=distributions)
+    known = draw(st.booleans())
+    return DraftChunk(
+        draw(u64),
+        10,
+        7,
+        11,
+        ids,
+        origins,
+        True,
+        distributions=distributions,
+        confidences=tuple(draw(st.floats(0, 1, width=32)) for _ in ids if known),
+        agreements=tuple(draw(st.lists(st.booleans(), max_size=5))),
+    )
 
 
 def there_and_back(value, **local):
@@ -181,6 +195,11 @@ def chunk_of(message):
             chunk_of,
             draft_pb2.DraftResponse(token_ids=[1], origins=[1], distributions=[{}, {}]),
             "distributions: 2 for 1 token_ids",
+        ),
+        (
+            chunk_of,
+            draft_pb2.DraftResponse(token_ids=[1], origins=[1], confidences=[0.5, 0.5]),
+            "confidences: 2 for 1 token_ids",
         ),
         (
             chunk_of,
