@@ -22,7 +22,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # Compiles the native step as well.
-$(VENV)/.installed: pyproject.toml constraints.txt flyspec/engine/native/step.cpp | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt flyspec/engine/native/step.cpp flyspec/engine/native/team.h | $(VENV)/bin/python
 	@echo "== installing flyspec and its models extra (torch on first use: some minutes)"
 	@$(call install,models)
 	@$(BIN)/python -m flyspec.engine.native.library

@@ -72,11 +72,12 @@ def _machine(documents: Sequence[Document]) -> str:
     for document in documents[:1]:
         m = document["machine"]
         versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
-        threads = f"{document['threads']} thread(s) for the target and {document['draft_threads']} "
+        target, draft = (document[n] or "all" for n in ("threads", "draft_threads"))
         lines = [
             f"{m['processor']}, {m['cores']} cores, {' '.join(m['instruction_sets'])}"
             + (f"; {m['accelerator']}" if m["accelerator"] else "") + f"; {versions}.",
-            f"Target in {document['dtype']} on {document['device']}, {threads}for the draft model.",
+            f"Target in {document['dtype']} on {document['device']}, "
+            f"{target} thread(s) for the target and {draft} for the draft model.",
         ]  # fmt: skip
     return "\n".join(lines)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
+import socket
 from collections.abc import Callable
 
 from flyspec.cli.service import Child
@@ -14,8 +16,28 @@ END_TIMEOUT_S = 60.0
 """A service drains within its grace period, which is shorter."""
 
 
+def free_port() -> int:
+    """A port of this machine that nobody listens at.
+
+    It is below those that the system gives to connections, of which others make many: so it
+    stays free until somebody listens, and also while the one that listened starts again.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
 class Restartable:
-    """A service as a child process. `lives` counts its restarts; `running` is false meanwhile."""
+    """A service as a child process. `lives` counts its restarts; `running` is false meanwhile.
+
+    `port` is where it listens, in all its lives.
+    """
 
     def __init__(
         self,
@@ -28,7 +50,7 @@ class Restartable:
         self.name = name
         self._module, self._flags, self._threads, self._on_log = module, flags, threads, on_log
         self._service: Child | None = None
-        self._port: int | None = None
+        self.port = free_port()
         self.lives = 0
         self.running = False
 
@@ -39,29 +61,22 @@ class Restartable:
         return self._service
 
     @property
-    def port(self) -> int:
-        """Where it listens, in all its lives; known once it was ready."""
-        assert self._port is not None, f"{self.name} was never ready"
-        return self._port
-
-    @property
     def resident_mib(self) -> float | None:
         """Resident memory, while it runs."""
         return resident_mib(self.service.pid) if self.running else None
 
     async def spawn(self) -> Child:
         """Start the process; `ready` waits for it."""
-        # The last flag of a name wins: it listens where it did before.
-        port = [] if self._port is None else ["--port", str(self._port)]
+        # The last flag of a name wins.
+        flags = [*self._flags, "--port", str(self.port)]
         self._service = await Child.start(
-            self.name, self._module, [*self._flags, *port], self._threads, self._on_log
+            self.name, self._module, flags, self._threads, self._on_log
         )
         return self._service
 
     async def ready(self) -> None:
         """Wait until it serves. Raises why it ended instead."""
         await self.service.ready()
-        self._port = self.service.facts["port"]
         self.running = True
 
     async def end(self, how: signal.Signals = signal.SIGKILL) -> None:

@@ -131,7 +131,12 @@ class ModelServerSettings(ServerSettings):
         description="auto: the checkpoint's on a GPU, and on a CPU if that is bfloat16 and the "
         "native step serves the model; else float32 on a CPU without bf16 matrices",
     )
-    threads: int = Field(0, ge=0, description="CPU threads of the model; 0 leaves it to torch")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="CPU threads of the model; 0: the native step takes every core that nothing "
+        "else wants, and torch decides for itself",
+    )
     max_sessions: int = Field(32, ge=1, le=4096, description="maximum concurrent sessions")
     kv_cache_memory_bytes: int = Field(
         0,

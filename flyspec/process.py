@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from pathlib import Path
 
 from flyspec.values.admin import ProcessInfo
 
@@ -17,6 +18,18 @@ def count_model_load() -> None:
     """A model was loaded."""
     global _model_loads
     _model_loads += 1
+
+
+def available_cores() -> int:
+    """Cores that this process may use at once: those it may run on, or a container's limit."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, -(-int(quota) // int(period)))
+    except (OSError, ValueError):  # another system, or "max"
+        pass
+    return max(1, cores)
 
 
 def describe() -> ProcessInfo:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import random
-import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -54,20 +52,3 @@ def is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at.
-
-    It is below those that the system gives to connections, of which other tests make many: so it
-    stays free until somebody listens.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port

@@ -156,14 +156,14 @@ class ProxiedFleet:
 
     def _process(self, name: str, module: str, model: str, dtype: str = "auto") -> Restartable:
         o = self.options
-        flags = ["--model", model, "--dtype", dtype, "--port", "0", "--threads", "1",
+        flags = ["--model", model, "--dtype", dtype, "--threads", "1",
                  "--max-sessions", str(o.max_sessions), *self._common()]  # fmt: skip
         return Restartable(name, module, flags, 1, _log)
 
     def _make_orchestrator(self) -> Restartable:
         o = self.options
         flags = [
-            "--port", "0", "--admin-port", "0",
+            "--admin-port", "0",
             "--verify-address", ",".join(m.proxy.address for m in self.targets),
             "--draft-address", ",".join(m.proxy.address for m in self.drafters),
             "--drafters", " ".join(f"{FOREIGN_DRAFTER}={m.proxy.address}" for m in self.foreign),

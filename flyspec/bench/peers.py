@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 
 from flyspec.bench.peer_worker import PeerAnswer, PeerRequest, PeerSetup
 from flyspec.errors import ConfigError, FlyspecError
+from flyspec.process import available_cores
 
 GREEDY = "transformers"
 DTYPES = ("float32", "bfloat16")
@@ -89,8 +89,7 @@ class PeerProcess:
     ) -> None:
         self._process, self._log = process, log
         self._model, self._draft, self._device = model, draft, device
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        self._threads = sorted({1, cores or 1})
+        self._threads = sorted({1, available_cores()})
 
     async def generate(
         self,

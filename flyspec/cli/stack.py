@@ -8,7 +8,6 @@ told to `on_event`, what the services log to `on_log`.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
@@ -22,6 +21,7 @@ from flyspec.cli.service import ROOT, Child, ServiceDiedError
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings, from_command_line
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
+from flyspec.process import available_cores
 from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
 
 T = TypeVar("T")
@@ -37,9 +37,12 @@ def _ignore(_: str) -> None:
     """Take a line and do nothing with it."""
 
 
-def default_threads() -> int:
-    """Draft and target take turns on a CPU, but a share each keeps them from being in the way."""
-    return max(1, (os.cpu_count() or 1) // 2)
+def torch_threads() -> int:
+    """Threads that a model on a CPU gets if it is served by torch, whose threads hold their cores.
+
+    Draft and target take turns, but a share each keeps them from being in the way.
+    """
+    return max(1, available_cores() // 2)
 
 
 # fmt: off
@@ -49,8 +52,9 @@ class StackOptions(ModelFlags):
 
     Ports of 0 are picked. Only the orchestrator listens on `host` and, for its operator,
     `admin_host`, the others on loopback. `threads` are those of all ranks of the target together; 0
-    is half of the cores, on a CPU. A `draft_device` of None is `device`. `orchestrator_flags`, and
-    the `service_flags` of draft and verify service, are passed on as they are.
+    leaves it to the service, with half of the cores for torch. A `draft_device` of None is
+    `device`. `orchestrator_flags`, and the `service_flags` of draft and verify service, are passed
+    on as they are.
     """
 
     drafter: Annotated[str, setting(DraftSettings, "drafter")] = ""
@@ -91,8 +95,6 @@ class StackOptions(ModelFlags):
             changes["draft_model"] = ""
         if self.draft_device is None:
             changes["draft_device"] = self.device
-        changes["threads"] = self.threads or default_threads()
-        changes["draft_threads"] = self.draft_threads or default_threads()
         if self.rules_file:
             changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
         return replace(self, **changes)
@@ -281,7 +283,7 @@ class Stack:
         await self.guard(self._ready(last))
 
     async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Child:
-        service = await Child.start(name, module, flags, threads, self._on_log)
+        service = await Child.start(name, module, flags, threads or torch_threads(), self._on_log)
         self.services[name] = service
         return service
 

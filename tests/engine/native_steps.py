@@ -24,6 +24,7 @@ from flyspec.engine.native.model import NativeModel
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "flyspec/engine/native/step.cpp"
+TEAM = SOURCE.with_name("team.h")
 TILES = Path(__file__).with_name("emulated_tiles.h")
 EMULATED = "amx, emulated"
 
@@ -53,7 +54,12 @@ def compiled(name: str) -> Library:
     flags = compiler_flags("avx512_bf16" if emulated else name)
     if emulated:
         flags = [*flags, "-include", str(TILES)]
-    contents = [SOURCE.read_bytes(), TILES.read_bytes(), " ".join(flags).encode()]
+    contents = [
+        SOURCE.read_bytes(),
+        TEAM.read_bytes(),
+        TILES.read_bytes(),
+        " ".join(flags).encode(),
+    ]
     key = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
     path = ROOT / "build" / "native" / f"{name.replace(', ', '_')}-{key}.so"
     if not path.exists():

@@ -81,12 +81,12 @@ def test_work_shared_by_threads_gives_the_same_bits(
         max_position_embeddings=700, initializer_range=0.06,
     )  # fmt: skip
     ids = tokens(600, vocabulary=3000)
-    one, two, three = (native_model(module, name, context_length=700, threads=n) for n in (1, 2, 3))
+    one, two, six = (native_model(module, name, context_length=700, threads=n) for n in (1, 2, 6))
     (expected,) = one.forward([Step(0, 0, ids, len(ids))])
-    for model in (two, three):
+    for model in (two, six):  # on few cores, helpers are put aside again and again
         (rows,) = model.forward([Step(1, 0, ids, len(ids))])
         assert torch.equal(rows.logits, expected.logits)
-        for first, last in ((400, 433), (300, 317), (290, 291)):
+        for first, last in ((400, 433), (300, 317), (290, 291)) * 20:
             (rows,) = model.forward([Step(1, first, ids[first:last], last - first)])
             assert torch.equal(rows.logits, expected.logits[first:last])
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench.restartable import free_port
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from tests.observability.conftest import SERVICES
 from tests.observability.tools import tool
-from tests.waiting import free_port, until
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "k8s" / "monitoring"

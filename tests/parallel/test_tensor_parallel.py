@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.exactness import SETS
+from bench.restartable import free_port
 from flyspec.bench.reference import Reference
 from flyspec.cli.service import Child
 from flyspec.cli.stack import DEMO_MODELS
@@ -33,7 +34,7 @@ from flyspec.rules import Rule
 from flyspec.values.generation import Chunk
 from orchestrator.server import Orchestrator
 from tests.tiny import make_model
-from tests.waiting import free_port, is_gone, until
+from tests.waiting import is_gone, until
 from verify_service.ranks import EXIT_LOST_RANK, find_place
 
 ROOT = Path(__file__).resolve().parents[2]

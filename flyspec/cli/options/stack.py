@@ -13,7 +13,7 @@ from flyspec.flags import ClientAuth, Dtype, Flag, flags_of
 
 _GROUP = "Of a stack started on this machine"
 _stack = partial(Flag, group=_GROUP)
-_HALF = "half of the cores"
+_ALL = "every core for the native step, half of them for torch"
 
 
 def setting(settings: type[ServerSettings], name: str, **known: Any) -> Flag:
@@ -57,9 +57,9 @@ class ModelFlags:
     )] = None
     dtype: Annotated[Dtype, _stack("Data type of the target's weights.")] = "auto"
     draft_dtype: Annotated[Dtype, _stack("Data type of the draft model's weights.")] = "auto"
-    threads: Annotated[int, _stack("CPU threads of the target.", min=0, default=_HALF)] = 0
+    threads: Annotated[int, _stack("CPU threads of the target.", min=0, default=_ALL)] = 0
     draft_threads: Annotated[int, _stack(
-        "CPU threads of the draft model.", min=0, default=_HALF,
+        "CPU threads of the draft model.", min=0, default=_ALL,
     )] = 0
     batch_invariant: Annotated[bool | None, _verify("batch_invariant")] = None
     tensor_parallel_size: Annotated[int, _verify("tensor_parallel_size")] = 1

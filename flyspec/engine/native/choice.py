@@ -17,6 +17,7 @@ from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.trial import try_out
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
+from flyspec.process import available_cores
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ def choose_model(
 ) -> Model:
     """The model of a service in one process, tried out if it is native; `warm_up` remains.
 
-    It gets this thread's number of torch's threads. The log says which and why. A native model
-    needs the module no more: drop `loaded.model` for its memory. Raises `ConfigError`.
+    A native one has the threads of the settings, or one for each core, and needs the module no
+    more: drop `loaded.model` for its memory. The log says which and why. Raises `ConfigError`.
     """
     native = _native(loaded, settings)
     if isinstance(native, NativeModel):
@@ -58,7 +59,7 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
         settings.kv_cache_memory_bytes,
     )
     try:
-        native = NativeModel(loaded, plan.num_slots, library, torch.get_num_threads())
+        native = NativeModel(loaded, plan.num_slots, library, settings.threads or available_cores())
     except ValueError as error:
         return f"{info.name}: {error}"
     except OSError as error:

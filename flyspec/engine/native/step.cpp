@@ -14,22 +14,20 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <memory>
-#include <thread>
 #include <vector>
+#include "team.h"
 
 namespace {
 typedef uint16_t bf16;
 constexpr int PANEL = 64, MAX_ROWS = 256, MAX_DIM = 512, MR = 6;  // MR: rows of a kernel
 constexpr int K_BLOCK = 2048;       // of a panel that rows pass, so that it stays in the cache
-constexpr int SPINS = 2000;         // before a thread that waits goes to sleep: some 50 us
-constexpr double SHARED_NS = 5000;  // of work between two barriers, which pays for them
+constexpr int UNIT_ROWS = 64;       // of a panel's products in a unit that may be a helper's
+constexpr double SHARED_NS = 5000;  // of work in a job, which pays for sharing it
 // --- vectors ------------------------------------------------------------------------------------
 #define UNROLLED _Pragma("GCC unroll 24") for
 #if defined(__AVX512F__)
@@ -179,16 +177,6 @@ struct Shape {
   bf16* cache;  // zeros: [layers][slots][kv_heads] of keys and then values
 };
 size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
-struct alignas(64) Line { char bytes[64]; };
-template <class T> struct Block : std::vector<Line> {  // zeros, aligned
-  T* const p;
-  explicit Block(size_t n) : std::vector<Line>(n * sizeof(T) / 64 + 1), p((T*)data()) {}
-};
-void await(const std::atomic<int>& word, int old) {  // its change, spinning for a while
-  for (int i = 0; i < SPINS && word == old; i++) _mm_pause();
-  word.wait(old);
-}
-void advance(std::atomic<int>& word) { word++, word.notify_all(); }
 // What Python gives: rows, which of them are wanted, where logits [wanted][vocabulary] go, or if
 // that is null the likeliest tokens and their probabilities, and hidden [layers][wanted][hidden].
 struct Batch {
@@ -197,15 +185,13 @@ struct Batch {
   float *logits, *hidden, *chances;
   int32_t* tokens;
 };
-struct Item { int row, slot, start, first, count; };  // queries of a sequence's rows, of a KV head
-struct Worker {                                       // what a thread has for itself
-  const int id;
-  int team = 1, phase = 0;
+struct Room {  // what a thread has for itself, to compute in
   Block<float> sums;
   Block<Act> shares;
-  Worker(int i, size_t length)
-      : id(i), sums(MAX_ROWS * PANEL + MR * (length + MAX_DIM)), shares(MR * length) {}
+  explicit Room(size_t length) : sums(MR * (length + PANEL)), shares(MR * (length + PANEL)) {}
+  void enter() { begin_tiles(); }
 };
+struct Item { int row, slot, start, first, count; };  // queries of a sequence's rows, of a KV head
 struct Model : Shape {
   const size_t C, A, F, Q, L, group;  // hidden, heads * dim, intermediate, qkv, length: padded
   const int V;                        // vocabulary
@@ -214,41 +200,20 @@ struct Model : Shape {
   Block<float> x, qkv;
   Block<Act> normed, query, attended, gated;
   const std::unique_ptr<float[]> logits;  // of rows whose tokens are picked
-  std::deque<Worker> workers;
-  std::vector<std::thread> others;
-  std::vector<std::atomic<int>> counters;
-  std::atomic<int> go{0}, passed{0}, arrived{0};
-  std::atomic<bool> nan{false}, quit{false};
+  bool alone = true, nan = false;
   Batch b;  // the one at hand
-  int team;
-  std::vector<Item> items;
+  int num_items = 0;
+  Block<Item> items;
+  Team<Room> team;
   explicit Model(const Shape& s)
       : Shape(s), C(padded(hidden)), A(padded(heads * dim)), F(padded(intermediate)),
         Q(padded((heads + 2 * kv_heads) * dim)), L(padded(length)), group(heads / kv_heads),
         V(vocabulary), bytes(2. * layers * (C * (Q + A) + 3. * C * F) + 2. * C * vocabulary),
         stack(s.layer, s.layer + layers), x(MAX_ROWS * C), qkv(MAX_ROWS * Q),
         normed(MAX_ROWS * C), query(MAX_ROWS * heads * dim), attended(MAX_ROWS * A),
-        gated(MAX_ROWS * F), logits(new float[MAX_ROWS * V + W]), counters(layers * 8 + 8) {
-    for (int i = 0; i < threads; i++) workers.emplace_back(i, L);
-    for (int i = 1; i < threads; i++)
-      others.emplace_back([this, i] {
-        for (int seen = 0; await(go, seen), !quit; seen++) run(workers[i]);
-      });
-  }
-  ~Model() {
-    quit = true, advance(go);
-    for (auto& thread : others) thread.join();
-  }
-  // Deals out f(0) to f(count - 1) among the threads, and waits until all are done.
-  template <class Do> void share(Worker& w, int count, Do f) {
-    for (int i = 0; w.team == 1 && i < count; i++) f(i);
-    if (w.team == 1) return;
-    const int before = passed;
-    for (int i; (i = counters[w.phase]++) < count;) f(i);
-    w.phase++;
-    if (++arrived < w.team) return await(passed, before);
-    arrived = 0, advance(passed);
-  }
+        gated(MAX_ROWS * F), logits(new float[MAX_ROWS * V + W]),
+        items(MAX_ROWS * (group / MR + 1)),
+        team(threads - 1, MAX_ROWS * PANEL, UNIT_ROWS * PANEL, L) {}
   bf16* keys(int l, int slot, int kv) const {
     return cache + ((l * slots + slot) * kv_heads + kv) * 2 * L * dim;
   }
@@ -266,23 +231,25 @@ struct Model : Shape {
     for (int i = 0; i < n; i += W) take(i, load(row + i) * by * load(weight + i));
   }
   // Of `count` rows of x, those named by `at` if it is given.
-  void normalize_all(Worker& w, const float* weight, int count, const int32_t* at = nullptr) {
-    share(w, count, [&](int r) {
+  void normalize_all(const float* weight, int count, const int32_t* at = nullptr) {
+    for (int r = 0; r < count; r++) {
       Act* to = normed.p + r * C;
       normalize(row_of(at ? at[r] : r), weight, C, hidden, [&](int i, Vec v) { put(to + i, v); });
-    });
+    }
   }
   // Hands over the products of `count` rows [count][K]: done(row, panel, its 64 sums).
   template <class Done>
-  void linear(Worker& w, const Act* a, int K, int count, const bf16* b, int panels, Done done) {
-    int pieces = w.team == 1 ? 1 : std::max(1, std::min(count / 32, 4 * w.team / panels));
-    int piece = padded((count + pieces - 1) / pieces);
-    share(w, panels * pieces, [&](int unit) {
+  void linear(const Act* a, int K, int count, const bf16* b, int panels, Done done) {
+    const int piece = alone ? MAX_ROWS : UNIT_ROWS, pieces = (count + piece - 1) / piece;
+    auto work = [=](Room&, int unit, float* to) {
       int panel = unit / pieces, first = unit % pieces * piece, n = std::min(piece, count - first);
       for (int k = 0; k < K; k += K_BLOCK)
         panel_product(n, a + (size_t)first * K + k, K, b + ((size_t)panel * K + k) * PANEL,
-                      std::min(K_BLOCK, K - k) / 2, w.sums.p, k == 0);
-      for (int r = 0; r < n; r++) done(first + r, panel, w.sums.p + r * PANEL);
+                      std::min(K_BLOCK, K - k) / 2, to, k == 0);
+    };
+    team.share(alone, panels * pieces, work, [&](int unit, const float* sums) {
+      const int first = unit % pieces * piece, n = std::min(piece, count - first);
+      for (int r = 0; r < n; r++) done(first + r, unit / pieces, sums + r * PANEL);
     });
   }
   // What stores a row's sums in `to` [rows][n], with their bias, or adds them to what is there.
@@ -322,16 +289,19 @@ struct Model : Shape {
     for (int i = 0; p % 2 == 0 && !follows(row + 1) && i < D; i++) value[2 * i + 1] = 0;
   }
   // Attention of up to MR queries of a segment and KV head, over all keys that one of them sees.
-  void attend(Worker& w, int l, const Item& item, int kv) {
+  void attend(Room& w, int l, const Item& item, int kv, float* to) const {
     const int D = dim, n = item.count, window = stack[l].window;
-    auto position = [&](int i) { return item.start + (item.first + i) / (int)group; };
+    // Of a job that is over, an item may be half of the next one.
+    auto position = [&](int i) {
+      return std::min<int>(length - 1, item.start + (item.first + i) / (int)group);
+    };
     const int first = window ? std::max(0, position(0) - window + 1) / PANEL * PANEL : 0;
-    const int count = position(n - 1) + 1 - first, ld = padded(count);
+    const int count = std::max(1, position(n - 1) + 1 - first), ld = padded(count);
     const Act* q = query.p + ((kv * MAX_ROWS + item.row) * group + item.first) * D;
     const bf16* k = keys(l, item.slot, kv) + (size_t)first * D;
     for (int b = 0; b < count; b += PANEL, k += PANEL * D)
       multiply(n, {q, D, k, 2 * PANEL, D / 2, w.sums.p + b, ld, PANEL}, true);
-    float by[MR], *const mixed = w.sums.p + MR * L;
+    float by[MR];
     for (int i = 0; i < n; i++) {
       const int high = position(i) + 1 - first, low = window ? std::max(0, high - window) : 0;
       const float* s = w.sums.p + (size_t)i * ld;
@@ -346,15 +316,19 @@ struct Model : Shape {
       by[i] = 1 / hsum(sum);
     }
     const bf16* v = values(l, item.slot, kv) + (size_t)first * D;
-    multiply(n, {w.shares.p, ld, v, 2 * D, (count + 1) / 2, mixed, D, D}, true);
-    for (int i = 0, at; i < n; i++) {
+    multiply(n, {w.shares.p, ld, v, 2 * D, (count + 1) / 2, to, D, D}, true);
+    for (int i = 0; i < n * D; i += W) store(to + i, load(to + i) * set1(by[i / D]));
+  }
+  void take_attended(const Item& item, int kv, const float* from) {
+    const int D = dim;
+    for (int i = 0, at; i < item.count; i++, from += D) {
       at = item.first + i;
       Act* to = attended.p + (item.row + at / group) * A + (kv * group + at % group) * D;
-      for (int d = 0; d < D; d += W) put(to + d, load(mixed + i * D + d) * set1(by[i]));
+      for (int d = 0; d < D; d += W) put(to + d, load(from + d));
     }
   }
-  void keep_hidden(const Worker& w, int l) {
-    for (int h = 0; w.id == 0 && h < b.num_hidden; h++)
+  void keep_hidden(int l) {
+    for (int h = 0; h < b.num_hidden; h++)
       for (int i = 0; b.hidden_layers[h] == l && i < b.num_wanted; i++) {
         const float *row = row_of(b.wanted[i]), *from = l < layers ? row : qkv.p;
         auto take = [&](int j, Vec v) { store(qkv.p + j, v); };
@@ -362,24 +336,26 @@ struct Model : Shape {
         memcpy(b.hidden + h * b.stride + i * hidden, from, 4 * hidden);
       }
   }
-  // The whole step, by every thread of the team. Behind its last barrier the batch may be gone.
-  void run(Worker& w) {
-    const int n = b.rows, count = b.num_wanted, kvs = kv_heads;
+  // The whole step.
+  void run() {
+    const int n = b.rows, count = b.num_wanted, kvs = kv_heads, parts = num_items;
     float* const to = b.logits ? b.logits : logits.get();
-    w.team = team, w.phase = 0;
     begin_tiles();
     for (int l = 0; l < layers; l++) {
       const Layer& layer = stack[l];
-      keep_hidden(w, l);
-      normalize_all(w, layer.norm, n);
-      linear(w, normed.p, C, n, layer.qkv, Q / PANEL, into(qkv.p, Q, layer.qkv_bias, false));
-      share(w, n * kvs, [&](int unit) { prepare(l, unit / kvs, unit % kvs); });
+      keep_hidden(l);
+      normalize_all(layer.norm, n);
+      linear(normed.p, C, n, layer.qkv, Q / PANEL, into(qkv.p, Q, layer.qkv_bias, false));
+      for (int i = 0; i < n * kvs; i++) prepare(l, i / kvs, i % kvs);
       // Those of a KV head in turn: its keys stay in the cache. Long ones first.
-      const int parts = items.size();
-      share(w, kvs * parts, [&](int u) { attend(w, l, items[parts - 1 - u % parts], u / parts); });
-      linear(w, attended.p, A, n, layer.out, C / PANEL, into(x.p, C, layer.out_bias, true));
-      normalize_all(w, layer.mlp_norm, n);
-      linear(w, normed.p, C, n, layer.gate_up, 2 * F / PANEL, [&](int r, int p, const float* s) {
+      auto item = [=, this](int u) -> const Item& { return items.p[parts - 1 - u % parts]; };
+      auto work = [=, this](Room& w, int u, float* to) { attend(w, l, Item(item(u)), u / parts, to); };
+      team.share(alone, kvs * parts, work, [&](int u, const float* from) {
+        take_attended(item(u), u / parts, from);
+      });
+      linear(attended.p, A, n, layer.out, C / PANEL, into(x.p, C, layer.out_bias, true));
+      normalize_all(layer.mlp_norm, n);
+      linear(normed.p, C, n, layer.gate_up, 2 * F / PANEL, [&](int r, int p, const float* s) {
         const float* bias = layer.gate_up_bias + p * PANEL;
         for (int i = 0, j = PANEL / 2; j < PANEL; i += W, j += W) {
           Vec gate = load(s + i) + load(bias + i), up = load(s + j) + load(bias + j);
@@ -387,33 +363,37 @@ struct Model : Shape {
           put(gated.p + r * F + p * PANEL / 2 + i, gate * up);
         }
       });
-      linear(w, gated.p, F, n, layer.down, C / PANEL, into(x.p, C, layer.down_bias, true));
+      linear(gated.p, F, n, layer.down, C / PANEL, into(x.p, C, layer.down_bias, true));
     }
-    keep_hidden(w, layers);
-    normalize_all(w, norm, count, b.wanted);
-    linear(w, normed.p, C, count, head, padded(V) / PANEL, [&](int r, int p, const float* s) {
+    keep_hidden(layers);
+    normalize_all(norm, count, b.wanted);
+    linear(normed.p, C, count, head, padded(V) / PANEL, [&](int r, int p, const float* s) {
       memcpy(to + (size_t)r * V + p * PANEL, s, 4 * std::min(PANEL, V - p * PANEL));
       Ints bad = {};
       for (int i = 0; i < PANEL; i += W) bad |= load(s + i) != load(s + i);
       for (int i = 0; i < W; i++) if (bad[i]) nan = true;
     });
-    if (to == logits.get()) share(w, count, [&](int i) { pick(to + (size_t)i * V, i); });
     end_tiles();
+    if (b.logits) return;
+    auto work = [=, this](Room&, int i, float* o) { pick(to + (size_t)i * V, o); };
+    team.share(alone, count, work, [&](int i, const float* found) {
+      b.tokens[i] = found[0], b.chances[i] = found[1];
+    });
   }
   // The first of the likeliest tokens of a row of logits, and its probability.
-  void pick(const float* row, int i) {
+  void pick(const float* row, float* to) const {
     Vec top = set1(-INFINITY), sum = set1(0);
     for (int j = 0; j < V; j += W) top = vmax(top, inside(j, 0, V) ? load(row + j) : top);
     const float best = hmax(top);
     for (int j = 0; j < V; j += W)
       sum += inside(j, 0, V) ? vexp(load(row + j) - set1(best)) : set1(0);
-    b.tokens[i] = std::min<int>(std::find(row, row + V, best) - row, V - 1);
-    b.chances[i] = 1 / hsum(sum);
+    to[0] = std::min<int>(std::find(row, row + V, best) - row, V - 1);  // exact below 2^24
+    to[1] = 1 / hsum(sum);
   }
   // Up to MAX_ROWS rows at once, of which those wanted are set.
   void batch() {
     double seen = 0;
-    items.clear();
+    num_items = 0;
     for (int first = 0, end; first < b.rows; first = end) {
       for (end = first; end == first || follows(end); end++) {
         const int64_t id = b.ids[end], in_panel = id / PANEL * PANEL * C + id % PANEL * 2;
@@ -426,16 +406,14 @@ struct Model : Shape {
       const int all = (end - first) * group, parts = (all + MR - 1) / MR;
       for (int i = 0, at = 0, to; i < parts; i++, at = to) {
         to = all * (i + 1) / parts;
-        items.push_back({first, b.slots[first], b.positions[first], at, to - at});
+        items.p[num_items++] = {first, b.slots[first], b.positions[first], at, to - at};
       }
       seen += b.positions[first];
     }
     // As if 24 bytes came, or 192 products were done, in a nanosecond by one thread.
     double ns = std::max((bytes + 4. * layers * kv_heads * dim * seen) / 24, b.rows * bytes / 384);
-    team = ns / (8 * layers + 2) < SHARED_NS ? 1 : threads;
-    for (auto& counter : counters) counter.store(0, std::memory_order_relaxed);
-    if (team > 1) advance(go);
-    run(workers[0]);
+    alone = threads == 1 || ns / (8 * layers + 2) < SHARED_NS;
+    run();
   }
 };
 }  // namespace
