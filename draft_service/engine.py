@@ -25,7 +25,7 @@ class Engine(StepLoop[Drafted]):
 
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[Drafted]:
         """The tokens drawn for each proposal."""
-        return self.model.draw(wants, self.undisturbed)
+        return self.model.draw(wants, self.arrival)
 
     def steps_of(self, want: Draw, result: Drafted) -> int:
         """One, and one for each token that goes on from those of the first step's rows."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flyspec.engine import stepwise
-from flyspec.engine.model import Draw, ModelFacts, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import Drafted
@@ -51,10 +51,8 @@ class ScriptedModel:
         self.cache.pending_copies.clear()
         return [self._rows(step) for step in steps]
 
-    def draw(
-        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
-    ) -> list[Drafted]:
-        return stepwise.draw(self.forward, draws, may_go_on)
+    def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
+        return stepwise.draw(self.forward, draws, interrupt)
 
     def _rows(self, step: Step) -> Rows:
         slot, start, token_ids, count, layers = step

@@ -27,7 +27,7 @@ from verify_service.verdicts import RoundJudge
 
 Answer = Verdict | Exception
 
-STREAMED_NS = 4_000_000
+STREAMED_NS = 10_000_000
 """Tokens decoded plainly go out so often, if a step takes no longer."""
 
 
@@ -141,7 +141,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         Of several rounds, drafts that are not worth their share of the step have no row.
         """
         if all(want.sampling is not None or not want.step.num_logits for want in wants):
-            return self.model.draw(wants, self.undisturbed)
+            return self.model.draw(wants, self.arrival)
         found = self.model.forward(self._admitted([want.step for want in wants]))
         self.model.synchronize()
         return found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from flyspec.engine.distributions import round_off
-from flyspec.engine.model import Draw, ModelFacts, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import TokenSequence
@@ -104,9 +104,7 @@ class ReplayModel:
         """Refused: there are no logits."""
         raise InvalidArgumentError("a replayed continuation has no logits")
 
-    def draw(
-        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
-    ) -> list[Drafted]:
+    def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """As `Model.draw`. Raises `InvalidArgumentError` for sampling, or several rows."""
         self.cache.pending_copies.clear()
         return [self._draw(draw) for draw in draws]

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from time import perf_counter_ns
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from flyspec.engine.model import Draw
+from flyspec.engine.model import Draw, Interrupt
 from flyspec.engine.scheduler import Pieces, StepBudget, allot
 from flyspec.errors import FlyspecError, UnavailableError
 
@@ -90,6 +90,8 @@ class StepLoop(ABC, Generic[R]):
         self._inbox: queue.SimpleQueue[_Task[R] | tuple[Hashable, Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )
+        self.arrival = Interrupt()
+        """Set when something has come in: a call of several steps had better end."""
         self._ready: list[_Task[R]] = []
         self._prepared: Future[None] = Future()
         self._thread = threading.Thread(target=self._main, name=f"{service}-engine", daemon=True)
@@ -101,10 +103,6 @@ class StepLoop(ABC, Generic[R]):
     def steps_of(self, want: Draw, result: R) -> int:
         """How many steps of the model a result took."""
         return 1
-
-    def undisturbed(self) -> bool:
-        """Whether nothing has come in; else a call of several steps had better end."""
-        return self._inbox.empty()
 
     @property
     def waiting(self) -> int:
@@ -119,20 +117,24 @@ class StepLoop(ABC, Generic[R]):
     def stop(self) -> None:
         """End the thread after the call at hand; work not done fails with `UnavailableError`."""
         if self._thread.is_alive():
-            self._inbox.put(None)
+            self._put(None)
             self._thread.join()
 
     def add(self, owner: Hashable, work: Work[R], fail: Callable[[Exception], None]) -> None:
         """Queue work; its owner has no other under way."""
-        self._inbox.put(_Task(owner, work, fail))
+        self._put(_Task(owner, work, fail))
 
     def nudge(self) -> None:
         """End a call of several steps after the one at hand: its work has reason to look around."""
-        self._inbox.put(_NUDGE)
+        self._put(_NUDGE)
 
     def drop(self, owner: Hashable, release: Callable[[], None]) -> None:
         """End the owner's work before its next step, then `release` what the owner holds."""
-        self._inbox.put((owner, release))
+        self._put((owner, release))
+
+    def _put(self, item: _Task[R] | tuple[Hashable, Callable[[], None]] | None) -> None:
+        self._inbox.put(item)
+        self.arrival.set()
 
     # --- the loop's thread ------------------------------------------------------------------
 
@@ -152,6 +154,7 @@ class StepLoop(ABC, Generic[R]):
         """Take in what has arrived, waiting when there is nothing to do; False to stop."""
         arrived: list[_Task[R]] = []
         while True:
+            self.arrival.clear()  # what is put from here on sets it again
             try:
                 item = self._inbox.get(block=not (self._ready or arrived))
             except queue.Empty:

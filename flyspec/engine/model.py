@@ -9,7 +9,8 @@ held beyond them is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from array import array
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from flyspec.values.admin import ModelInfo
@@ -20,6 +21,36 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flyspec.engine.slots import SlotTable
+
+
+class Interrupt:
+    """Asks a call of several steps to end after the one at hand; any thread may set it.
+
+    Native code reads the 32-bit number at `address`, which is not 0 while it is set.
+    """
+
+    __slots__ = ("_flag", "address")
+
+    def __init__(self) -> None:
+        self._flag = array("i", [0])
+        self.address = self._flag.buffer_info()[0]
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a call should end."""
+        return bool(self._flag[0])
+
+    def set(self) -> None:
+        """End the call at hand, or the next one after its first step."""
+        self._flag[0] = 1
+
+    def clear(self) -> None:
+        """Let calls go on."""
+        self._flag[0] = 0
+
+
+NEVER = Interrupt()
+"""That of calls that nobody ends."""
 
 
 class Step(NamedTuple):
@@ -130,13 +161,10 @@ class Model(Protocol):
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """The rows that each step asks for; one forward for all. No two have the same slot."""
 
-    def draw(
-        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
-    ) -> list[Drafted]:
+    def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """The model's own tokens for each draw's rows; with `max_tokens`, of so many steps.
 
-        Where the steps are run one by one, `may_go_on` is asked between them; once it says no, what
-        there is is returned.
+        Once `interrupt` is set, what there is is returned after the step at hand.
 
         Of a draw that only fills the cache, none. If distributions are asked for, there is one a
         row up to the first whose token is not the one that the step goes on with: the rows behind

@@ -7,7 +7,7 @@ products see all tokens at once, attention sees each sequence alone (`attention`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -19,7 +19,7 @@ from flyspec.engine.attention.base import AttentionBackend, Segment
 from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.loading import LoadedModel, weights_fingerprint
 from flyspec.engine.memory import plan_kv_cache
-from flyspec.engine.model import Draw, ModelFacts, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
 from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_model
@@ -119,11 +119,9 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def draw(
-        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
-    ) -> list[Drafted]:
+    def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """As `Model.draw`, step by step."""
-        return stepwise.draw(self.forward, draws, may_go_on)
+        return stepwise.draw(self.forward, draws, interrupt)
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[Step]) -> list[Rows]:

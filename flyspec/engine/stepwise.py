@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flyspec.engine.distributions import round_off
 from flyspec.engine.logits import process_logits
-from flyspec.engine.model import Draw, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.sampling import choose_processed
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
@@ -22,9 +22,7 @@ Forward = Callable[[Sequence[Step]], Sequence[Rows]]
 
 
 @torch.inference_mode()
-def draw(
-    forward: Forward, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
-) -> list[Drafted]:
+def draw(forward: Forward, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
     """As `flyspec.engine.model.Model.draw`."""
     found = [Drafted([])] * len(draws)
     running = list(enumerate(draws))
@@ -36,7 +34,7 @@ def draw(
             found[index] = _join(found[index], drawn)
             if following is not None:
                 going_on.append((index, following))
-        running = going_on if may_go_on() else []
+        running = [] if interrupt.is_set else going_on
     return found
 
 

@@ -341,7 +341,7 @@ async def test_stopping_the_engine_ends_proposals(
         await until(gate.waiting.is_set)
         assert service.engine is not None
         stopping = asyncio.create_task(asyncio.to_thread(service.engine.stop))
-        await until(lambda: not service.engine.undisturbed())  # it is told, behind the gate
+        await until(lambda: service.engine.arrival.is_set)  # it is told, behind the gate
         gate.go.release()
         await stopping
         assert (await client.status())[0] is Code.UNAVAILABLE

@@ -39,7 +39,7 @@ class Loop(StepLoop[Drafted]):
         return self.forward(steps)
 
     def run_batch(self, wants: Sequence[Draw]) -> list[Drafted]:
-        return self.model.draw(wants, self.undisturbed)
+        return self.model.draw(wants, self.arrival)
 
     def steps_of(self, want: Draw, result: Drafted) -> int:
         return 1 + len(result.token_ids) - want.step.num_logits

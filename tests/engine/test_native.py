@@ -13,7 +13,7 @@ from random_models import reference_logits
 from torch import Tensor
 
 from flyspec.engine import stepwise
-from flyspec.engine.model import Draw, Step
+from flyspec.engine.model import Draw, Interrupt, Step
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.slots import Copy
 from flyspec.values.rounds import DistributionSpec
@@ -83,10 +83,10 @@ def test_work_shared_by_threads_gives_the_same_bits(
     ids = tokens(600, vocabulary=3000)
     one, two, six = (native_model(module, name, context_length=700, threads=n) for n in (1, 2, 6))
     (expected,) = one.forward([Step(0, 0, ids, len(ids))])
-    for model in (two, six):  # on few cores, helpers are put aside again and again
+    for model in [two, *[six] * 5]:  # on few cores, helpers are put aside again and again
         (rows,) = model.forward([Step(1, 0, ids, len(ids))])
         assert torch.equal(rows.logits, expected.logits)
-        for first, last in ((400, 433), (300, 317), (290, 291)) * 20:
+        for first, last in ((400, 433), (300, 317), (290, 291)):
             (rows,) = model.forward([Step(1, first, ids[first:last], last - first)])
             assert torch.equal(rows.logits, expected.logits[first:last])
 
@@ -146,11 +146,9 @@ def draws(**changes: object) -> list[Draw]:
     return [want._replace(**changes) for want in wants]
 
 
-@pytest.mark.parametrize("slice_ns", [0, 10**12])
 @pytest.mark.parametrize("name", SETS)
-def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name: str, slice_ns: int) -> None:
+def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name: str) -> None:
     model = native_model(small_model("llama"), name)
-    model.slice_ns = slice_ns
     stop = stepwise.draw(model.forward, draws())[1].token_ids[3]
     for wants in (
         draws(),
@@ -175,10 +173,10 @@ def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name: str, slice_ns:
 def test_a_draw_goes_on_in_another_call_where_it_was_left() -> None:
     model = native_model(small_model("llama"), SETS[0])
     (whole,) = model.draw(draws()[:1])
-    model.slice_ns = 0
-    answers = iter([True, True, False])
-    (some,) = model.draw(draws()[:1], lambda: next(answers))
-    assert some.token_ids == whole.token_ids[:3]
+    interrupt = Interrupt()
+    interrupt.set()
+    (some,) = model.draw(draws()[:1], interrupt)
+    assert some.token_ids == whole.token_ids[:1]
     # What is left of the confidence is the bound divided by that of the tokens so far.
     bound = 0.9
     for chance in whole.confidences[:6]:
@@ -189,7 +187,7 @@ def test_a_draw_goes_on_in_another_call_where_it_was_left() -> None:
         bound /= chance
     start, last = len(draws()[0].step.token_ids), some.token_ids[-1]
     (rest,) = model.draw(
-        [Draw(Step(0, start + 2, [last]), GREEDY, max_tokens=9, min_confidence=bound)]
+        [Draw(Step(0, start, [last]), GREEDY, max_tokens=11, min_confidence=bound)]
     )
     assert [*some.token_ids, *rest.token_ids] == cut.token_ids
 

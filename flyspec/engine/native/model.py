@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain
 from math import prod
 from typing import Any
@@ -14,15 +14,12 @@ import torch
 
 from flyspec.engine import stepwise
 from flyspec.engine.loading import LoadedModel, weights_fingerprint
-from flyspec.engine.model import Draw, ModelFacts, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
 from flyspec.engine.native.library import BatchStruct, Library
 from flyspec.engine.native.weights import PANEL, PackedWeights, allocate
 from flyspec.engine.slots import SlotTable
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
-
-SLICE_NS = 2_000_000
-"""Steps run in one call for so long; then whoever drives the model is asked whether to go on."""
 
 
 class NativeModel:
@@ -38,7 +35,6 @@ class NativeModel:
         self.info, self.library, self.threads = loaded.info, library, threads
         length = self.info.context_length
         self.cache = SlotTable(num_slots, length)
-        self.slice_ns = SLICE_NS
         self._weights = PackedWeights(loaded.model, length)
         self._fingerprint = weights_fingerprint(loaded.model)
         shape = self._weights.shape
@@ -100,31 +96,14 @@ class NativeModel:
             found.append(Rows(logits[rows], tuple(own)))
         return found
 
-    def draw(
-        self, draws: Sequence[Draw], may_go_on: Callable[[], bool] = lambda: True
-    ) -> list[Drafted]:
+    def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """As `Model.draw`; greedy draws take one call for many steps, others one for each."""
         several = any(draw.step.num_logits > 1 for draw in draws)
         if not all(map(_is_plain, draws)) or (several and any(d.max_tokens > 1 for d in draws)):
-            return stepwise.draw(self.forward, draws, may_go_on)
+            return stepwise.draw(self.forward, draws, interrupt)
         if several:
             return self._pick(draws)
-        found: list[tuple[list[int], list[float]]] = [([], []) for _ in draws]
-        running = list(enumerate(draws))
-        while running:
-            some = self._run([draw for _, draw in running])
-            going_on = []
-            for (index, draw), (tokens, chances, left) in zip(running, some, strict=True):
-                found[index][0].extend(tokens)
-                found[index][1].extend(chances)
-                if left is not None:
-                    slot, start, fed, *_ = draw.step
-                    step = Step(slot, start + len(fed) + len(tokens) - 1, tokens[-1:])
-                    count = draw.max_tokens - len(tokens)
-                    rest = draw._replace(step=step, max_tokens=count, min_confidence=left)
-                    going_on.append((index, rest))
-            running = going_on if going_on and may_go_on() else []
-        return [_drafted(draw, *own) for draw, own in zip(draws, found, strict=True)]
+        return self._run(draws, interrupt)
 
     def _pick(self, draws: Sequence[Draw]) -> list[Drafted]:
         """The likeliest token of each row wanted."""
@@ -142,11 +121,8 @@ class NativeModel:
             found.append(_drafted(draw, tokens[own].tolist(), chances[own].tolist()))
         return found
 
-    def _run(self, draws: Sequence[Draw]) -> list[tuple[list[int], list[float], float | None]]:
-        """Tokens of each draw and their probabilities, of steps of a row each, in one call.
-
-        With them comes what confidence is left if the draw goes on; the rest is for another call.
-        """
+    def _run(self, draws: Sequence[Draw], interrupt: Interrupt) -> list[Drafted]:
+        """Tokens of each draw, of steps of a row each, in one call."""
         steps = [d.step if d.sampling else d.step._replace(num_logits=0) for d in draws]
         drawing = [draw for draw, step in zip(draws, steps, strict=True) if step.num_logits]
         most = array("i", [draw.max_tokens for draw in drawing])
@@ -161,24 +137,22 @@ class NativeModel:
         self._check(
             self._functions.flyspec_draw(
                 self._handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops),
-                _at(left), self.slice_ns, width, _at(drawn), _at(chances), _at(counts),
+                _at(left), interrupt.address, width, _at(drawn), _at(chances), _at(counts),
             )
         )  # fmt: skip
         del kept
-        found: list[tuple[list[int], list[float], float | None]] = []
-        index = 0
-        for slot, start, fed, num_logits, _ in steps:
-            if not num_logits:
-                found.append(([], [], None))
-                self.cache.record(slot, start, fed)
-                continue
-            count = counts[index]
-            own = slice(index * width, index * width + abs(count))
-            tokens = drawn[own].tolist()
+        found = []
+        further = iter(range(len(drawing)))
+        for draw, (slot, start, fed, num_logits, _) in zip(draws, steps, strict=True):
+            tokens: list[int] = []
+            sure: list[float] = []
+            if num_logits:
+                index = next(further)
+                own = slice(index * width, index * width + counts[index])
+                tokens, sure = drawn[own].tolist(), chances[own].tolist()
             # All but the last one drawn are cached.
             self.cache.record(slot, start, [*fed, *tokens[:-1]])
-            found.append((tokens, chances[own].tolist(), left[index] if count > 0 else None))
-            index += 1
+            found.append(_drafted(draw, tokens, sure))
         return found
 
     def _begin(

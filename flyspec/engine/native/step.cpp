@@ -15,7 +15,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -444,12 +443,11 @@ int flyspec_forward(void* model, const Batch* all) {
 }
 // Greedy tokens [count][width] of sequences, and their chances: of the rows wanted, one of each,
 // then of a row a step, until one has `most` tokens or one of its stops (up to `ends` [count]), or
-// `left`, divided by the chances, passes 1. Returns after the step in which `slice_ns` end.
-// `found` [count]: how many tokens, negative for a sequence that is done. 1: a logit is NaN.
+// `left`, divided by the chances, passes 1; or until all end behind the step in which `*interrupt`
+// is no longer 0. `found` [count]: how many tokens. 1: a logit is NaN.
 int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int32_t* ends,
-                 const int32_t* stops, double* left, int64_t slice_ns, int width, int32_t* tokens,
-                 float* chances, int32_t* found) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::nanoseconds(slice_ns);
+                 const int32_t* stops, double* left, const volatile int32_t* interrupt, int width,
+                 int32_t* tokens, float* chances, int32_t* found) {
   const int count = begin->num_wanted;
   std::vector<int32_t> ids(count), positions(count), slots(count), drawn(count), all, running;
   std::vector<float> sure(count);
@@ -464,11 +462,10 @@ int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int
       const int32_t *stop = stops + (i ? ends[i - 1] : 0), *end = stops + ends[i];
       left[i] /= sure[k];
       const bool done = n >= most[i] || left[i] > 1 || std::find(stop, end, token) != end;
-      if (done) found[i] = -n;
       ids[going] = token, positions[going] = begin->positions[last] + n;
       slots[going] = begin->slots[last], running[going] = i, going += !done;
     }
-    if (!going || std::chrono::steady_clock::now() >= until) return 0;
+    if (!going || *interrupt) return 0;
     b.rows = b.num_wanted = going, b.wanted = all.data();
     b.ids = ids.data(), b.positions = positions.data(), b.slots = slots.data();
   }
