@@ -27,8 +27,9 @@ from verify_service.verdicts import RoundJudge
 
 Answer = Verdict | Exception
 
-STREAMED_NS = 10_000_000
-"""Tokens decoded plainly go out so often, if a step takes no longer."""
+FIRST_STREAMED_NS, STREAMED_NS = 2_500_000, 10_000_000
+"""Tokens decoded plainly go out so often, if a step takes no longer: at first, twice as much time
+later with every message, and in the end."""
 
 
 class VerifyEngine(StepLoop[Rows | Drafted]):
@@ -182,10 +183,14 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         plainly = not drafts and round_.open_window is None and session.draws_plainly
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
+        streamed_ns = FIRST_STREAMED_NS
         while True:
             want = Draw(session.step(drafts))
             if plainly:
-                steps = 1 if first else min(remaining, self._steps_in_time())
+                steps = 1
+                if not first:
+                    steps = min(remaining, max(1, streamed_ns // max(1, self._step_ns)))
+                    streamed_ns = min(STREAMED_NS, 2 * streamed_ns)
                 want = want._replace(
                     sampling=session.sampling, max_tokens=steps, stop_token_ids=self._judge.eos
                 )
@@ -221,10 +226,6 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
             if last:
                 return
             arrived_ns = now_ns
-
-    def _steps_in_time(self) -> int:
-        """How many steps a call takes at most, so that tokens go out often enough."""
-        return max(1, STREAMED_NS // max(1, self._step_ns))
 
 
 def _plain_verdict(start: int, token_ids: Sequence[int]) -> Verdict:

@@ -1,9 +1,10 @@
 """K adapts: each round drafts as many tokens as pay under its rule, none included. Pure.
 
 Generations begin with plain decoding, so that the first token waits for no drafter. Meanwhile the
-drafter follows the text at a bounded share of its time and is asked what it would have said. Once
-drafts promise more tokens a second than plain decoding gives, rounds draft; when the rounds
-themselves show that they do not, decoding is plain again, longer each time.
+drafter follows the text and is asked what it would have said and what it says next. Once drafts
+promise more tokens a second than plain decoding gives, rounds draft; when the rounds themselves
+show that they do not, decoding is plain again, longer each time. What finding out costs is taken
+from an allowance, which is a share of the time of plain decoding and what drafts have saved.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
-from orchestrator.generation.experience import Experience
+from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, NextRound
 
@@ -25,15 +26,18 @@ SEED_ROUNDS = 2.0
 """Rounds that the promise counts for when the first ones are measured."""
 SLOWER = 0.8
 """What rounds before the last one count in the measured speed."""
-FIRST_REST, LONGEST_REST = 16, 128
+FIRST_REST, LONGEST_REST = 32, 128
 """Tokens of plain decoding before the drafter is asked again; doubles while it does not pay."""
-FOLLOWING_DRAFTS = 8
-FOLLOWING_SHARE = 0.03
-"""Of the time of plain decoding, what the drafter may spend on following it."""
-FOLLOWING_START_NS = 5_000_000
-"""It may spend this on top, beside reading the prompt."""
-FOLLOWING_COST_NS = 1_000_000
+FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 4
+"""Drafts that tell something: as many as the allowance is for, within these bounds."""
+FOLLOWING_SHARE = 0.02
+"""Of the time of plain decoding, what may be spent on finding out whether drafts pay."""
+FOLLOWING_COST_NS = 1_500_000
 """What asking takes on top of the drafter's own time, in all processes."""
+READING_COST_NS = 5_000_000
+"""The most that counts of it where the drafter read the prompt besides, as the target does."""
+CAUGHT_UP = 0.5
+"""Of a round's time outside both models, what it takes when its drafts are there already."""
 HOPE = [0.97**k for k in range(1, 33)]
 """Survivals of the drafts of a very predictable text."""
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.01, 0.8
@@ -53,8 +57,7 @@ class AdaptivePace:
         self._turn = NextRound(0)
         self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
         self._rest = 0
-        self._begun, self._reading = False, True
-        self._plain_ns = self._following_ns = 0
+        self._begun = self._read = False
         self._saved_ns = self._saved_before_ns = 0
 
     @property
@@ -80,7 +83,8 @@ class AdaptivePace:
                 experience.decoded(round_.num_emitted, round_.round_ns)
                 experience.stepped(1, verdict.timings.forward_ns // max(1, round_.num_emitted))
             self._begun = True
-            self._plain_ns += round_.round_ns
+            share = FOLLOWING_SHARE / max(1, experience.running)
+            self._drafter.earn(share * round_.round_ns)
             if self._turn.num_drafts:
                 self._measure(round_)
             return
@@ -88,7 +92,9 @@ class AdaptivePace:
         self._drafter.checked(round_.proposal, verdict, round_.round_ns)
         experience.stepped(len(verdict.decisions) + 1, verdict.timings.forward_ns)
         self._acceptance.checked(len(verdict.decisions), verdict.num_accepted)
-        self._saved_ns += int(round_.num_emitted * experience.plain_ns - round_.round_ns)
+        saved_ns = int(round_.num_emitted * experience.plain_ns - round_.round_ns)
+        self._saved_ns += saved_ns
+        self._drafter.earn(saved_ns)
         self._measure(round_)
 
     def _measure(self, round_: CheckedRound) -> None:
@@ -110,24 +116,26 @@ class AdaptivePace:
         """It cost what the verdicts said."""
 
     def follows(self, num_tokens: int) -> int:
-        """When it has rested, within its share of the time, and where good drafts would pay."""
-        share = FOLLOWING_SHARE / max(1, self._experience.running)
-        allowed = FOLLOWING_START_NS + share * self._plain_ns
-        if num_tokens < self._rest or self._following_ns > allowed:
+        """When it has rested and that is allowed; where even good drafts would not pay, seldom."""
+        allowance_ns = self._drafter.allowance_ns
+        if num_tokens < self._rest or allowance_ns <= 0:
             return 0
-        if not self._best(HOPE[: self._most])[0]:
+        if allowance_ns < MOST_ALLOWANCE_NS and not self._best(HOPE[: self._most])[0]:
             return 0
-        return min(self._most, self._turn.num_drafts or FOLLOWING_DRAFTS)
+        allowed = int(allowance_ns / max(1.0, self._drafter.draft_ns.value))
+        return min(self._most, FOLLOWING_DRAFTS, max(LEAST_DRAFTS, allowed))
 
     def followed(self, overtaken: Overtaken) -> None:
         """Learn how good drafts would have been; draft from here on if that promises enough."""
         proposal, timings = overtaken.proposal, overtaken.proposal.timings
         self._take(proposal.drafter)
         drafter = self._drafter
-        reading, self._reading = self._reading, False  # the prompt, the first time
-        if not reading:
-            self._following_ns += timings.service_ns + FOLLOWING_COST_NS
+        spent_ns = FOLLOWING_COST_NS + timings.model_ns
+        if self._read:
             drafter.followed(proposal, overtaken.asked_ns)
+        else:  # the prompt, beside the target
+            self._read, spent_ns = True, min(spent_ns, READING_COST_NS)
+        drafter.earn(-spent_ns)
         agreements = proposal.agreements
         if not agreements:
             agreements = [True] * overtaken.num_matched + [False] * overtaken.missed
@@ -137,12 +145,36 @@ class AdaptivePace:
         k, promised = self._best()
         enough = promised * self._experience.plain_ns > ENTER
         if k and enough and self._acceptance.num_seen >= EVIDENCE:
-            self._time_ns = SEED_ROUNDS * self._round_ns(k)
-            self._tokens = promised * self._time_ns
-            self._turn = self._drafting(k, promised)
-            self._saved_before_ns = self._saved_ns
+            self._enter(k, promised)
+        elif sure := self._sure_of(overtaken):
+            self._enter(len(proposal.token_ids), sure)
         elif not enough:
             self._stop()
+
+    def _sure_of(self, overtaken: Overtaken) -> float:
+        """Tokens a ns of rounds like this proposal, by its drafter's confidence; 0: too few.
+
+        What is left of it has cost its time already. A drafter that was wrong in one place may be
+        right in what would follow.
+        """
+        matched, proposal = overtaken.num_matched, overtaken.proposal
+        chances = self._drafter.survivals(proposal.confidences[matched + overtaken.missed :])
+        if not chances:
+            return 0.0
+        num_tokens, k = 1.0 + sum(chances), len(chances)
+        round_ns = self._round_ns(k)
+        if not overtaken.missed and matched == overtaken.num_behind:
+            round_ns = CAUGHT_UP * self._drafter.overhead_ns.value + self._experience.verify_ns(k)
+        if num_tokens * self._experience.plain_ns < ENTER * round_ns:
+            return 0.0
+        return num_tokens / self._round_ns(k)
+
+    def _enter(self, k: int, promised: float) -> None:
+        """Draft from here on; the promise counts as if some rounds had kept it."""
+        self._time_ns = SEED_ROUNDS * self._round_ns(k)
+        self._tokens = promised * self._time_ns
+        self._turn = self._drafting(k, promised)
+        self._saved_before_ns = self._saved_ns
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
         """By the drafter's confidence where it has any, else by what was accepted before."""

@@ -20,6 +20,9 @@ MOST_SHARING, MOST_ROWS = 128, 256
 """Generations in a step, and its rows, that are told from more."""
 PLAIN_MEMORY = 0.98
 """The same of a token of plain decoding."""
+START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
+"""What may be spent on finding out whether drafts pay: to begin with, and saved up at most. What
+was spent beyond is paid back, this much of it."""
 SHARPNESS_STEP = 0.05
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.05, 4.0
 
@@ -55,6 +58,7 @@ class DrafterExperience:
     `acceptance` is the share of drafts that stand, of those reached; `loosening` that of the drafts
     accepted although they differ. A draft that the drafter gives the probability c stands with
     about c ** `sharpness`. `overhead_ns` is of a round outside both models, `draft_ns` of a token.
+    `allowance_ns` is what may be spent now on finding out whether drafts pay: below 0, nothing.
     """
 
     def __init__(self, lossy: bool = False) -> None:
@@ -62,7 +66,13 @@ class DrafterExperience:
         self.loosening = Recent(0.5 if lossy else 0.0)
         self.overhead_ns = Recent(2e6)
         self.draft_ns = Recent(0.0)
+        self.allowance_ns = START_ALLOWANCE_NS
         self.sharpness = 1.0
+
+    def earn(self, duration_ns: float) -> None:
+        """Allow so much more to be spent; less than 0 has been spent."""
+        allowed = self.allowance_ns + duration_ns
+        self.allowance_ns = min(MOST_ALLOWANCE_NS, max(-MOST_DEBT_NS, allowed))
 
     def checked(self, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
         """A proposal was checked."""
@@ -91,17 +101,20 @@ class DrafterExperience:
         timings, drafted = proposal.timings, len(proposal.token_ids)
         if not drafted:
             return
-        # It has scored tokens besides, beside a busy target: no quicker than that, at least.
+        # It has read and scored tokens besides, beside a busy target: it is no slower than that.
         if not self.draft_ns.known or timings.model_ns < drafted * self.draft_ns.value:
+            self.draft_ns = Recent(0.0)
             self.draft_ns.observe(timings.model_ns, drafted)
         if (rest := max(0, asked_ns - timings.model_ns)) < self.overhead_ns.value:
             self.overhead_ns.observe(rest)
 
     def survivals(self, confidences: Sequence[float]) -> list[float]:
         """The chance of each token of a proposal to be reached and accepted."""
+        loosening = self.loosening.value
         chance, chances = 1.0, []
         for confidence in confidences:
-            chance *= min(1.0, max(0.0, confidence)) ** self.sharpness
+            agreed = min(1.0, max(0.0, confidence)) ** self.sharpness
+            chance *= agreed + (1.0 - agreed) * loosening
             chances.append(chance)
         return chances
 

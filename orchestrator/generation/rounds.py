@@ -149,11 +149,12 @@ class Rounds:
                 continue
             round_ = self._advance(checked_of(verdict, NOTHING), NOTHING, request)
             self._follow()
-            if verdict.last and self._rest is None:
+            drafts = self._follower is None and self._draft_limit() > 0
+            if (verdict.last or drafts) and self._rest is None:
                 self._begin()
                 await asyncio.sleep(0)  # its request leaves before the caller works
             yield round_
-            if verdict.last or self._rest is not None:
+            if verdict.last or drafts or self._rest is not None:
                 return
         self._begin()  # the target was lost in the middle of it; go on from there
 

@@ -20,7 +20,6 @@ from flyspec.values.rounds import (
     VerifyTimings,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.generation.adaptive import FOLLOWING_SHARE, FOLLOWING_START_NS
 from orchestrator.generation.experience import Experience
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, Pace
@@ -90,7 +89,7 @@ class Simulation:
     confident: bool = False
     now_ns: int = 0
     position: int = 0
-    follows_ns: int = 0
+    follows_ns: list[int] = field(default_factory=list)
     plain_ns: int = 0
     spent: list[Spent] = field(default_factory=list)
 
@@ -170,11 +169,9 @@ class Simulation:
         follower = self._follower
         if follower is None:
             if k := pace.follows(self.position - self._followed):
-                allowed = FOLLOWING_START_NS + FOLLOWING_SHARE * self.plain_ns
-                assert self.follows_ns <= allowed, "above its share"
                 scores = self._read > 0  # the first time it reads the prompt
                 self._follower = self._ask(k, scores)
-                self.follows_ns += scores * self._follower.service_ns
+                self.follows_ns.append(self._follower.service_ns)
             return
         if follower.ready_ns > self.now_ns:
             return
