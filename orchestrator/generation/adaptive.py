@@ -38,7 +38,7 @@ READING_COST_NS = 5_000_000
 """The most that counts of it where the drafter read the prompt besides, as the target does."""
 CAUGHT_UP = 0.5
 """Of a round's time outside both models, what it takes when its drafts are there already."""
-HOPE = [0.97**k for k in range(1, 33)]
+HOPE = [0.985**k for k in range(1, 33)]
 """Survivals of the drafts of a very predictable text."""
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.01, 0.8
 PATIENCE = 3.0
@@ -57,7 +57,7 @@ class AdaptivePace:
         self._turn = NextRound(0)
         self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
         self._rest = 0
-        self._begun = self._read = False
+        self._begun = self._read = self._asked = False
         self._saved_ns = self._saved_before_ns = 0
 
     @property
@@ -78,8 +78,9 @@ class AdaptivePace:
         """Learn; go on, with another K perhaps, or decode plainly from here on."""
         experience, verdict = self._experience, round_.verdict
         if not verdict.decisions:
-            # The first token's time is the prompt's; behind a drafter that had nothing, its.
-            if self._begun and not self._turn.num_drafts:
+            # The first token's time is the prompt's; behind a drafter that had nothing, its. Beside
+            # one that follows, the target may be slower.
+            if self._begun and not self._turn.num_drafts and not self._asked:
                 experience.decoded(round_.num_emitted, round_.round_ns)
                 experience.stepped(1, verdict.timings.forward_ns // max(1, round_.num_emitted))
             self._begun = True
@@ -122,12 +123,14 @@ class AdaptivePace:
             return 0
         if allowance_ns < MOST_ALLOWANCE_NS and not self._best(HOPE[: self._most])[0]:
             return 0
+        self._asked = True
         allowed = int(allowance_ns / max(1.0, self._drafter.draft_ns.value))
         return min(self._most, FOLLOWING_DRAFTS, max(LEAST_DRAFTS, allowed))
 
     def followed(self, overtaken: Overtaken) -> None:
         """Learn how good drafts would have been; draft from here on if that promises enough."""
         proposal, timings = overtaken.proposal, overtaken.proposal.timings
+        self._asked = False
         self._take(proposal.drafter)
         drafter = self._drafter
         spent_ns = FOLLOWING_COST_NS + timings.model_ns

@@ -18,8 +18,8 @@ MEMORY = 0.8
 """What an observation is worth when another one has been made."""
 MOST_SHARING, MOST_ROWS = 128, 256
 """Generations in a step, and its rows, that are told from more."""
-PLAIN_MEMORY = 0.98
-"""The same of a token of plain decoding."""
+PLAIN_MEMORY, OVERHEAD_MEMORY = 0.995, 0.9
+"""The same of a token of plain decoding, and of a round outside the models: some take very long."""
 START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
 """What may be spent on finding out whether drafts pay: to begin with, and saved up at most. What
 was spent beyond is paid back, this much of it."""
@@ -64,7 +64,7 @@ class DrafterExperience:
     def __init__(self, lossy: bool = False) -> None:
         self.acceptance = Recent(0.8)
         self.loosening = Recent(0.5 if lossy else 0.0)
-        self.overhead_ns = Recent(2e6)
+        self.overhead_ns = Recent(2e6, OVERHEAD_MEMORY)
         self.draft_ns = Recent(0.0)
         self.allowance_ns = START_ALLOWANCE_NS
         self.sharpness = 1.0
