@@ -19,7 +19,9 @@ MEMORY = 0.8
 MOST_SHARING, MOST_ROWS = 128, 256
 """Generations in a step, and its rows, that are told from more."""
 PLAIN_MEMORY, OVERHEAD_MEMORY = 0.995, 0.9
-"""The same of a token of plain decoding, and of a round outside the models: some take very long."""
+"""The same of a token of plain decoding, and of a round outside the models."""
+OVERHEAD_PRIOR = 3.0
+"""Rounds that the beginning is worth; the very first one, which warms all up, is left out."""
 START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
 """What may be spent on finding out whether drafts pay: to begin with, and saved up at most. What
 was spent beyond is paid back, this much of it."""
@@ -30,18 +32,18 @@ LEAST_SHARPNESS, MOST_SHARPNESS = 0.05, 4.0
 class Recent:
     """An amount for each one of something, the last ones counting most.
 
-    `value` is `otherwise` before any is known.
+    `value` is `otherwise` before any is known, which counts as much as `prior` observations.
     """
 
     __slots__ = ("_amount", "_count", "_memory", "value")
 
-    def __init__(self, otherwise: float, memory: float = MEMORY) -> None:
+    def __init__(self, otherwise: float, memory: float = MEMORY, prior: float = 0.0) -> None:
         self.value, self._memory = otherwise, memory
-        self._amount = self._count = 0.0
+        self._amount, self._count = otherwise * prior, prior
 
     @property
     def known(self) -> bool:
-        """Whether there was an observation."""
+        """Whether there was an observation, or a prior."""
         return self._count > 0
 
     def observe(self, amount: float, count: int = 1, weight: int = 1) -> None:
@@ -64,10 +66,11 @@ class DrafterExperience:
     def __init__(self, lossy: bool = False) -> None:
         self.acceptance = Recent(0.8)
         self.loosening = Recent(0.5 if lossy else 0.0)
-        self.overhead_ns = Recent(2e6, OVERHEAD_MEMORY)
+        self.overhead_ns = Recent(2e6, OVERHEAD_MEMORY, OVERHEAD_PRIOR)
         self.draft_ns = Recent(0.0)
         self.allowance_ns = START_ALLOWANCE_NS
         self.sharpness = 1.0
+        self._warm = False
 
     def earn(self, duration_ns: float) -> None:
         """Allow so much more to be spent; less than 0 has been spent."""
@@ -80,7 +83,9 @@ class DrafterExperience:
         if timings.service_ns:  # or nobody has waited for it
             self.draft_ns.observe(timings.model_ns, drafted)
             rest = round_ns - timings.model_ns - verdict.timings.forward_ns
-            self.overhead_ns.observe(max(0, rest))
+            if self._warm:
+                self.overhead_ns.observe(max(0, rest))
+            self._warm = True
         outcomes = [decision.outcome for decision in verdict.decisions]
         for outcome in outcomes:
             if outcome in (Outcome.LOOSE, Outcome.PROVISIONAL, Outcome.REJECTED):

@@ -190,15 +190,19 @@ PAYS_NOT = [
 @pytest.mark.parametrize("confident", [False, True])
 @pytest.mark.parametrize(("costs", "agreement"), PAYS_NOT)
 def test_where_drafts_do_not_pay_it_is_as_fast_as_plain_decoding(costs, agreement, confident):
+    """An orchestrator's first text pays for what it has to find out."""
     assert costs.best_ns(agreement, MOST) > 0.98 * costs.step_ns
-    took = tokens = 0
+    took = [0.0, 0.0, 0.0]
     for seed in range(5):
-        simulation = Simulation(costs, steady(agreement), seed, confident)
-        spent = simulation.run(pace_of(simulation), 1000)
-        allowed = START_ALLOWANCE_NS + FOLLOWING_SHARE * simulation.plain_ns
-        assert sum(simulation.follows_ns[1:-1]) <= allowed  # the last one may be more
-        took, tokens = took + simulation.now_ns - costs.prompt_ns, tokens + spent.tokens
-    assert took < 1.04 * tokens * costs.step_ns
+        experience = Simulation(costs, steady(agreement)).experience()
+        for number in range(3):
+            simulation = Simulation(costs, steady(agreement), 3 * seed + number, confident)
+            spent = simulation.run(AdaptivePace(experience, "model", "exact", MOST), 1000)
+            allowed = START_ALLOWANCE_NS + FOLLOWING_SHARE * simulation.plain_ns
+            assert sum(simulation.follows_ns[1:-1]) <= allowed  # the last one may be more
+            took[number] += (simulation.now_ns - costs.prompt_ns) / spent.tokens / costs.step_ns / 5
+    assert took[0] < 1.09
+    assert max(took[1:]) < 1.03
 
 
 def test_a_drafter_that_is_sure_of_itself_is_believed_at_once():
