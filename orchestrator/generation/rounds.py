@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
@@ -11,11 +10,11 @@ from contextlib import aclosing
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import DraftAdvance, DraftChunk, Verdict, VerifyRound
+from flyspec.values.rounds import DraftChunk, Verdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.following import Follower
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
+from orchestrator.generation.next_proposal import NextProposal
 from orchestrator.generation.pace import CheckedRound, Pace
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
@@ -77,25 +76,17 @@ class Rounds:
         )
         self._loop_guard = LoopGuard() if plan.loop_guard else None
         self._exact_from: int | None = None
-        self._round_id = 0
-        self._started_ns = 0
-        self._turn = pace.turn()
-        self._proposing: asyncio.Task[DraftChunk] | None = None
-        self._follower: Follower | None = None
-        self._followed_length = self._prompt_length
-        self._rest: DraftChunk | None = None  # of what the follower proposed
+        self._next = NextProposal(pace, drafting, self._sequence, self._draft_limit, ledger)
 
     async def run(self) -> AsyncGenerator[RoundOutcome]:
         """Run rounds for ever; the caller leaves when its output is complete."""
-        self._begin()
+        self._next.begin()
         try:
             while True:
-                if self._kept and self._proposing:
-                    await asyncio.wait((self._proposing,), timeout=KEPT_S)
-                    if not self._proposing.done():
-                        for round_ in self._take_kept():
-                            yield round_
-                proposal = await self._proposal()
+                if self._kept and not await self._next.arrives(KEPT_S):
+                    for round_ in self._take_kept():
+                        yield round_
+                proposal = await self._next.proposal(self._state.window is not None)
                 if proposal is None:
                     rounds = self._decode()
                 elif self._state.window and not proposal.token_ids:
@@ -111,9 +102,7 @@ class Rounds:
                 yield round_
             raise
         finally:
-            for task in (self._proposing, self._follower and self._follower.task):
-                if task is not None:
-                    task.cancel()
+            self._next.close()
 
     async def _check(self, proposal: DraftChunk) -> AsyncGenerator[RoundOutcome | None]:
         """A round with drafts, or with none where the drafter had no idea.
@@ -130,40 +119,40 @@ class Rounds:
             if num_checked < len(proposal.token_ids):  # the others were not worth it
                 proposal = proposal.cut(0, num_checked)
             round_ = self._advance(checked_of(verdict, proposal), proposal, request)
-            asked = self._begin()
+            asked = self._next.begin()
             if asked and self._can_wait(round_):
                 self._kept.append(round_)
             else:
                 yield round_
         if not asked:
-            self._begin()  # the target was lost; go on from there
+            self._next.begin()  # the target was lost; go on from there
 
     async def _decode(self) -> AsyncGenerator[RoundOutcome | None]:
         """Plain decoding, until the drafter has something better."""
         request = self._request(NOTHING)
         if self._prompt_length <= SHORT_PROMPT:
-            self._follow()  # it may read the prompt beside the target
+            self._next.follow()  # it may read the prompt beside the target
         async for verdict in self._verifying.check(self._sequence, request):
             if verdict is None:
                 yield None
                 continue
             round_ = self._advance(checked_of(verdict, NOTHING), NOTHING, request)
-            self._follow()
-            drafts = self._follower is None and self._draft_limit() > 0
-            if (verdict.last or drafts) and self._rest is None:
-                self._begin()
+            self._next.follow()
+            ends = verdict.last or self._next.is_wanted
+            if ends and not self._next.is_there:
+                self._next.begin()
                 await asyncio.sleep(0)  # its request leaves before the caller works
             yield round_
-            if verdict.last or drafts or self._rest is not None:
+            if ends:
                 return
-        self._begin()  # the target was lost in the middle of it; go on from there
+        self._next.begin()  # the target was lost in the middle of it; go on from there
 
     async def _fail_window(self, proposal: DraftChunk) -> AsyncGenerator[RoundOutcome | None]:
         """Nothing can be drafted, so that an open window has failed."""
         yield None
         round_ = self._advance(NothingDrafted(), proposal)
         self._pace.window_failed()
-        self._begin()
+        self._next.begin()
         await asyncio.sleep(0)  # its request leaves before the caller works
         yield round_
 
@@ -183,70 +172,6 @@ class Rounds:
             return False
         tokens = (t for c in round_.commands if isinstance(c, Commit) for t in c.tokens)
         return not any(token.token_id in self._eos for token in tokens)
-
-    # --- the drafter --------------------------------------------------------------------------
-
-    def _begin(self) -> bool:
-        """Begin a round: ask for as many drafts as are of use; whether there are any."""
-        self._round_id += 1
-        self._started_ns = time.perf_counter_ns()
-        self._turn = self._pace.turn()
-        limit = 0 if self._follower else self._draft_limit()
-        self._proposing = self._ask(limit, self._turn.min_confidence) if limit > 0 else None
-        return limit > 0
-
-    def _ask(
-        self, num_drafts: int, min_confidence: float = 0.0, score: bool = False
-    ) -> asyncio.Task[DraftChunk]:
-        """Ask for drafts to follow the sequence as it is."""
-        self._followed_length = len(self._sequence)
-        request = DraftAdvance(
-            self._round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score
-        )
-        tokens = self._sequence.tokens.copy()
-        return asyncio.create_task(self._drafting.propose(tokens, request))
-
-    async def _proposal(self) -> DraftChunk | None:
-        """The drafts of the round that begins; None to decode plainly.
-
-        Who takes too long for them goes on by itself, with the drafter behind.
-        """
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            self._round_id += 1
-            self._started_ns = time.perf_counter_ns()
-            return rest
-        proposing, patience_ns = self._proposing, self._turn.patience_ns
-        if proposing is None:
-            return NOTHING if self._state.window else None
-        if patience_ns is not None and self._state.window is None and not proposing.done():
-            await asyncio.wait((proposing,), timeout=patience_ns / 1e9)
-            if not proposing.done():
-                self._follower = Follower(proposing, len(self._sequence), self._started_ns)
-                self._proposing = None
-                return None
-        proposal = await proposing
-        if not proposal.token_ids:
-            self._pace.nothing_drafted()
-        if math.prod(proposal.confidences) < self._turn.min_confidence:
-            self._ledger.metrics.num_drafter_stops += 1
-        return proposal
-
-    def _follow(self) -> None:
-        """Let the drafter follow plain decoding, and take over what it says in time."""
-        if self._follower is None:
-            if k := self._pace.follows(len(self._sequence) - self._followed_length):
-                self._round_id += 1
-                self._follower = Follower(
-                    self._ask(k, score=True), len(self._sequence), time.perf_counter_ns()
-                )
-        elif overtaken := self._follower.arrived(self._sequence.tokens, time.perf_counter_ns()):
-            self._follower = None
-            self._ledger.followed(overtaken.proposal)
-            self._pace.followed(overtaken)
-            self._turn = self._pace.turn()
-            if self._drafting.repeats(overtaken.proposal):
-                self._rest = overtaken.rest(self._draft_limit())
 
     def loop_guard_index(self, num_tokens: int) -> int | None:
         """Tokens of an output of `num_tokens` after which all was judged exactly for its loop.
@@ -273,8 +198,8 @@ class Rounds:
         not depend on `max_tokens`. With windows across rounds it does all the same: one that is
         open at the end of the output has failed.
         """
-        plan, window, turn = self._plan, self._state.window, self._turn
-        wanted = turn.num_drafts
+        plan, window = self._plan, self._state.window
+        wanted = self._next.turn.num_drafts
         if window is not None and plan.adaptive and not self._pace.repeats:
             wanted = max(wanted, window.remaining_matches)
         if self._remaining <= 0:
@@ -289,11 +214,11 @@ class Rounds:
         plan, window = self._plan, self._state.window
         plain = 1
         if proposal is NOTHING:
-            most = self._turn.max_plain_tokens or plan.max_plain_tokens
+            most = self._next.turn.max_plain_tokens or plan.max_plain_tokens
             plain = max(1, min(most, plan.max_plain_tokens, self._remaining))
         exact = plan.exact_until_position if self._exact_from is None else plan.context_length
         return VerifyRound(
-            round_id=self._round_id,
+            round_id=self._next.round_id,
             keep_length=0,
             append_token_ids=(),
             draft_token_ids=proposal.token_ids,
@@ -315,7 +240,7 @@ class Rounds:
             self._carry_out(command)
         self._watch(commands)
         now = time.perf_counter_ns()
-        began_ns, self._started_ns = self._started_ns, now
+        began_ns, self._next.began_ns = self._next.began_ns, now
         round_ns = now - began_ns
         self._recoveries.output_token_index = len(self._sequence) - self._prompt_length
         if verdict is not None:
@@ -332,7 +257,7 @@ class Rounds:
             round_ns=round_ns,
             request=request,
             proposal=proposal,
-            round_id=request.round_id if request else self._round_id,
+            round_id=request.round_id if request else self._next.round_id,
             began_ns=began_ns,
         )
 

@@ -1,0 +1,123 @@
+"""What the next round checks: the drafter is asked for it, waited for, and follows plain text."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from flyspec.prefix import TokenSequence
+from flyspec.values.rounds import DraftAdvance, DraftChunk
+from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.following import Follower
+from orchestrator.generation.ledger import NOTHING, Ledger
+from orchestrator.generation.pace import Pace
+
+
+class NextProposal:
+    """That of one generation, to follow `sequence` as it is when it is asked for.
+
+    `limit` says how many drafts are of use in a round of this `turn`. Every question to the drafter
+    has a `round_id` of its own, higher than all before; `began_ns` is when the round began.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        drafting: Drafting,
+        sequence: TokenSequence,
+        limit: Callable[[], int],
+        ledger: Ledger,
+    ) -> None:
+        self._pace, self._drafting, self._ledger = pace, drafting, ledger
+        self._sequence, self._limit = sequence, limit
+        self.turn = pace.turn()
+        self.round_id = self.began_ns = 0
+        self._asked: asyncio.Task[DraftChunk] | None = None
+        self._follower: Follower | None = None
+        self._followed_length = len(sequence)
+        self._rest: DraftChunk | None = None  # of what the follower proposed
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it needs not be asked for: the drafter that followed has proposed it."""
+        return self._rest is not None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the next round has drafts, so that plain decoding should end."""
+        return self.is_there or (self._follower is None and self._limit() > 0)
+
+    def begin(self) -> bool:
+        """Begin a round: ask for as many drafts as are of use; whether there are any."""
+        self.round_id += 1
+        self.began_ns = time.perf_counter_ns()
+        self.turn = self._pace.turn()
+        limit = 0 if self._follower else self._limit()
+        self._asked = self._ask(limit, self.turn.min_confidence) if limit > 0 else None
+        return limit > 0
+
+    async def arrives(self, within_s: float) -> bool:
+        """Wait for what was asked for, but not for long; whether it is there, or was not asked."""
+        if self._asked is None:
+            return True
+        await asyncio.wait((self._asked,), timeout=within_s)
+        return self._asked.done()
+
+    async def proposal(self, window_is_open: bool) -> DraftChunk | None:
+        """The drafts of the round that began; None to decode plainly.
+
+        Who takes too long for them goes on by itself, with the drafter behind.
+        """
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            self.round_id += 1
+            self.began_ns = time.perf_counter_ns()
+            return rest
+        asked, patience_ns = self._asked, self.turn.patience_ns
+        if asked is None:
+            return NOTHING if window_is_open else None
+        if patience_ns is not None and not window_is_open and not asked.done():
+            await asyncio.wait((asked,), timeout=patience_ns / 1e9)
+            if not asked.done():
+                self._follower = Follower(asked, len(self._sequence), self.began_ns)
+                self._asked = None
+                return None
+        proposal = await asked
+        if not proposal.token_ids:
+            self._pace.nothing_drafted()
+        if math.prod(proposal.confidences) < self.turn.min_confidence:
+            self._ledger.metrics.num_drafter_stops += 1
+        return proposal
+
+    def follow(self) -> None:
+        """Let the drafter follow plain decoding, and take over what it says in time."""
+        if self._follower is None:
+            if k := self._pace.follows(len(self._sequence) - self._followed_length):
+                self.round_id += 1
+                asked = self._ask(k, score=True)
+                self._follower = Follower(asked, len(self._sequence), time.perf_counter_ns())
+        elif overtaken := self._follower.arrived(self._sequence.tokens, time.perf_counter_ns()):
+            self._follower = None
+            self._ledger.followed(overtaken.proposal)
+            self._pace.followed(overtaken)
+            self.turn = self._pace.turn()
+            if self._drafting.repeats(overtaken.proposal):
+                self._rest = overtaken.rest(self._limit())
+
+    def close(self) -> None:
+        """The generation is over: nobody waits for the drafter."""
+        for task in (self._asked, self._follower and self._follower.task):
+            if task is not None:
+                task.cancel()
+
+    def _ask(
+        self, num_drafts: int, min_confidence: float = 0.0, score: bool = False
+    ) -> asyncio.Task[DraftChunk]:
+        self._followed_length = len(self._sequence)
+        request = DraftAdvance(
+            self.round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score
+        )
+        tokens = self._sequence.tokens.copy()
+        return asyncio.create_task(self._drafting.propose(tokens, request))
