@@ -32,8 +32,10 @@ FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 4
 """Drafts that tell something: as many as the allowance is for, within these bounds."""
 FOLLOWING_SHARE = 0.02
 """Of the time of plain decoding, what may be spent on finding out whether drafts pay."""
-FOLLOWING_COST_NS = 1_500_000
+FOLLOWING_COST_NS = 3_000_000
 """What asking takes on top of the drafter's own time, in all processes."""
+DEARER, DEAREST = 0.25, 4.0
+"""How much dearer a question gets with every one before it that was in vain, and at most."""
 READING_COST_NS = 5_000_000
 """The most that counts of it where the drafter read the prompt besides, as the target does."""
 CAUGHT_UP = 0.5
@@ -138,7 +140,8 @@ class AdaptivePace:
             drafter.followed(proposal, overtaken.asked_ns)
         else:  # the prompt, beside the target
             self._read, spent_ns = True, min(spent_ns, READING_COST_NS)
-        drafter.earn(-spent_ns)
+        drafter.earn(-spent_ns * min(DEAREST, 1.0 + DEARER * drafter.num_in_vain))
+        drafter.num_in_vain += 1
         agreements = proposal.agreements
         if not agreements:
             agreements = [True] * overtaken.num_matched + [False] * overtaken.missed
@@ -174,6 +177,7 @@ class AdaptivePace:
 
     def _enter(self, k: int, promised: float) -> None:
         """Draft from here on; the promise counts as if some rounds had kept it."""
+        self._drafter.num_in_vain = 0
         self._time_ns = SEED_ROUNDS * self._round_ns(k)
         self._tokens = promised * self._time_ns
         self._turn = self._drafting(k, promised)

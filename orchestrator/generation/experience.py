@@ -60,7 +60,8 @@ class DrafterExperience:
     `acceptance` is the share of drafts that stand, of those reached; `loosening` that of the drafts
     accepted although they differ. A draft that the drafter gives the probability c stands with
     about c ** `sharpness`. `overhead_ns` is of a round outside both models, `draft_ns` of a token.
-    `allowance_ns` is what may be spent now on finding out whether drafts pay: below 0, nothing.
+    `allowance_ns` is what may be spent now on finding out whether drafts pay: below 0, nothing;
+    `num_in_vain` is how often in a row that was done and they did not.
     """
 
     def __init__(self, lossy: bool = False) -> None:
@@ -69,6 +70,7 @@ class DrafterExperience:
         self.overhead_ns = Recent(2e6, OVERHEAD_MEMORY, OVERHEAD_PRIOR)
         self.draft_ns = Recent(0.0)
         self.allowance_ns = START_ALLOWANCE_NS
+        self.num_in_vain = 0
         self.sharpness = 1.0
         self._warm = False
 
