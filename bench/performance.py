@@ -72,12 +72,14 @@ def _machine(documents: Sequence[Document]) -> str:
     for document in documents[:1]:
         m = document["machine"]
         versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
-        target, draft = (document[n] or "all" for n in ("threads", "draft_threads"))
+        target, draft = (
+            f"{document[n]} thread(s)" if document[n] else "a thread for each core"
+            for n in ("threads", "draft_threads")
+        )
         lines = [
             f"{m['processor']}, {m['cores']} cores, {' '.join(m['instruction_sets'])}"
             + (f"; {m['accelerator']}" if m["accelerator"] else "") + f"; {versions}.",
-            f"Target in {document['dtype']} on {document['device']}, "
-            f"{target} thread(s) for the target and {draft} for the draft model.",
+            f"Target in {document['dtype']} on {document['device']}: {target}; draft model: {draft}.",
         ]  # fmt: skip
     return "\n".join(lines)
 
