@@ -79,7 +79,8 @@ def _machine(documents: Sequence[Document]) -> str:
         lines = [
             f"{m['processor']}, {m['cores']} cores, {' '.join(m['instruction_sets'])}"
             + (f"; {m['accelerator']}" if m["accelerator"] else "") + f"; {versions}.",
-            f"Target in {document['dtype']} on {document['device']}: {target}; draft model: {draft}.",
+            f"Target in {document['dtype']} on {document['device']}: {target}; "
+            f"draft model: {draft}.",
         ]  # fmt: skip
     return "\n".join(lines)
 
