@@ -9,7 +9,7 @@ import pytest
 import torch
 from random_models import make_model, make_runner
 
-from flyspec.engine.model import Draw, History, Step
+from flyspec.engine.model import Draw, History, Interrupt, Step
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, Origin, SamplingParams
 from tests.scripted import ScriptedModel
@@ -87,9 +87,14 @@ def test_an_unsure_draft_ends_behind_the_token_that_made_it_so() -> None:
 
 
 def test_a_call_ends_when_it_may_not_go_on() -> None:
-    model, answers = ScriptedModel(), iter([True, True, False])
-    (drawn,) = model.draw([Draw(Step(0, 0, [3]), GREEDY, max_tokens=9)], lambda: next(answers))
-    assert drawn.token_ids == [4, 5, 6]
+    model, interrupt = ScriptedModel(), Interrupt()
+    draw = Draw(Step(0, 0, [3]), GREEDY, max_tokens=9)
+    interrupt.set()
+    (drawn,) = model.draw([draw], interrupt)
+    assert drawn.token_ids == [4]
+    interrupt.clear()
+    (drawn,) = model.draw([draw], interrupt)
+    assert drawn.token_ids == [4, 5, 6, 7, 8, 9, 10, 11, 12]
 
 
 def test_a_model_describes_itself() -> None:

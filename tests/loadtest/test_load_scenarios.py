@@ -97,7 +97,7 @@ async def test_drafter_swap(run_load, load_stack):
 
 async def test_mixed_rules_and_a_goal_that_is_missed(run_load):
     flags = "--seconds 2 --users 3 --rules plain,exact,fly --goodput e2e:60000 --max-p99 e2e:0.001"
-    ended = await run_load("mixed-rules", f"{flags} {SHORT}")
+    ended = await run_load("mixed-rules", f"{flags} --num-speculative-tokens 15 {SHORT}")
     assert ended.code == 1
     assert not ended.document["passed"]
     assert [c["name"] for c in ended.document["checks"] if not c["passed"]] == ["p99 e2e"]
