@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from dataclasses import replace
 
 from demo.corpus import problems
 from flyspec.cli.stack import Stack
@@ -50,7 +51,7 @@ async def test_two_hundred_cancelled_requests(stack):
     (problem,) = problems("cancellation", 1)
     prompt = Chat.of_user(problem.question)
     async with Client(stack.address) as client:
-        before = await client.complete(prompt, GenerateOptions(max_tokens=40))
+        before = await client.complete(prompt, replace(LONG, max_tokens=40))
         for wait in (0.05, 1.0):
             tasks = [asyncio.create_task(client.complete(prompt, LONG)) for _ in range(200)]
             await asyncio.sleep(wait)
@@ -58,5 +59,5 @@ async def test_two_hundred_cancelled_requests(stack):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             assert await rests(stack)
-        after = await client.complete(prompt, GenerateOptions(max_tokens=40))
+        after = await client.complete(prompt, replace(LONG, max_tokens=40))
         assert after.token_ids == before.token_ids

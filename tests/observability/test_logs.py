@@ -84,7 +84,12 @@ def test_ids_that_clients_make_up_go_into_logs_only_if_they_can(value, taken):
 
 
 async def generate(observed, metadata=()):
-    request = generation_pb2.GenerateRequest(text="def fibonacci(n):", max_tokens=8)
+    # A fixed K: where it adapts, the drafter may not be asked.
+    request = generation_pb2.GenerateRequest(
+        text="def fibonacci(n):",
+        max_tokens=8,
+        speculation=generation_pb2.Speculation(num_speculative_tokens=15),
+    )
     async with grpc.aio.insecure_channel(observed.stack.address) as channel:
         stub = generation_pb2_grpc.GenerationServiceStub(channel)
         messages = [m async for m in stub.Generate(request, metadata=metadata)]

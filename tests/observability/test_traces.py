@@ -116,7 +116,10 @@ async def test_one_request_is_one_tree(observed):
 async def test_a_client_names_its_request_and_the_span_that_waits(observed):
     trace_id, span_id = 0xC11E27, 0x5
     options = GenerateOptions(
-        max_tokens=4, request_id="ticket:12", traceparent=traceparent_of(trace_id, span_id)
+        max_tokens=4,
+        num_speculative_tokens=15,
+        request_id="ticket:12",
+        traceparent=traceparent_of(trace_id, span_id),
     )
     async with Client(observed.stack.address) as client:
         generation = await client.complete(PROMPT, options)
