@@ -168,12 +168,11 @@ class AdaptivePace:
         if not chances:
             return 0.0
         num_tokens, k = 1.0 + sum(chances), len(chances)
-        round_ns = self._round_ns(k)
-        if not overtaken.missed and matched == overtaken.num_behind:
-            round_ns = CAUGHT_UP * self._drafter.overhead_ns.value + self._experience.verify_ns(k)
-        if num_tokens * self._experience.plain_ns < ENTER * round_ns:
-            return 0.0
-        return num_tokens / self._round_ns(k)
+        usual_ns = next_ns = self._round_ns(k)
+        if not overtaken.missed:
+            next_ns = CAUGHT_UP * self._drafter.overhead_ns.value + self._experience.verify_ns(k)
+        pays = num_tokens * self._experience.plain_ns >= ENTER * next_ns
+        return num_tokens / usual_ns if pays else 0.0
 
     def _enter(self, k: int, promised: float) -> None:
         """Draft from here on; the promise counts as if some rounds had kept it."""
