@@ -33,7 +33,8 @@ def bench_pair(
     )] = "",
     pad_target_layers: Annotated[str, Flag(
         "Layers that change nothing to add to the target; auto:R: as many as make a verify step R "
-        "draft steps long, added to the draft model where it is longer already.",
+        "draft steps long, added to the draft model where it is longer already; N,auto:R: the same "
+        "with N more in the target, so that both steps are long.",
     )] = "0",
     replay_drafter: Annotated[float | None, Flag(
         "Draft the target's own text with this share of errors, without a draft model.",
@@ -68,19 +69,22 @@ def bench_pair(
         repeats=repeats,
         drafter=drafter,
     )
-    layers = _layers(pad_target_layers)
+    padding = _Padding.read(pad_target_layers)
     with _prepared(models, shape, replay_seed) as (pair, facts):
-        if layers is None:
+        layers = padding.target_layers, 0
+        if padding.ratio is not None:
             if not pair.stack.draft_model or replay_drafter is not None:
                 raise ConfigError("--pad-target-layers auto: needs a draft model to compare with")
             chosen = run_async(
                 choose_padding(
-                    _ratio(pad_target_layers),
-                    lambda more, draft: pair.cost_ratio(more, draft, num_speculative_tokens),
+                    padding.ratio,
+                    lambda more, draft: pair.cost_ratio(
+                        padding.target_layers + more, draft, num_speculative_tokens
+                    ),
                 )
             )
             facts["padding"] = asdict(chosen)
-            layers = chosen.target_layers, chosen.draft_layers
+            layers = padding.target_layers + chosen.target_layers, chosen.draft_layers
         for more, whose in zip(layers, ("target", "draft model"), strict=True):
             facts["target"] += f", {more} layers more in the {whose}" if more else ""
         with pair.padded(*layers) as stack:
@@ -221,19 +225,26 @@ async def _measure(
             await stack.stop()
 
 
-def _layers(text: str) -> tuple[int, int] | None:
-    """Layers more in target and draft model; None for `auto:R`. Raises `ConfigError`."""
-    if text.startswith(_AUTO):
-        _ratio(text)
-        return None
-    if not text.isdecimal():
-        raise ConfigError(f"--pad-target-layers {text}: give a number of layers, or auto:RATIO")
-    return int(text), 0
+class _Padding(NamedTuple):
+    """Layers that the target gets, and how many draft steps long its step shall be; None: as is."""
+
+    target_layers: int
+    ratio: float | None
+
+    @classmethod
+    def read(cls, text: str) -> _Padding:
+        """N, auto:R or N,auto:R. Raises `ConfigError`."""
+        layers, _, ratio = text.rpartition(",") if _AUTO in text else (text, "", "")
+        if not (layers or "0").isdecimal() or not (ratio or _AUTO).startswith(_AUTO):
+            raise ConfigError(
+                f"--pad-target-layers {text}: give a number of layers, auto:RATIO or both: N,auto:R"
+            )
+        return cls(int(layers or "0"), _ratio(text, ratio) if ratio else None)
 
 
-def _ratio(text: str) -> float:
+def _ratio(text: str, auto: str) -> float:
     try:
-        ratio = float(text.removeprefix(_AUTO))
+        ratio = float(auto.removeprefix(_AUTO))
     except ValueError:
         ratio = 0.0
     if not 0 < ratio < float("inf"):
