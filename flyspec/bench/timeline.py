@@ -42,6 +42,7 @@ PARTS = (
     Part("judge", VERIFY, "sampling and the rule"),
     Part("from_verify", WIRE, "verdict, read, and the window moved"),
 )
+_ABANDONED = "flyspec.abandoned"
 _MODELS = ("draft_model", "forward")
 _LOOP = ("draft_queue", "draft_rest")
 
@@ -131,7 +132,8 @@ def read_spans(files: Iterable[Path]) -> list[TracedSpan]:
 def round_lines(spans: Sequence[TracedSpan], trace_ids: Iterable[str]) -> list[RoundLine]:
     """The rounds with drafts of these traces, but for each one's first, which reads the prompt.
 
-    A round begins where the one before ended. Rounds of several proposals or verdicts, or without a
+    A round begins where the one before ended; what was drafted ahead by then has taken no time of
+    it. Rounds of several proposals or verdicts, or without a
     span of a service, are left out.
     """
     wanted = set(trace_ids)
@@ -140,13 +142,13 @@ def round_lines(spans: Sequence[TracedSpan], trace_ids: Iterable[str]) -> list[R
         below[span.parent_id].append(span)
     rounds: dict[str, list[TracedSpan]] = defaultdict(list)
     for span in spans:
-        if span.name == "round" and span.trace_id in wanted:
+        if span.name == "round" and span.trace_id in wanted and not span.attributes.get(_ABANDONED):
             rounds[span.trace_id].append(span)
     lines = []
     for of_trace in rounds.values():
         of_trace.sort(key=lambda span: span.begin_ns)
         for before, span in pairwise(of_trace):
-            line = _line(span, min(before.end_ns, span.begin_ns), below)
+            line = _line(span, before.end_ns, below)
             lines += [line] if line is not None else []
     return lines
 
