@@ -22,13 +22,17 @@ Deliver = Callable[[DraftChunk | Exception], None]
 
 
 class SessionState:
-    """A session's drafter state, opened by its first proposal in the thread that drives it."""
+    """A session's drafter state, opened by its first proposal in the thread that drives it.
 
-    __slots__ = ("_opener", "_session")
+    A proposal that is `interrupted`, from any thread, ends with what it has.
+    """
+
+    __slots__ = ("_opener", "_session", "interrupted")
 
     def __init__(self, opener: Callable[[], DrafterSession]) -> None:
         self._opener = opener
         self._session: DrafterSession | None = None
+        self.interrupted = False
 
     def session(self) -> DrafterSession:
         """The drafter's session. Raises `ResourceExhaustedError` if it cannot be opened."""
@@ -71,6 +75,8 @@ def propose(
                 chunks.agreements = item.agreements
                 item = next(work, None)
                 continue
+            if state.interrupted:
+                break
             if chunks.waiting >= chunk_tokens:
                 chunks.flush()
             if item.max_tokens > (room := chunk_tokens - chunks.waiting):

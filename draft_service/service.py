@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -44,16 +45,24 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     @rpc.handler
     async def Draft(self, requests: Any, context: Any) -> None:
         """A session: one `open`, then any number of `advance`, one proposal each."""
-        first = await self._read(context, REQUEST_TIMEOUT_S)
+        timeout_s = min(REQUEST_TIMEOUT_S, self._sessions.settings.idle_timeout_s)
+        first = await self._read(context, timeout_s)
         if first is None:
             return
         if not isinstance(first, DraftOpen):
             raise InvalidArgumentError("DraftRequest.request: the first message must be open")
         with self._sessions.open(first) as session, self._observer.session(session):
             await session.prepare()
-            last_round_id = -1
-            while (request := await self._read(context)) is not None:
-                last_round_id = await self._propose(session, request, last_round_id, context)
+            reading, last_round_id = self._read_on(context), -1
+            idle_s = self._sessions.settings.idle_timeout_s
+            try:
+                while (request := await rpc.in_time(reading, idle_s)) is not None:
+                    # Read on at once: the next request ends this one's proposal.
+                    reading = self._read_on(context)
+                    reading.add_done_callback(partial(self._interrupt, session))
+                    last_round_id = await self._propose(session, request, last_round_id, context)
+            finally:
+                reading.cancel()
 
     @rpc.handler
     async def AddTokenizer(self, requests: Any, context: Any) -> draft_pb2.AddTokenizerResponse:
@@ -97,11 +106,18 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._observer.proposed(session, request, arrival_ns, chunk, service_ns)
         return request.round_id
 
-    async def _read(
-        self, context: Any, most_s: float = math.inf
-    ) -> DraftOpen | DraftAdvance | None:
+    def _read_on(self, context: Any) -> asyncio.Task[DraftOpen | DraftAdvance | None]:
+        """The client's next message on its way: as long as it is answered, without a limit."""
+        return asyncio.ensure_future(self._read(context, None))
+
+    def _interrupt(self, session: ClientSession, reading: asyncio.Future[Any]) -> None:
+        """End the proposal at hand if another is asked for; the end of the stream ends none."""
+        if not reading.cancelled() and reading.exception() is None and reading.result():
+            session.interrupt()
+
+    async def _read(self, context: Any, timeout_s: float | None) -> DraftOpen | DraftAdvance | None:
         """The client's next message, None at the end. Raises `IdleTimeoutError`."""
-        message = await rpc.read(context, min(most_s, self._sessions.settings.idle_timeout_s))
+        message = await rpc.read(context, timeout_s)
         if message is None:
             return None
         rpc.check_lengths(message, self._lengths)

@@ -183,13 +183,19 @@ class ClientSession:
                 f"{self.drafter.info.name} holds {self._max_length}; use another drafter "
                 "for the rest"
             )
-        chunk_tokens = self._settings.chunk_tokens
+        chunk_tokens, self._state.interrupted = self._settings.chunk_tokens, False
         work = propose(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
         if self._engine is None:
             for _ in work:
                 raise AssertionError("a drafter without a model wants no steps")
         else:
             self._engine.add(self._state, work, self._deliver)
+
+    def interrupt(self) -> None:
+        """End the proposal at hand with the token at hand."""
+        self._state.interrupted = True
+        if self._engine is not None:
+            self._engine.nudge()
 
     async def next_chunk(self) -> DraftChunk:
         """The next chunk of the proposal; raises what ended it instead."""

@@ -66,7 +66,10 @@ class DraftServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Draft(self, request_iterator, context):
-        """A session: one `open`, then any number of `advance`, one proposal each.
+        """A session: one `open`, then any number of `advance`, one proposal each. A
+        proposal ends with the token at hand when the next `advance` arrives, so that
+        a client may have drafted what follows its last proposal before it knows
+        whether that stands.
         INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
         longer than what the session holds. NOT_FOUND: no drafter of that name.
         RESOURCE_EXHAUSTED: no free slot.

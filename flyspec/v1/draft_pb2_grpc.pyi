@@ -38,7 +38,10 @@ class DraftServiceStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceDescribeRequest, _draft_pb2.DraftServiceDescribeResponse]
     """What this service drafts with, and how busy it is."""
     Draft: _grpc.StreamStreamMultiCallable[_draft_pb2.DraftRequest, _draft_pb2.DraftResponse]
-    """A session: one `open`, then any number of `advance`, one proposal each.
+    """A session: one `open`, then any number of `advance`, one proposal each. A
+    proposal ends with the token at hand when the next `advance` arrives, so that
+    a client may have drafted what follows its last proposal before it knows
+    whether that stands.
     INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
     longer than what the session holds. NOT_FOUND: no drafter of that name.
     RESOURCE_EXHAUSTED: no free slot.
@@ -61,7 +64,10 @@ class DraftServiceAsyncStub(DraftServiceStub):
     Describe: _aio.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceDescribeRequest, _draft_pb2.DraftServiceDescribeResponse]  # type: ignore[assignment]
     """What this service drafts with, and how busy it is."""
     Draft: _aio.StreamStreamMultiCallable[_draft_pb2.DraftRequest, _draft_pb2.DraftResponse]  # type: ignore[assignment]
-    """A session: one `open`, then any number of `advance`, one proposal each.
+    """A session: one `open`, then any number of `advance`, one proposal each. A
+    proposal ends with the token at hand when the next `advance` arrives, so that
+    a client may have drafted what follows its last proposal before it knows
+    whether that stands.
     INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
     longer than what the session holds. NOT_FOUND: no drafter of that name.
     RESOURCE_EXHAUSTED: no free slot.
@@ -93,7 +99,10 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_draft_pb2.DraftRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_draft_pb2.DraftResponse], _abc.AsyncIterator[_draft_pb2.DraftResponse]]:
-        """A session: one `open`, then any number of `advance`, one proposal each.
+        """A session: one `open`, then any number of `advance`, one proposal each. A
+        proposal ends with the token at hand when the next `advance` arrives, so that
+        a client may have drafted what follows its last proposal before it knows
+        whether that stands.
         INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
         longer than what the session holds. NOT_FOUND: no drafter of that name.
         RESOURCE_EXHAUSTED: no free slot.

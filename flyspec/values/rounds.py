@@ -132,7 +132,8 @@ class DraftChunk:
     the first token. `distributions` has one a token if they were asked for, `confidences` where the
     drafter knows how probable it held the tokens; `agreements` one an appended token if they were
     to be scored and can be. What `drafter` made it, by name, and when it was there, as
-    `perf_counter_ns` counts, whoever asked notes here.
+    `perf_counter_ns` counts, whoever asked notes here; and if it was drafted `ahead`, while the
+    proposal before it was checked.
     """
 
     round_id: int = 0
@@ -148,6 +149,7 @@ class DraftChunk:
     agreements: Sequence[bool] = ()
     drafter: str = ""
     arrived_ns: int = 0
+    ahead: bool = False
 
     def joined(self, more: DraftChunk) -> DraftChunk:
         """This and the piece that follows it as one."""

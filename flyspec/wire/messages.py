@@ -55,7 +55,7 @@ PREFIXES = {rounds.Budget: "remaining_"}
 LOCAL = {
     GenerateOptions: ("timeout_s", "request_id", "traceparent"),
     admin.TokenizerBundle: ("tokenizer_json",),
-    DraftChunk: ("drafter", "arrived_ns"),
+    DraftChunk: ("drafter", "arrived_ns", "ahead"),
     Verdict: ("start_length",),
 }
 """Fields that do not travel; whoever reads a message may give them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from flyspec.errors import (
@@ -124,6 +125,16 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             proposal = replace(proposal, drafter=self._drafter.name, arrived_ns=now_ns)
             return fit_proposal(proposal, self._vocab_size)
         return self._fall_back(token_ids, request.max_tokens)
+
+    async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
+        """Have the drafter go on behind `length` tokens, which its last proposal has a part in.
+
+        The next `propose` takes what comes of it if it can, and finds out what went wrong.
+        """
+        session, limit = self._session, self._drafter.max_draft_tokens
+        if session is not None and (limit is None or request.max_tokens <= limit):
+            with suppress(FlyspecError):
+                await session.propose_ahead(length, request)
 
     def _look_around(self) -> None:
         """Move to whoever should draft now, if it is another and can."""
@@ -257,7 +268,11 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
 
     def repeats(self, proposal: DraftChunk) -> bool:
         """Whether its drafter, asked again behind a part of the proposal, proposes the rest."""
-        return self._drafter.name == proposal.drafter and self._drafter.model is not None
+        drafter, spoken = self._drafter, self._template.tokenizer_fingerprint
+        model = drafter.model
+        if model is None or drafter.name != proposal.drafter:
+            return False
+        return model.tokenizer_fingerprint == spoken  # or it goes from text to text
 
     def _close_session(self) -> None:
         if self._session is not None and self._drafter is not self._assigned:

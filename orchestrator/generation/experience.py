@@ -82,8 +82,8 @@ class DrafterExperience:
     def checked(self, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
         """A proposal was checked."""
         timings, drafted = proposal.timings, len(proposal.token_ids)
-        if timings.service_ns:  # or nobody has waited for it
-            self.draft_ns.observe(timings.model_ns, drafted)
+        if timings.service_ns:  # or it is the rest of what a follower proposed
+            self.draft_ns.observe(timings.model_ns, drafted + proposal.ahead)
             rest = round_ns - timings.model_ns - verdict.timings.forward_ns
             if self._warm:
                 self.overhead_ns.observe(max(0, rest))

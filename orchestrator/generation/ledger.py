@@ -136,7 +136,9 @@ class Ledger:
                 self._reject(decision.gap_nats)
         self._unsettled.append((round_.start, verdict.num_accepted, round_.proposal.drafter))
         if metrics.num_spec_steps > 1:  # the first also opens sessions and reads the prompt
-            models_ns = round_.proposal.timings.model_ns + verdict.timings.forward_ns
+            models_ns = verdict.timings.forward_ns
+            if not round_.proposal.ahead:  # or it was drafted beside another forward
+                models_ns += round_.proposal.timings.model_ns
             self._overheads_ns.append(round_.round_ns - models_ns)
 
     def followed(self, proposal: DraftChunk) -> None:

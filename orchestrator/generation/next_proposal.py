@@ -10,16 +10,23 @@ from collections.abc import Callable
 from flyspec.prefix import TokenSequence
 from flyspec.values.rounds import DraftAdvance, DraftChunk
 from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.experience import Recent
 from orchestrator.generation.following import Follower
 from orchestrator.generation.ledger import NOTHING, Ledger
 from orchestrator.generation.pace import Pace
+
+AHEAD = 0.5
+"""Of the last rounds, the share in which what was drafted ahead was of use, or would have been."""
+AHEAD_MEMORY = 0.7
 
 
 class NextProposal:
     """That of one generation, to follow `sequence` as it is when it is asked for.
 
-    `limit` says how many drafts are of use in a round of this `turn`. Every question to the drafter
-    has a `round_id` of its own, higher than all before; `began_ns` is when the round began.
+    `limit` says how many drafts are of use in a round of this `turn`, if the sequence is so many
+    tokens longer by then. Every question to the drafter has a `round_id` of its own, higher than
+    all before; `began_ns` is when the round began. Where K `adapts`, a round may have fewer drafts
+    than are of use.
     """
 
     def __init__(
@@ -27,17 +34,22 @@ class NextProposal:
         pace: Pace,
         drafting: Drafting,
         sequence: TokenSequence,
-        limit: Callable[[], int],
+        limit: Callable[[int], int],
         ledger: Ledger,
+        adapts: bool = False,
     ) -> None:
         self._pace, self._drafting, self._ledger = pace, drafting, ledger
-        self._sequence, self._limit = sequence, limit
+        self._sequence, self._limit, self._adapts = sequence, limit, adapts
         self.turn = pace.turn()
         self.round_id = self.began_ns = 0
         self._asked: asyncio.Task[DraftChunk] | None = None
         self._follower: Follower | None = None
         self._followed_length = len(sequence)
         self._rest: DraftChunk | None = None  # of what the follower proposed
+        self._wanted = 0  # drafts that were asked for last
+        self._ahead: DraftAdvance | None = None  # asked for while the last proposal was checked
+        self._if_whole = 0  # the sequence's length if all of the last proposal stands
+        self._useful = Recent(1.0, AHEAD_MEMORY, prior=1.0)
 
     @property
     def is_there(self) -> bool:
@@ -47,16 +59,40 @@ class NextProposal:
     @property
     def is_wanted(self) -> bool:
         """Whether the next round has drafts, so that plain decoding should end."""
-        return self.is_there or (self._follower is None and self._limit() > 0)
+        return self.is_there or (self._follower is None and self._limit(0) > 0)
 
     def begin(self) -> bool:
         """Begin a round: ask for as many drafts as are of use; whether there are any."""
         self.round_id += 1
         self.began_ns = time.perf_counter_ns()
         self.turn = self._pace.turn()
-        limit = 0 if self._follower else self._limit()
+        limit = 0 if self._follower else self._limit(0)
+        if self._ahead is None and self._if_whole:
+            self._useful.observe(len(self._sequence) == self._if_whole)
+        elif self._ahead and self._adapts and not self._pace.repeats:
+            limit = min(limit, self._ahead.max_tokens - 1)
+        self._if_whole = 0
         self._asked = self._ask(limit, self.turn.min_confidence) if limit > 0 else None
         return limit > 0
+
+    async def draft_ahead(self, proposal: DraftChunk) -> None:
+        """While a proposal is checked, have drafted what follows if all of it stands.
+
+        With the token behind it, which is the target's: mostly the drafter has the same. Only where
+        that was so in most of the last rounds, for it takes the drafter's time.
+        """
+        num_drafts, length = len(proposal.token_ids), len(self._sequence)
+        self._if_whole = length + num_drafts + 1
+        if self._ahead or self._useful.value < AHEAD or not self._drafting.repeats(proposal):
+            return
+        limit = self._limit(num_drafts + 1)
+        if limit <= 0 or num_drafts < self._wanted:  # the drafter got unsure, or is at an end
+            return
+        self.round_id += 1
+        self._ahead = DraftAdvance(
+            self.round_id, 0, (), limit + 1, min_confidence=self.turn.min_confidence
+        )
+        await self._drafting.propose_ahead(length + num_drafts, self._ahead)
 
     async def arrives(self, within_s: float) -> bool:
         """Wait for what was asked for, but not for long; whether it is there, or was not asked."""
@@ -70,6 +106,7 @@ class NextProposal:
 
         Who takes too long for them goes on by itself, with the drafter behind.
         """
+        ahead, self._ahead = self._ahead, None
         rest, self._rest = self._rest, None
         if rest is not None:
             self.round_id += 1
@@ -85,6 +122,10 @@ class NextProposal:
                 self._asked = None
                 return None
         proposal = await asked
+        if ahead is not None:
+            self._useful.observe(proposal.ahead)
+        if proposal.ahead:
+            self.round_id = proposal.round_id  # the one that was to ask for it was not used
         if not proposal.token_ids:
             self._pace.nothing_drafted()
         if math.prod(proposal.confidences) < self.turn.min_confidence:
@@ -104,7 +145,7 @@ class NextProposal:
             self._pace.followed(overtaken)
             self.turn = self._pace.turn()
             if self._drafting.repeats(overtaken.proposal):
-                self._rest = overtaken.rest(self._limit())
+                self._rest = overtaken.rest(self._limit(0))
 
     def close(self) -> None:
         """The generation is over: nobody waits for the drafter."""
@@ -115,7 +156,7 @@ class NextProposal:
     def _ask(
         self, num_drafts: int, min_confidence: float = 0.0, score: bool = False
     ) -> asyncio.Task[DraftChunk]:
-        self._followed_length = len(self._sequence)
+        self._followed_length, self._wanted = len(self._sequence), num_drafts
         request = DraftAdvance(
             self.round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score
         )

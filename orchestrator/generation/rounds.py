@@ -76,7 +76,9 @@ class Rounds:
         )
         self._loop_guard = LoopGuard() if plan.loop_guard else None
         self._exact_from: int | None = None
-        self._next = NextProposal(pace, drafting, self._sequence, self._draft_limit, ledger)
+        self._next = NextProposal(
+            pace, drafting, self._sequence, self._draft_limit, ledger, plan.adaptive
+        )
 
     async def run(self) -> AsyncGenerator[RoundOutcome]:
         """Run rounds for ever; the caller leaves when its output is complete."""
@@ -113,6 +115,7 @@ class Rounds:
         distributions, asked = proposal.distributions, False
         async for verdict in self._verifying.check(self._sequence, request, distributions):
             if verdict is None:
+                await self._next.draft_ahead(proposal)
                 yield None
                 continue
             num_checked = len(verdict.decisions)
@@ -130,7 +133,7 @@ class Rounds:
     async def _decode(self) -> AsyncGenerator[RoundOutcome | None]:
         """Plain decoding, until the drafter has something better."""
         request = self._request(NOTHING)
-        if self._prompt_length <= SHORT_PROMPT:
+        if len(self._sequence) == self._prompt_length <= SHORT_PROMPT:
             self._next.follow()  # it may read the prompt beside the target
         async for verdict in self._verifying.check(self._sequence, request):
             if verdict is None:
@@ -190,8 +193,10 @@ class Rounds:
         """Tokens that the output still lacks; it may end earlier."""
         return self._state.limit - len(self._sequence)
 
-    def _draft_limit(self) -> int:
+    def _draft_limit(self, num_more: int) -> int:
         """K of the next round: no more than fits the context, none after the output's end.
+
+        If the sequence has so many more tokens by then.
 
         An exact round near the end of the output drafts no more than can still be sent. Another
         does not stop short: its verdict may depend on the drafts that follow, and the text should
@@ -199,14 +204,15 @@ class Rounds:
         open at the end of the output has failed.
         """
         plan, window = self._plan, self._state.window
+        remaining, length = self._remaining - num_more, len(self._sequence) + num_more
         wanted = self._next.turn.num_drafts
         if window is not None and plan.adaptive and not self._pace.repeats:
             wanted = max(wanted, window.remaining_matches)
-        if self._remaining <= 0:
+        if remaining <= 0:
             return 0
-        limit = min(wanted, plan.context_length - len(self._sequence))
+        limit = min(wanted, plan.context_length - length)
         if RULE_PRESETS[plan.rule.name].token_exact:
-            limit = min(limit, self._remaining - 1)
+            limit = min(limit, remaining - 1)
         return limit
 
     def _request(self, proposal: DraftChunk) -> VerifyRound:

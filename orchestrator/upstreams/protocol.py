@@ -83,6 +83,14 @@ class DraftSession(UpstreamSession, Protocol):
         told of a token's score is left out where it cannot be asked for.
         """
 
+    async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
+        """Have drafted what follows `length` tokens, which the last proposal has a part in.
+
+        If they stand and the token behind them is the first one of the answer, the rest of it is
+        the next proposal, of `request.round_id`; unless that shall have more tokens than were asked
+        for. Otherwise the next `propose` ends it. Done when the question has been sent.
+        """
+
 
 class VerifySession(UpstreamSession, Protocol):
     """Verdicts on one sequence."""

@@ -291,6 +291,32 @@ async def test_cancel_in_mid_proposal_frees_the_slot_within_a_step(
         assert after == tokens_of(await (await service.client().open([1, 2])).advance(2))
 
 
+@pytest.mark.parametrize("drafter", ["model", "multi_level"])
+async def test_the_next_request_ends_a_proposal(
+    service_with: StartService, monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    async with service_with() as service:
+        fresh = await service.client().open([1, 2, 3], drafter=drafter)
+        expected = tokens_of(await fresh.advance(3, max_tokens=6))
+        gate = Gate(service, monkeypatch)
+        client = await service.client().open([1, 2], drafter=drafter)
+        await client.send(2, max_tokens=64)
+        await until(gate.waiting.is_set)
+        await client.send(2, [3], max_tokens=6)
+        await asyncio.sleep(0.2)  # until it has been read
+        gate.go.release(100)
+        first = [await client.read()]
+        while not first[-1].last:
+            first.append(await client.read())
+        assert {chunk.round_id for chunk in first} == {1}
+        assert len(tokens_of(first)) < 20
+        second = [await client.read()]
+        while not second[-1].last:
+            second.append(await client.read())
+        assert {chunk.round_id for chunk in second} == {2}
+        assert tokens_of(second) == expected
+
+
 async def test_many_cancelled_clients_leave_nothing(service: Service, prompt: list[int]) -> None:
     async def cancelled(n: int) -> None:
         client = await service.client().open(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from flyspec.values.admin import DrafterInfo, SessionStatus
+from flyspec.values.admin import DrafterInfo, ModelInfo, SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.replicas import Pool, Replica
 
 INFO = SimpleNamespace(
-    drafters=(DrafterInfo("model", "model"),),
+    drafters=(DrafterInfo("model", "model", ModelInfo("draft", "", 1000, 256)),),
     sessions=SessionStatus(0, 16),
     max_speculative_tokens=1000,
 )

@@ -162,6 +162,9 @@ class DrafterSession(Session):
         drafts = tokens[len(token_ids) :]
         return DraftChunk(token_ids=drafts, origins=[Origin.EXACT_MODEL] * len(drafts))
 
+    async def propose_ahead(self, length, request) -> None:
+        """It does one thing at a time, and is asked again."""
+
 
 @dataclass
 class Scripted:

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 
 from flyspec.prefix import TokenSequence
-from flyspec.values.admin import DrafterInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance
 from orchestrator.fleet.breaker import Breaker
@@ -238,4 +237,4 @@ def test_the_names_are_those_of_the_registry():
     drafters, _ = registry("one", "two")
     assert [d.name for d in drafters.all] == ["one", "two"]
     assert isinstance(drafters.active.pool, type(pool_of(Draft("x"))))
-    assert DrafterInfo("model", "model") in drafters.active.pool.replicas[0].info.drafters
+    assert drafters.active.pool.replicas[0].info.drafters[0].name == "model"

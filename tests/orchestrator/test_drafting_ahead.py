@@ -1,0 +1,106 @@
+"""Drafting ahead: what follows a proposal is drafted while the target checks it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flyspec.rules import Rule
+from flyspec.values.rounds import DistributionSpec
+from orchestrator.generation.next_proposal import AHEAD, AHEAD_MEMORY
+from tests.orchestrator.fakes import Fakes, Offer, plan_of
+from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.world import World
+
+GOOD = World(agreement=1.0, tolerance=0.0, eos_share=0.0)
+
+
+def generation(world: World = GOOD, offer: Offer | None = None, **changes) -> Fakes:
+    plan = plan_of(**{"rule": Rule("exact"), "max_tokens": 80, **changes})
+    return Fakes(world, plan, TOKENIZER, window_size=0, offer=offer or Offer(1000))
+
+
+def text_of(world: World, plan) -> list[int]:
+    tokens = list(plan.prompt_token_ids)
+    for _ in range(plan.max_tokens):
+        tokens.append(world.own(tokens))
+    return tokens[len(plan.prompt_token_ids) :]
+
+
+async def run(fakes: Fakes) -> list:
+    """Its rounds with drafts; the text is that of plain decoding."""
+    rounds, final = [], []
+    async for round_, update in fakes.run():
+        rounds.append(round_)
+        final += [token.token_id for token in update.final]
+    assert final == text_of(fakes.world, fakes.plan)
+    return [round_ for round_ in rounds if round_.proposal.token_ids]
+
+
+async def test_where_all_stands_nobody_waits_for_the_drafter() -> None:
+    fakes = generation()
+    rounds = await run(fakes)
+    assert [r.proposal.ahead for r in rounds] == [False] + [True] * (len(rounds) - 1)
+    assert {len(r.proposal.token_ids) for r in rounds[:-1]} == {4}
+    # Every proposal was asked for once, the first one behind the prompt.
+    asked = [len(tokens) for tokens in fakes.draft.sequences.values()]
+    assert asked == [3, *(r.start + 4 for r in rounds[:-1])]
+    assert fakes.draft.opened == 1
+
+
+async def test_what_was_drafted_in_vain_is_not_asked_for_again_and_again() -> None:
+    world = replace(GOOD, agreement=0.2)
+    fakes = generation(world)
+    rounds = await run(fakes)
+    assert not any(r.proposal.ahead for r in rounds[1:3])
+    in_vain = len(fakes.draft.sequences) - len(rounds)
+    value, most = 1.0, 0
+    while value >= AHEAD:
+        value, most = value * AHEAD_MEMORY, most + 1
+    assert in_vain <= most + sum(r.verdict.num_accepted == 4 for r in rounds)
+
+
+@pytest.mark.parametrize("agreement", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("delay", [0, 7])
+async def test_a_wrong_guess_changes_nothing(agreement: float, delay: int) -> None:
+    fakes = generation(replace(GOOD, agreement=agreement), Offer(1000, delay))
+    rounds = await run(fakes)
+    for round_ in rounds:  # a proposal is what the drafter says there, asked ahead or not
+        prefix = fakes.verify.sequences[round_.request.round_id]
+        for token in round_.proposal.token_ids:
+            assert token == fakes.world.guess(prefix)
+            prefix = [*prefix, token]
+
+
+@pytest.mark.parametrize("kind", ["write", "read"])
+async def test_a_drafter_lost_meanwhile_is_opened_again(kind: str) -> None:
+    fakes = generation()
+    running = fakes.run()
+    for _ in range(3):
+        await anext(running)
+    fakes.draft.break_at(kind)
+    final = [t.token_id async for _, update in running for t in update.final]
+    assert final == text_of(GOOD, fakes.plan)[-len(final) :]
+    assert fakes.draft.opened == 2
+    assert [r.kind.name for r in fakes.recoveries.kept] == ["DRAFTER_REOPENED"]
+
+
+async def test_distributions_come_along() -> None:
+    fakes = generation(distribution=DistributionSpec())
+    rounds = await run(fakes)
+    assert sum(r.proposal.ahead for r in rounds) > 10
+    for round_ in rounds:
+        tokens = [token for (token,) in (d.token_ids for d in round_.proposal.distributions)]
+        assert tokens == list(round_.proposal.token_ids)
+
+
+async def test_a_drafter_with_a_limit_is_not_asked_for_more() -> None:
+    fakes = generation()
+    (replica,) = fakes.drafters.active.replicas
+    replica.info.max_speculative_tokens, before = 4, replica.info.max_speculative_tokens
+    try:
+        rounds = await run(fakes)
+    finally:
+        replica.info.max_speculative_tokens = before
+    assert not any(r.proposal.ahead for r in rounds)
