@@ -45,6 +45,7 @@ class RoundJudge:
             budget=round_.budget,
             exact_until_position=round_.exact_until_position,
             open_window=round_.open_window,
+            num_speculative_tokens=round_.num_speculative_tokens,
             draft_distributions=decode(
                 distributions,
                 drafts,

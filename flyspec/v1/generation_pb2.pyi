@@ -198,8 +198,8 @@ class Speculation(_message.Message):
     disable_loop_guard: _builtins.bool
     """Do not turn exact when the output repeats itself."""
     adaptive: _builtins.bool
-    """K adapts: each round drafts as many tokens as pay, none included. The rule's
-    window is that of K = 15 all the same. Not with num_speculative_tokens.
+    """K adapts: each round drafts as many tokens as pay, none included. It is judged
+    as if K were 15, a longer round as several. Not with num_speculative_tokens.
     """
     @_builtins.property
     def rule(self) -> _common_pb2.Rule:
@@ -207,8 +207,8 @@ class Speculation(_message.Message):
 
     @_builtins.property
     def num_draft_tokens_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The `num_draft_tokens_per_round` of an earlier completion, to repeat it; what
-        follows them adapts. Not with num_speculative_tokens.
+        """The `num_draft_tokens_per_round` of an earlier completion, to repeat it. If its
+        K was fixed, give num_speculative_tokens too; otherwise what follows adapts.
         """
 
     def __init__(
@@ -405,6 +405,7 @@ class GenerationRound(_message.Message):
     REMAINING_LOOSE_COST_NATS_FIELD_NUMBER: _builtins.int
     EXACT_UNTIL_POSITION_FIELD_NUMBER: _builtins.int
     OPEN_WINDOW_FIELD_NUMBER: _builtins.int
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     start_length: _builtins.int
     """Tokens of the sequence that it built on, prompt included."""
     drafter: _builtins.str
@@ -421,6 +422,8 @@ class GenerationRound(_message.Message):
     """What they could cost together, nats. Unset was without bound."""
     exact_until_position: _builtins.int
     """Positions before this one were judged exactly."""
+    num_speculative_tokens: _builtins.int
+    """Drafts that were judged together; see `VerifyRound`."""
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Drafted tokens; none in plain decoding, and where a window failed for want
@@ -449,10 +452,11 @@ class GenerationRound(_message.Message):
         remaining_loose_cost_nats: _builtins.float | None = ...,
         exact_until_position: _builtins.int = ...,
         open_window: _verify_pb2.OpenWindow | None = ...,
+        num_speculative_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "committed_length", b"committed_length", "decisions", b"decisions", "draft_token_ids", b"draft_token_ids", "drafter", b"drafter", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "next_token_id", b"next_token_id", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "start_length", b"start_length"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "committed_length", b"committed_length", "decisions", b"decisions", "draft_token_ids", b"draft_token_ids", "drafter", b"drafter", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "next_token_id", b"next_token_id", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "start_length", b"start_length"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

@@ -196,6 +196,7 @@ class RoundRecord:
     budget: Budget = field(default_factory=Budget)
     exact_until_position: int = 0
     open_window: OpenWindow | None = None
+    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,8 @@ class VerifyRound:
     """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`.
 
     `draft_survivals`, one a draft or none, are the chances that it is reached and accepted; of a
-    step that is too full the least likely drafts are left out. `traceparent` is that of the span
+    step that is too full the least likely drafts are left out. More than `num_speculative_tokens`
+    drafts are judged as several rounds of so many; 0: all as one. `traceparent` is that of the span
     that waits for the verdict; empty if it is not traced.
     """
 
@@ -240,6 +241,7 @@ class VerifyRound:
     open_window: OpenWindow | None = None
     traceparent: str = ""
     draft_survivals: Sequence[float] = ()
+    num_speculative_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ class RoundOutcome:
             budget=asked.budget,
             exact_until_position=asked.exact_until_position,
             open_window=asked.open_window,
+            num_speculative_tokens=asked.num_speculative_tokens,
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import Rule
+from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.speculation_length import (
     AUTO,
@@ -37,7 +37,8 @@ class GenerationPlan:
 
     `rule` is a preset with every parameter set. `loop_guard`: turn exact when the output repeats
     itself; never for a rule that loses nothing. With `adaptive`, K is at most
-    `num_speculative_tokens`, behind the rounds of `num_draft_tokens_per_round`. `logprobs`: most
+    `num_speculative_tokens`, behind the rounds of `num_draft_tokens_per_round`; more drafts than
+    `judged_k` are judged as several rounds of so many, 0: as one. `logprobs`: most
     likely tokens to tell the log-probabilities of, None for none at all. `distribution`: which of
     the draft's distributions the rule needs, None for none. `warnings` are for the caller.
     """
@@ -52,6 +53,7 @@ class GenerationPlan:
     rule: Rule
     num_speculative_tokens: int
     adaptive: bool
+    judged_k: int
     num_draft_tokens_per_round: Sequence[int]
     max_loose_tokens: int | None
     max_loose_cost_nats: float | None
@@ -111,8 +113,12 @@ def make_plan(
     # W is that of the K that was asked for, whatever a round drafts.
     rule = rules.resolve(given, requested(length))
     k = _num_speculative_tokens(options, length, max_draft_tokens, rules)
+    judged_k = 0
     if length == AUTO and not RULE_PRESETS[rule.name].token_exact:
-        k = min(k, REQUESTED_BY_AUTO)  # longer rounds would let more mismatches stand
+        # Longer rounds, of fewer bonuses, would let more mismatches stand.
+        judged_k = REQUESTED_BY_AUTO
+        if rule.window_scope is WindowScope.ACROSS_ROUNDS:
+            k = min(k, REQUESTED_BY_AUTO)
     check_ids("rule.guarded_token_ids", rule.guarded_token_ids, target.model)
     cost = options.max_loose_cost_nats
     if cost is not None and not 0 <= cost < math.inf:  # NaN too
@@ -139,6 +145,7 @@ def make_plan(
         rule=rule,
         num_speculative_tokens=k,
         adaptive=length == AUTO,
+        judged_k=judged_k,
         num_draft_tokens_per_round=options.num_draft_tokens_per_round,
         max_loose_tokens=limits.bound("max_loose_tokens", options.max_loose_tokens),
         max_loose_cost_nats=limits.bound("max_loose_cost_nats", cost),
@@ -185,14 +192,9 @@ def _sampling(
 def _length(options: GenerateOptions, settings: OrchestratorSettings) -> SpeculationLength:
     """K as it was asked for, or the server's; it adapts behind rounds that are given."""
     asked = options.num_speculative_tokens
-    if not options.num_draft_tokens_per_round:
-        return settings.num_speculative_tokens if asked is None else asked
-    if asked not in (None, AUTO):
-        raise InvalidArgumentError(
-            "speculation: num_speculative_tokens and num_draft_tokens_per_round are both given; "
-            "set one of them"
-        )
-    return AUTO
+    if asked is None:
+        return AUTO if options.num_draft_tokens_per_round else settings.num_speculative_tokens
+    return asked
 
 
 def _num_speculative_tokens(
@@ -201,6 +203,8 @@ def _num_speculative_tokens(
     """The most that a round drafts: what was asked for, or as far as the services go along."""
     ceiling = rules.limits.max_num_speculative_tokens
     most = max_draft_tokens if ceiling is None else min(max_draft_tokens, ceiling)
+    if options.num_draft_tokens_per_round and length != AUTO:
+        most = min(most, length)
     for index, k in enumerate(options.num_draft_tokens_per_round):
         if not 0 <= k <= most:
             raise InvalidArgumentError(

@@ -233,6 +233,7 @@ class Rounds:
             exact_until_position=exact,
             open_window=window,
             draft_survivals=self._pace.survivals(proposal),
+            num_speculative_tokens=plan.judged_k if proposal is not NOTHING else 0,
         )
 
     def _advance(

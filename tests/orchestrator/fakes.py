@@ -300,6 +300,7 @@ def plan_of(**changes) -> GenerationPlan:
         "rule": Rule("margin"),
         "num_speculative_tokens": 4,
         "adaptive": False,
+        "judged_k": 0,
         "num_draft_tokens_per_round": (),
         "max_loose_tokens": None,
         "max_loose_cost_nats": None,

@@ -81,8 +81,9 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         ignore_eos=False,
         drafter="",
         rule=resolve_rule(Rule("fly"), 15),
-        num_speculative_tokens=15,
+        num_speculative_tokens=MAX_DRAFT,
         adaptive=True,
+        judged_k=15,
         num_draft_tokens_per_round=(),
         max_loose_tokens=None,
         max_loose_cost_nats=None,
@@ -132,6 +133,7 @@ def test_every_field_is_taken(plan: Any) -> None:
         rule=resolve_rule(Rule("margin", margin_threshold=0.1, guarded_token_ids=(399,)), 4),
         num_speculative_tokens=4,
         adaptive=False,
+        judged_k=0,
         num_draft_tokens_per_round=(),
         max_loose_tokens=0,
         max_loose_cost_nats=0.0,
@@ -182,8 +184,8 @@ def test_every_field_is_taken(plan: Any) -> None:
             "speculation.num_draft_tokens_per_round[2] must be between 0 and 32, got 33",
         ),
         (
-            {"speculation": {"num_speculative_tokens": 4, "num_draft_tokens_per_round": [4]}},
-            "num_speculative_tokens and num_draft_tokens_per_round are both given; set one of them",
+            {"speculation": {"num_speculative_tokens": 4, "num_draft_tokens_per_round": [4, 5]}},
+            "speculation.num_draft_tokens_per_round[1] must be between 0 and 4, got 5",
         ),
         (
             {"speculation": {"adaptive": True, "num_speculative_tokens": 4}},
@@ -288,15 +290,27 @@ def test_the_window_comes_of_the_k_that_was_requested(plan: Any) -> None:
 def test_k_adapts_if_asked_to_or_behind_the_rounds_of_an_earlier_run(plan: Any) -> None:
     fixed = {"num_speculative_tokens": 4}
     made = plan(settings=fixed, speculation=speculation(adaptive=True))
-    assert (made.adaptive, made.num_speculative_tokens) == (True, 15)
-    assert made.rule == resolve_rule(Rule("fly"), 15)
+    assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
+    assert (made.rule, made.judged_k) == (resolve_rule(Rule("fly"), 15), 15)
     earlier = speculation(num_draft_tokens_per_round=[3, 0, 32])
     made = plan(settings=fixed, speculation=earlier)
-    assert (made.adaptive, made.num_speculative_tokens) == (True, 15)
+    assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
     assert [*made.num_draft_tokens_per_round] == [3, 0, 32]
-    assert made.rule == resolve_rule(Rule("fly"), 15)
+    assert (made.rule, made.judged_k) == (resolve_rule(Rule("fly"), 15), 15)
+    earlier = {"num_draft_tokens_per_round": [3, 0], "num_speculative_tokens": 4}
+    made = plan(speculation=earlier)
+    assert (made.adaptive, made.num_speculative_tokens, made.judged_k) == (False, 4, 0)
+    assert [*made.num_draft_tokens_per_round] == [3, 0]
+    across = {
+        "name": "margin",
+        "margin_threshold": 1.0,
+        "window_scope": "WINDOW_SCOPE_ACROSS_ROUNDS",
+    }
+    made = plan(speculation=speculation(adaptive=True, rule=across))
+    assert made.num_speculative_tokens == 15
     made = plan(speculation={"adaptive": True, "rule": {"name": "exact"}})
     assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
+    assert made.judged_k == 0
     made = plan(settings=fixed)
     assert (made.adaptive, made.num_speculative_tokens) == (False, 4)
     made = plan(settings={"num_speculative_tokens": "auto"}, speculation=speculation(**fixed))

@@ -75,7 +75,7 @@ def check(rule: str, scope: str | None, count: int, at_least: int) -> None:
     for tag in boundaries(rule, scope):
         assert tags[tag] >= at_least, f"{tag} occurred {tags[tag]} times"
     if rule not in ("exact", "rejection"):
-        assert tags["loose"] >= count / 5
+        assert tags["loose"] >= count / 6  # random, which also rejects matches, has 19 %
 
 
 @pytest.mark.parametrize(("rule", "scope"), RULES)

@@ -46,6 +46,7 @@ def judge(
     open_window: OpenWindow | None = None,
     draft_distributions: Distributions | None = None,
     history: History | None = None,
+    num_speculative_tokens: int = 0,
 ) -> Verdict:
     """Decide which of K drafted tokens stand, given the target's raw logits [K + 1, V].
 
@@ -68,6 +69,11 @@ def judge(
 
     A window that `rule` leaves to its preset comes of the K that is requested by default, whatever
     this round's: 6 for `fly`.
+
+    More than `num_speculative_tokens` drafts, if not 0, are judged as several rounds of so many, in
+    a row: where the bonus between two of them would be, only the target's own token stands, and no
+    window within a round reaches beyond. So the text does not depend on how many such rounds are
+    drafted at once. Windows across rounds have no use for it.
 
     `rejection` at temperature > 0 accepts with probability p / q and knows neither guards nor
     budgets. It and the fuzzy rules need `draft_distributions`, K rows. `history` is the sequence
@@ -104,7 +110,7 @@ def judge(
         if parts.window.across_rounds:
             window = AcrossRounds(parts.window.following, start_position, open_window)
         else:
-            window = WithinRound(parts.window, start_position, seen.matches)
+            window = WithinRound(parts.window, start_position, seen.matches, num_speculative_tokens)
         guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
         referee = Referee(round_, seen, parts.criterion, window, guard, Purse(budget), exact_until)
         end = _walk(referee, window, eos_token_ids)

@@ -16,7 +16,8 @@ from verify_service.rules.window import WindowWalk
 class Referee:
     """Applies criterion, guard and budget at one position after the other, cheapest test first.
 
-    Indices before `exact_until` are judged exactly, and so is everything once the purse is spent.
+    Judged exactly: indices before `exact_until`, those where a bonus would be, and everything once
+    the purse is spent.
     """
 
     round: Round
@@ -32,7 +33,7 @@ class Referee:
         draft, own = self.round.drafts[index], self.seen.own[index]
         if draft == own and not self.criterion.judges_matches:
             return Decision(Outcome.EXACT, draft)
-        exactly = index < self.exact_until or self.purse.spent
+        exactly = index < self.exact_until or self.purse.spent or self.window.is_bonus(index)
         if draft == own or (self.seen.matches[index] and not exactly):
             return self._match(index, exactly)
         gap = self.seen.gap(index)

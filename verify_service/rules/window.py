@@ -55,6 +55,9 @@ class WindowWalk(Protocol):
     def allows(self, index: int) -> bool:
         """Whether a mismatch at this index (from 0) may stand, as far as windows are concerned."""
 
+    def is_bonus(self, index: int) -> bool:
+        """Whether a round ends before this index: there, only the target's own token stands."""
+
     def passed(self, index: int, decision: Decision) -> None:
         """The draft at this index stands, as a match or loosely."""
 
@@ -64,18 +67,28 @@ class WindowWalk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WithinRound:
-    """Looks ahead in the round, so that what it allows is allowed for good."""
+    """Looks ahead in the round, so that what it allows is allowed for good.
+
+    A round has `length` drafts, and a bonus before the next one; 0: it has all of them.
+    """
 
     window: Window
     start_position: int
     matches: Sequence[bool]
+    length: int = 0
 
     def allows(self, index: int) -> bool:
-        """Whether enough positions follow, and match."""
-        window = self.window
-        if index + 1 + window.reach > len(self.matches):
+        """Whether enough positions follow in the round, and match."""
+        window, end = self.window, len(self.matches)
+        if self.length:
+            end = min(end, index - index % (self.length + 1) + self.length)
+        if index + 1 + window.reach > end:
             return False
-        return all(self.matches[index + 1 : index + 1 + window.following])
+        return all(self.matches[index + 1 : min(end, index + 1 + window.following)])
+
+    def is_bonus(self, index: int) -> bool:
+        """Whether a round ends before this index."""
+        return self.length > 0 and index % (self.length + 1) == self.length
 
     def passed(self, index: int, decision: Decision) -> None:
         """Changes nothing."""
@@ -100,6 +113,10 @@ class AcrossRounds:
     def allows(self, index: int) -> bool:
         """Whether no window is open; a mismatch in an open one fails it."""
         return self._open is None
+
+    def is_bonus(self, index: int) -> bool:
+        """Windows do not end with a round."""
+        return False
 
     def passed(self, index: int, decision: Decision) -> None:
         """Count a match towards the open window; open one for a loose token."""
