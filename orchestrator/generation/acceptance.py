@@ -1,27 +1,32 @@
 """How likely drafts are accepted: position by position, by evidence that fades. Pure.
 
-A text changes from predictable to not and back, so what happened last counts most. A position that
-was seldom reached is taken for as good as all are on average.
+A text changes from predictable to not and back, so what happened last counts most. Texts differ,
+too: drafts that many others have been accepted before are accepted more often than the first ones.
+So a position that was seldom reached is taken for what it was in other texts, as far as this one is
+as good as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-FADE = 0.97
-"""What a token's evidence is worth when another one has been seen: about 33 count."""
+FADE, SHARED_FADE = 0.97, 0.999
+"""What a token's evidence is worth when another one has been seen: about 33 count of a text, and
+1000 of all."""
 PRIOR_TOKENS = 4.0
 """Tokens of evidence that the beginning is worth, on average and then at each position."""
 
 
-class Acceptance:
-    """Of one generation; `prior` is the share of drafts accepted that it begins with."""
+class SharedAcceptance:
+    """Of many generations; `prior` is the share of drafts accepted before anything is known."""
 
-    def __init__(self, prior: float, most: int) -> None:
-        self._reached = [0.0] * most
-        self._accepted = [0.0] * most
+    def __init__(self, prior: float, most: int, fade: float = SHARED_FADE) -> None:
+        self._reached = [PRIOR_TOKENS] * most
+        self._accepted = [PRIOR_TOKENS * prior] * most
         self._all, self._good = PRIOR_TOKENS, PRIOR_TOKENS * prior
+        self._fade = fade
         self.num_seen = 0
         """Tokens of evidence so far."""
 
@@ -29,7 +34,7 @@ class Acceptance:
         """A round's drafts were checked; the first ones stand."""
         reached, accepted = self._reached, self._accepted
         seen = min(num_drafts, num_accepted + 1, len(reached))
-        fade = FADE**seen
+        fade = self._fade**seen
         for position in range(len(reached)):
             reached[position] *= fade
             accepted[position] *= fade
@@ -39,9 +44,23 @@ class Acceptance:
             accepted[position] += 1.0
         self.scored(seen, min(seen, num_accepted))
 
+    def followed(self, accepted: Sequence[bool]) -> None:
+        """Whether tokens of plain decoding would have been accepted, one behind the other.
+
+        That is as rounds would have gone which ended at each that would not.
+        """
+        run = 0
+        for good in accepted:
+            run += good
+            if not good or run == len(self._reached):
+                self.checked(len(self._reached), run)
+                run = 0
+        if run:
+            self.checked(run, run)
+
     def scored(self, num_tokens: int, num_good: float) -> None:
-        """Tokens of plain decoding, so many of which would have been accepted if drafted."""
-        fade = FADE**num_tokens
+        """So many tokens have been seen, so many of which were accepted."""
+        fade = self._fade**num_tokens
         self._all = self._all * fade + num_tokens
         self._good = self._good * fade + num_good
         self.num_seen += num_tokens
@@ -51,17 +70,28 @@ class Acceptance:
         """Share of drafts accepted, on average, of those that were reached."""
         return self._good / self._all
 
+    def at(self, position: int) -> float:
+        """Share of the drafts accepted that were reached at a position, counted from 0."""
+        usual = PRIOR_TOKENS * self.mean
+        return (self._accepted[position] + usual) / (self._reached[position] + PRIOR_TOKENS)
+
+
+class Acceptance(SharedAcceptance):
+    """Of one generation, which begins as `others` were."""
+
+    def __init__(self, others: SharedAcceptance, most: int) -> None:
+        super().__init__(others.mean, most, FADE)
+        self._reached, self._accepted = [0.0] * most, [0.0] * most
+        self._others = others
+
+    def at(self, position: int) -> float:
+        """Share of the drafts accepted that were reached at a position, counted from 0."""
+        others = self._others
+        # Of drafts that are refused, this text has so many times as many as the others.
+        ratio = (1.0 - self.mean) / max(1e-9, 1.0 - others.mean)
+        usual = PRIOR_TOKENS * (1.0 - min(1.0, ratio * (1.0 - others.at(position))))
+        return (self._accepted[position] + usual) / (self._reached[position] + PRIOR_TOKENS)
+
     def survivals(self, count: int) -> list[float]:
         """For each of the first positions, the chance to be reached and accepted."""
-        usual = PRIOR_TOKENS * self.mean
-        return list(
-            accumulate(
-                (
-                    (accepted + usual) / (reached + PRIOR_TOKENS)
-                    for accepted, reached in zip(
-                        self._accepted[:count], self._reached[:count], strict=True
-                    )
-                ),
-                mul,
-            )
-        )
+        return list(accumulate(map(self.at, range(count)), mul))

@@ -1,7 +1,7 @@
 """K adapts: each round drafts as many tokens as pay under its rule, none included. Pure.
 
-Generations begin with plain decoding, so that the first token waits for no drafter. Meanwhile the
-drafter follows the text and is asked what it would have said and what it says next. Once drafts
+Generations begin with plain decoding, so that the first token waits for no drafter. After a while
+the drafter follows the text and is asked what it would have said and what it says next. Once drafts
 promise more tokens a second than plain decoding gives, rounds draft; when the rounds themselves
 show that they do not, decoding is plain again, longer each time. What finding out costs is taken
 from an allowance, which is a share of the time of plain decoding and what drafts have saved.
@@ -26,9 +26,10 @@ SEED_ROUNDS = 2.0
 """Rounds that the promise counts for when the first ones are measured."""
 SLOWER = 0.8
 """What rounds before the last one count in the measured speed."""
-FIRST_REST, LONGEST_REST = 32, 128
-"""Tokens of plain decoding before the drafter is asked again; doubles while it does not pay."""
-FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 4
+SHORT_REST, FIRST_REST, LONGEST_REST = 8, 32, 128
+"""Tokens of plain decoding before the drafter is asked again: where too little was found out, and
+where it does not pay; that doubles."""
+FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 8
 """Drafts that tell something: as many as the allowance is for, within these bounds."""
 FOLLOWING_SHARE = 0.02
 """Of the time of plain decoding, what may be spent on finding out whether drafts pay."""
@@ -38,6 +39,8 @@ DEARER, DEAREST = 0.25, 4.0
 """How much dearer a question gets with every one before it that was in vain, and at most."""
 READING_COST_NS = 5_000_000
 """The most that counts of it where the drafter read the prompt besides, as the target does."""
+ENDING_NS = 6_000_000
+"""The most of the first round's time that plain decoding took to end."""
 CAUGHT_UP = 0.5
 """Of a round's time outside both models, what it takes when its drafts are there already."""
 HOPE = [0.985**k for k in range(1, 33)]
@@ -55,12 +58,12 @@ class AdaptivePace:
         self._experience, self._rule, self._most = experience, rule, most
         self._drafter = experience.with_drafter(drafter, rule)
         self._exact = RULE_PRESETS[rule].token_exact
-        self._acceptance = Acceptance(self._drafter.acceptance.value, most)
-        self._turn = NextRound(0)
+        self._acceptance = Acceptance(self._drafter.acceptance, most)
         self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
-        self._rest = 0
-        self._begun = self._read = self._asked = False
+        self._rest = FIRST_REST
+        self._begun = self._read = self._asked = self._entered = False
         self._saved_ns = self._saved_before_ns = 0
+        self._turn = NextRound(0)
 
     @property
     def repeats(self) -> bool:
@@ -80,25 +83,43 @@ class AdaptivePace:
         """Learn; go on, with another K perhaps, or decode plainly from here on."""
         experience, verdict = self._experience, round_.verdict
         if not verdict.decisions:
-            # The first token's time is the prompt's; behind a drafter that had nothing, its. Beside
-            # one that follows, the target may be slower.
-            if self._begun and not self._turn.num_drafts and not self._asked:
-                experience.decoded(round_.num_emitted, round_.round_ns)
-                experience.stepped(1, verdict.timings.forward_ns // max(1, round_.num_emitted))
-            self._begun = True
-            share = FOLLOWING_SHARE / max(1, experience.running)
-            self._drafter.earn(share * round_.round_ns)
-            if self._turn.num_drafts:
-                self._measure(round_)
+            self._decoded(round_)
             return
+        self._begun = True
         self._take(round_.proposal.drafter)
-        self._drafter.checked(round_.proposal, verdict, round_.round_ns)
+        usual_ns = self._usual_ns(round_)
+        self._drafter.checked(round_.proposal, verdict, usual_ns)
         experience.stepped(len(verdict.decisions) + 1, verdict.timings.forward_ns)
         self._acceptance.checked(len(verdict.decisions), verdict.num_accepted)
         saved_ns = int(round_.num_emitted * experience.plain_ns - round_.round_ns)
         self._saved_ns += saved_ns
         self._drafter.earn(saved_ns)
-        self._measure(round_)
+        self._measure(round_._replace(round_ns=usual_ns))
+
+    def _usual_ns(self, round_: CheckedRound) -> int:
+        """What the round would have taken behind another one.
+
+        The first one also ends plain decoding, which tells nothing of those behind it.
+        """
+        entered, self._entered = self._entered, False
+        if not entered:
+            return round_.round_ns
+        usual_ns = int(self._round_ns(len(round_.proposal.token_ids)))
+        return min(round_.round_ns, max(usual_ns, round_.round_ns - ENDING_NS))
+
+    def _decoded(self, round_: CheckedRound) -> None:
+        """Tokens of plain decoding have come."""
+        experience, begun = self._experience, self._begun
+        self._begun = True
+        self._drafter.earn(FOLLOWING_SHARE / max(1, experience.running) * round_.round_ns)
+        if not begun:
+            return  # its time is the prompt's
+        if self._turn.num_drafts:  # the drafter had nothing, or was late
+            self._measure(round_)
+        elif not self._asked:  # or the target may be slower beside the drafter
+            forward_ns = round_.verdict.timings.forward_ns
+            experience.decoded(round_.num_emitted, round_.round_ns)
+            experience.stepped(1, forward_ns // max(1, round_.num_emitted))
 
     def _measure(self, round_: CheckedRound) -> None:
         """Whether rounds with drafts are still worth it, and with how many."""
@@ -145,15 +166,17 @@ class AdaptivePace:
         agreements = proposal.agreements
         if not agreements:
             agreements = [True] * overtaken.num_matched + [False] * overtaken.missed
-        num_agreed = sum(agreements)
-        loose = (len(agreements) - num_agreed) * drafter.loosening.value
-        self._acceptance.scored(len(agreements), num_agreed + loose)
+        accepted = drafter.would_accept(agreements)
+        self._acceptance.followed(accepted)
+        drafter.acceptance.followed(accepted)
         k, promised = self._best()
         enough = promised * self._experience.plain_ns > ENTER
         if k and enough and self._acceptance.num_seen >= EVIDENCE:
             self._enter(k, promised)
         elif sure := self._sure_of(overtaken):
             self._enter(len(proposal.token_ids), sure)
+        elif self._acceptance.num_seen < EVIDENCE:
+            self._rest = SHORT_REST
         elif not enough:
             self._stop()
 
@@ -175,12 +198,13 @@ class AdaptivePace:
         return num_tokens / usual_ns if pays else 0.0
 
     def _enter(self, k: int, promised: float) -> None:
-        """Draft from here on; the promise counts as if some rounds had kept it."""
+        """Draft from here on; the promise, tokens a ns, counts as if some rounds had kept it."""
         self._drafter.num_in_vain = 0
         self._time_ns = SEED_ROUNDS * self._round_ns(k)
         self._tokens = promised * self._time_ns
         self._turn = self._drafting(k, promised)
         self._saved_before_ns = self._saved_ns
+        self._entered = True
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
         """By the drafter's confidence where it has any, else by what was accepted before."""

@@ -10,21 +10,25 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.speculation_length import MOST_BY_AUTO
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk, Outcome, Verdict
+from orchestrator.generation.acceptance import SharedAcceptance
 
 MEMORY = 0.8
 """What an observation is worth when another one has been made."""
 MOST_SHARING, MOST_ROWS = 128, 256
 """Generations in a step, and its rows, that are told from more."""
-PLAIN_MEMORY, OVERHEAD_MEMORY = 0.995, 0.9
+PLAIN_MEMORY, OVERHEAD_MEMORY = 0.99, 0.9
 """The same of a token of plain decoding, and of a round outside the models."""
 OVERHEAD_PRIOR = 3.0
-"""Rounds that the beginning is worth; the very first one, which warms all up, is left out."""
+"""Rounds that the beginning is worth."""
 START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
 """What may be spent on finding out whether drafts pay: to begin with, and saved up at most. What
 was spent beyond is paid back, this much of it."""
+LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
+"""What a draft that differs is worth when another one has been seen, and how many the beginning."""
 SHARPNESS_STEP = 0.05
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.05, 4.0
 
@@ -46,7 +50,7 @@ class Recent:
         """Whether there was an observation, or a prior."""
         return self._count > 0
 
-    def observe(self, amount: float, count: int = 1, weight: int = 1) -> None:
+    def observe(self, amount: float, count: float = 1, weight: int = 1) -> None:
         """Take in the amount of so many; as `weight` observations."""
         fade = self._memory**weight
         self._amount = self._amount * fade + amount
@@ -57,22 +61,21 @@ class Recent:
 class DrafterExperience:
     """With one drafter under one rule.
 
-    `acceptance` is the share of drafts that stand, of those reached; `loosening` that of the drafts
-    accepted although they differ. A draft that the drafter gives the probability c stands with
+    `acceptance` is of its drafts in all texts; `loosening` the share accepted of drafts that
+    differ. A draft that the drafter gives the probability c stands with
     about c ** `sharpness`. `overhead_ns` is of a round outside both models, `draft_ns` of a token.
     `allowance_ns` is what may be spent now on finding out whether drafts pay: below 0, nothing;
     `num_in_vain` is how often in a row that was done and they did not.
     """
 
     def __init__(self, lossy: bool = False) -> None:
-        self.acceptance = Recent(0.8)
-        self.loosening = Recent(0.5 if lossy else 0.0)
+        self.acceptance = SharedAcceptance(0.8, MOST_BY_AUTO)
+        self.loosening = Recent(0.5 * lossy, LOOSENING_MEMORY, LOOSENING_PRIOR)
         self.overhead_ns = Recent(2e6, OVERHEAD_MEMORY, OVERHEAD_PRIOR)
         self.draft_ns = Recent(0.0)
         self.allowance_ns = START_ALLOWANCE_NS
         self.num_in_vain = 0
         self.sharpness = 1.0
-        self._warm = False
 
     def earn(self, duration_ns: float) -> None:
         """Allow so much more to be spent; less than 0 has been spent."""
@@ -85,15 +88,13 @@ class DrafterExperience:
         if timings.service_ns:  # or it is the rest of what a follower proposed
             self.draft_ns.observe(timings.model_ns, drafted + proposal.ahead)
             rest = round_ns - timings.model_ns - verdict.timings.forward_ns
-            if self._warm:
-                self.overhead_ns.observe(max(0, rest))
-            self._warm = True
+            self.overhead_ns.observe(max(0, rest))
         outcomes = [decision.outcome for decision in verdict.decisions]
         for outcome in outcomes:
             if outcome in (Outcome.LOOSE, Outcome.PROVISIONAL, Outcome.REJECTED):
                 self.loosening.observe(outcome is not Outcome.REJECTED)
         accepted = verdict.num_accepted
-        self.acceptance.observe(accepted, min(accepted + 1, len(outcomes)))
+        self.acceptance.checked(len(outcomes), accepted)
         chances = self.survivals(proposal.confidences[: len(outcomes)])
         if chances and not verdict.failed:
             surplus = (sum(chances) - accepted) / len(chances)
@@ -115,6 +116,18 @@ class DrafterExperience:
         if (rest := max(0, asked_ns - timings.model_ns)) < self.overhead_ns.value:
             self.overhead_ns.observe(rest)
 
+    def would_accept(self, agreements: Sequence[bool]) -> list[bool]:
+        """Whether tokens would have been accepted, that the drafter agreed with or not.
+
+        Of those that differ as many as were accepted lately, spread evenly.
+        """
+        accepted, owed = [], 0.5
+        for agreed in agreements:
+            owed += 0.0 if agreed else self.loosening.value
+            accepted.append(agreed or owed >= 1.0)
+            owed -= not agreed and owed >= 1.0
+        return accepted
+
     def survivals(self, confidences: Sequence[float]) -> list[float]:
         """The chance of each token of a proposal to be reached and accepted."""
         loosening = self.loosening.value
@@ -135,7 +148,7 @@ class Experience:
     def __init__(self, step_costs: Sequence[MeasuredStep] = ()) -> None:
         costs = StepCosts(step_costs)
         self._costs = [costs(rows) for rows in range(MOST_ROWS)]
-        self._scale = Recent(1.0)
+        self._scale, self._cold_ns = Recent(1.0), Recent(0.0)
         self._plain_ns = Recent(0.0, PLAIN_MEMORY)
         self._drafters: dict[tuple[str, str], DrafterExperience] = {}
         self.running = 0
@@ -164,7 +177,11 @@ class Experience:
     def stepped(self, num_rows: int, forward_ns: int) -> None:
         """The target took so long for a round of so many rows; of a shared step nobody can tell."""
         if self.running == 1 and num_rows < MOST_ROWS:
-            self._scale.observe(forward_ns, max(1, int(self._costs[num_rows])))
+            cost = self._costs[num_rows]
+            if num_rows == 1:
+                self._scale.observe(forward_ns, max(1, int(cost)))
+            else:
+                self._cold_ns.observe(forward_ns - self._scale.value * cost)
 
     @property
     def plain_ns(self) -> float:
@@ -180,4 +197,6 @@ class Experience:
         sharing = min(max(1, self.running), MOST_SHARING)
         alone = self._costs[sharing]
         longer = self._costs[min(sharing + num_drafts, MOST_ROWS - 1)] - alone
-        return max(1.0, self._scale.value * (alone + sharing * longer))
+        # Between two rounds the processor does other things, between tokens of plain decoding none.
+        cold_ns = self._cold_ns.value if num_drafts else 0.0
+        return max(1.0, self._scale.value * (alone + sharing * longer) + cold_ns)

@@ -116,8 +116,11 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             self._outdated, self._ahead = self._ahead.round_id, None
 
     async def _propose(self, tokens: Sequence[int], request: DraftAdvance) -> DraftChunk:
-        opens, round_id = self._call is None, request.round_id
-        await self._begin(tokens)
+        round_id = request.round_id
+        if self._call is None:
+            # Of what it reads at first it may be asked too, as far as that is no prompt.
+            output = len(tokens) - (self._open.prompt_length or len(tokens))
+            await self._begin(tokens[: len(tokens) - min(MAX_SCORED, output)])
         keep = self._synced + num_same(self._proposed, tokens[self._synced :])
         appended = tokens[keep:]
         request = replace(
@@ -125,7 +128,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             keep_length=keep,
             append_token_ids=appended,
             traceparent=self._correlation.waits_for("draft", round_id),
-            score=request.score and not opens and 0 < len(appended) <= MAX_SCORED,
+            score=request.score and 0 < len(appended) <= MAX_SCORED,
         )
         self._synced, self._proposed = len(tokens), ()
         await self._send(request)

@@ -17,6 +17,7 @@ from flyspec.cli.stack import DEMO_MODELS, StackOptions
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.ranges import Range
+from flyspec.speculation_length import SpeculationLength, requested
 
 if TYPE_CHECKING:
     from flyspec.bench.pair import PairOptions, PairSample
@@ -47,7 +48,7 @@ def bench_pair(
     problems: Annotated[int, Flag("Number of fresh word problems.", min=1)] = 4,
     problem_seed: measuring.ProblemSeed = 7,
     drafter: measuring.Drafter = "",
-    num_speculative_tokens: measuring.K = 15,
+    num_speculative_tokens: measuring.KOrAuto = 15,
     max_tokens: measuring.MaxTokens = 64,
     repeats: Annotated[int, Flag("Runs of each prompt and mode, after one that is not counted.",
                                  min=1)] = 3,
@@ -159,13 +160,15 @@ class _Pair:
                 stack = replace(stack, draft_model=str(model))
             yield stack
 
-    async def cost_ratio(self, target_layers: int, draft_layers: int, k: int) -> float:
+    async def cost_ratio(
+        self, target_layers: int, draft_layers: int, length: SpeculationLength
+    ) -> float:
         """A verify step over a draft step in a few generations of the padded pair."""
         from flyspec.bench.conditions import Condition
         from flyspec.bench.pair import PairOptions, report
         from flyspec.rules import Rule
 
-        options = PairOptions((Condition("exact", Rule("exact")),), k, repeats=2)
+        options = PairOptions((Condition("exact", Rule("exact")),), requested(length), repeats=2)
         with self.padded(target_layers, draft_layers) as stack:
             samples = await _measure(stack, _Drafts(), _Problems(2, 1), options)
         ratio = report(samples)[-1].cost_ratio

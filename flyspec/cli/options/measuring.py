@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from flyspec.flags import Dtype, Flag, flags_of
+from flyspec.speculation_length import SpeculationLength, read_speculation_length
 from flyspec.values.generation import GenerateOptions
 from flyspec.values.tokens import SamplingParams
 
@@ -33,6 +34,10 @@ Chat = Annotated[bool | None, Flag(
     "Ask an assistant.", default="questions are asked, code is continued",
 )]  # fmt: skip
 K = Annotated[int, Flag("K: maximum drafted tokens per round.", min=1)]
+KOrAuto = Annotated[SpeculationLength, Flag(
+    "K: maximum drafted tokens per round; auto drafts as many as pay.",
+    metavar="INTEGER|auto", read=read_speculation_length,
+)]  # fmt: skip
 Ks = Annotated[str, Flag(
     "K: maximum drafted tokens per round, or auto for the server's choice; with several, as in "
     "auto,0,4,8, each is measured, and the best fixed one of each prompt, chosen with hindsight.",
