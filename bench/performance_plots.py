@@ -67,7 +67,7 @@ def _panels(shown: Mapping[str, Sequence[Group]], path: Path) -> None:
         axes = figure.subplots(1, len(shown), squeeze=False)[0]
         for ax, (base, groups) in zip(axes, shown.items(), strict=True):
             _panel(ax, base, groups)
-        axes[0].legend(loc="best")
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
 
     save(path, (min(14.0, 3.2 + 3.6 * len(shown)), 1.3 + _INCHES_A_GROUP * rows), draw)
 

@@ -59,7 +59,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
                 while (request := await rpc.in_time(reading, idle_s)) is not None:
                     # Read on at once: the next request ends this one's proposal.
                     reading = self._read_on(context)
-                    reading.add_done_callback(partial(self._interrupt, session))
+                    reading.add_done_callback(partial(self._interrupt, session, request))
                     last_round_id = await self._propose(session, request, last_round_id, context)
             finally:
                 reading.cancel()
@@ -110,10 +110,15 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         """The client's next message on its way: as long as it is answered, without a limit."""
         return asyncio.ensure_future(self._read(context, None))
 
-    def _interrupt(self, session: ClientSession, reading: asyncio.Future[Any]) -> None:
-        """End the proposal at hand if another is asked for; the end of the stream ends none."""
+    def _interrupt(
+        self,
+        session: ClientSession,
+        request: DraftOpen | DraftAdvance,
+        reading: asyncio.Future[Any],
+    ) -> None:
+        """End the answer to a request if another has come; the end of the stream ends none."""
         if not reading.cancelled() and reading.exception() is None and reading.result():
-            session.interrupt()
+            session.interrupt(request)
 
     async def _read(self, context: Any, timeout_s: float | None) -> DraftOpen | DraftAdvance | None:
         """The client's next message, None at the end. Raises `IdleTimeoutError`."""

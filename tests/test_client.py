@@ -23,7 +23,7 @@ from flyspec.client import (
 )
 from flyspec.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from flyspec.rules import Rule
-from flyspec.speculation_length import REQUESTED_BY_AUTO
+from flyspec.speculation_length import MOST_BY_AUTO
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.tiny import make_model
 from tests.waiting import idle
@@ -58,7 +58,7 @@ async def test_events_come_in_order_and_add_up(client: Client) -> None:
     assert isinstance(completion, Completion)
     assert started.rule.name == "fly"
     assert started.rule.fly_window_size is not None
-    assert (started.num_speculative_tokens, started.adaptive) == (REQUESTED_BY_AUTO, True)
+    assert (started.num_speculative_tokens, started.adaptive) == (MOST_BY_AUTO, True)
     tokens = 0
     for chunk in chunks:
         assert isinstance(chunk, Chunk)

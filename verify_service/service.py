@@ -73,7 +73,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 while (request := await rpc.in_time(reading, idle_s)) is not None:
                     # Read on at once: the next round may come to end this one.
                     reading = self._read_on(context, inbox)
-                    reading.add_done_callback(partial(self._interrupt, session))
+                    reading.add_done_callback(partial(self._interrupt, session, request[0]))
                     await self._answer(session, *request, context)
         finally:
             reading.cancel()
@@ -85,10 +85,12 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """The client's next round on its way: as long as a round is under way, without a limit."""
         return asyncio.ensure_future(self._next(context, inbox))
 
-    def _interrupt(self, session: TargetSession, reading: asyncio.Future[Any]) -> None:
-        """End the round at hand if another has come; the end of the stream ends none."""
+    def _interrupt(
+        self, session: TargetSession, round_: VerifyRound, reading: asyncio.Future[Any]
+    ) -> None:
+        """End a round if another has come; the end of the stream ends none."""
         if not reading.cancelled() and reading.exception() is None and reading.result():
-            self._engine.interrupt(session)
+            self._engine.interrupt(session, round_)
 
     async def _answer(
         self,

@@ -66,8 +66,10 @@ class TargetSession:
     logprobs: int | None = None
     slot: int | None = None
     cached: int = 0
+    answered: VerifyRound | None = None
+    """The last round that was asked for."""
     interrupted: bool = False
-    """The next round is there: plain decoding ends."""
+    """The one behind it is there: plain decoding ends."""
 
     @property
     def draws_plainly(self) -> bool:

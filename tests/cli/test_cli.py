@@ -146,7 +146,7 @@ async def test_port_in_use_is_found_before_models_are_loaded(models: list[str]) 
 async def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> None:
     result = await flyspec(
         "generate", "--address", stack.address, "--json", "--max-tokens", "6",
-        "--num-speculative-tokens", "3", "--concurrency", "3",
+        "--num-speculative-tokens", "8", "--concurrency", "3",
         stdin="The cat\n\nthe dog\nthe log\nThe cat\n",
     )  # fmt: skip
     assert result.code == 0

@@ -30,7 +30,7 @@ from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
 from flyspec.v1 import draft_pb2
 from flyspec.values.admin import DraftServiceInfo
-from flyspec.values.rounds import DistributionSpec, DraftOpen
+from flyspec.values.rounds import DistributionSpec, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.waiting import until
 
@@ -315,6 +315,25 @@ async def test_the_next_request_ends_a_proposal(
             second.append(await client.read())
         assert {chunk.round_id for chunk in second} == {2}
         assert tokens_of(second) == expected
+
+
+async def test_the_last_request_is_answered_in_full(service: Service) -> None:
+    """Whenever it comes: while the one before is answered, or just when that is over."""
+    fresh = await service.client().open([1, 2, 3])
+    expected = tokens_of(await fresh.advance(3, max_tokens=6))
+    client = await service.client().open([1, 2])
+    for number in range(300):
+        await client.send(2, max_tokens=4)
+        await asyncio.sleep(0.0001 * (number % 40))
+        await client.send(2, [3], max_tokens=6)
+        found: list[DraftChunk] = []
+        for _ in range(2):
+            found = [await client.read()]
+            while not found[-1].last:
+                found.append(await client.read())
+        assert tokens_of(found) == expected
+    fresh.call.cancel()
+    client.call.cancel()
 
 
 async def test_many_cancelled_clients_leave_nothing(service: Service, prompt: list[int]) -> None:
