@@ -191,6 +191,7 @@ class _Retold:
             budget=record.budget,
             exact_until_position=record.exact_until_position,
             open_window=self._state.window,
+            num_speculative_tokens=record.num_speculative_tokens,
         )
         answer = await self._engine.submit(self._session, round_).get()
         if isinstance(answer, Exception):
