@@ -133,8 +133,7 @@ def round_lines(spans: Sequence[TracedSpan], trace_ids: Iterable[str]) -> list[R
     """The rounds with drafts of these traces, but for each one's first, which reads the prompt.
 
     A round begins where the one before ended; what was drafted ahead by then has taken no time of
-    it. Rounds of several proposals or verdicts, or without a
-    span of a service, are left out.
+    it. Rounds of several proposals or verdicts, or without a span of a service, are left out.
     """
     wanted = set(trace_ids)
     below: dict[str, list[TracedSpan]] = defaultdict(list)

@@ -42,7 +42,9 @@ class SharedAcceptance:
             reached[position] += 1.0
         for position in range(min(seen, num_accepted)):
             accepted[position] += 1.0
-        self.scored(seen, min(seen, num_accepted))
+        self._all = self._all * fade + seen
+        self._good = self._good * fade + min(seen, num_accepted)
+        self.num_seen += seen
 
     def followed(self, accepted: Sequence[bool]) -> None:
         """Whether tokens of plain decoding would have been accepted, one behind the other.
@@ -57,13 +59,6 @@ class SharedAcceptance:
                 run = 0
         if run:
             self.checked(run, run)
-
-    def scored(self, num_tokens: int, num_good: float) -> None:
-        """So many tokens have been seen, so many of which were accepted."""
-        fade = self._fade**num_tokens
-        self._all = self._all * fade + num_tokens
-        self._good = self._good * fade + num_good
-        self.num_seen += num_tokens
 
     @property
     def mean(self) -> float:
