@@ -49,14 +49,20 @@ async def test_sigterm_drains():
         Client(stack.address) as client,
         AdminClient(stack.admin_address) as admin,
     ):
-        tasks = [asyncio.create_task(client.complete("import os\n", LONG)) for _ in range(5)]
+        # Held, so that nothing ends, however fast the model is, before the rest has been refused.
+        target, orchestrator = stack.services["verify"], stack.services["orchestrator"]
+        target.send(signal.SIGSTOP)
+        try:
+            tasks = [asyncio.create_task(client.complete("import os\n", LONG)) for _ in range(5)]
 
-        async def three_wait() -> bool:
-            return (await admin.status()).waiting_generations == 3
+            async def three_wait() -> bool:
+                return (await admin.status()).waiting_generations == 3
 
-        await until(three_wait)
-        orchestrator = stack.services["orchestrator"]
-        orchestrator.send(signal.SIGTERM)
+            await until(three_wait)
+            orchestrator.send(signal.SIGTERM)
+            await until(lambda: sum(task.done() for task in tasks) == 3)
+        finally:
+            target.send(signal.SIGCONT)
         results = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [r for r in results if isinstance(r, UnavailableError)]
         assert len(refused) == 3
