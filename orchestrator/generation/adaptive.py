@@ -1,10 +1,11 @@
 """K adapts: each round drafts as many tokens as pay under its rule, none included. Pure.
 
-Generations begin with plain decoding, so that the first token waits for no drafter. After a while
-the drafter follows the text and is asked what it would have said and what it says next. Once drafts
-promise more tokens a second than plain decoding gives, rounds draft; when the rounds themselves
-show that they do not, decoding is plain again, longer each time. What finding out costs is taken
-from an allowance, which is a share of the time of plain decoding and what drafts have saved.
+The first token waits for no drafter. Where drafts paid well in other texts, all behind it are
+drafted from the start. Elsewhere decoding is plain; after a while the drafter follows the text and
+is asked what it would have said and what it says next. Once drafts promise more tokens a second
+than plain decoding gives, rounds draft; when the rounds themselves show that they do not, decoding
+is plain again, longer each time. What finding out costs is taken from an allowance, which is a
+share of the time of plain decoding and what drafts have saved.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, NextRound
 
-ENTER = 1.1
-"""Drafting begins where it promises so many times plain decoding's tokens a second."""
+ENTER, ENTER_AT_ONCE = 1.1, 1.4
+"""Drafting begins where it promises so many times plain decoding's tokens a second; by what other
+texts were like, with the second token."""
 EVIDENCE = 6
 """Tokens of this text that the promise rests on, at least."""
 SEED_ROUNDS = 2.0
@@ -29,6 +31,8 @@ SLOWER = 0.8
 SHORT_REST, FIRST_REST, LONGEST_REST = 8, 32, 128
 """Tokens of plain decoding before the drafter is asked again: where too little was found out, and
 where it does not pay; that doubles."""
+FIRST_REST_NS = 16e6
+"""Of a slow target's, the time before the drafter is asked first."""
 FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 8
 """Drafts that tell something: as many as the allowance is for, within these bounds."""
 FOLLOWING_SHARE = 0.02
@@ -60,10 +64,13 @@ class AdaptivePace:
         self._exact = RULE_PRESETS[rule].token_exact
         self._acceptance = Acceptance(self._drafter.acceptance, most)
         self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
-        self._rest = FIRST_REST
+        self._rest = max(1, min(FIRST_REST, int(FIRST_REST_NS / experience.plain_ns)))
         self._begun = self._read = self._asked = self._entered = False
         self._saved_ns = self._saved_before_ns = 0
-        self._turn = NextRound(0)
+        self._first_k, self._first_promise = self._best()
+        if self._first_promise * experience.plain_ns < ENTER_AT_ONCE or not self._drafter.is_known:
+            self._first_k = 0
+        self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
 
     @property
     def repeats(self) -> bool:
@@ -112,8 +119,10 @@ class AdaptivePace:
         experience, begun = self._experience, self._begun
         self._begun = True
         self._drafter.earn(FOLLOWING_SHARE / max(1, experience.running) * round_.round_ns)
-        if not begun:
-            return  # its time is the prompt's
+        if not begun:  # its time is the prompt's
+            if self._first_k:
+                self._enter(self._first_k, self._first_promise)
+            return
         if self._turn.num_drafts:  # the drafter had nothing, or was late
             self._measure(round_)
         elif not self._asked:  # or the target may be slower beside the drafter
@@ -141,6 +150,8 @@ class AdaptivePace:
 
     def follows(self, num_tokens: int) -> int:
         """When it has rested and that is allowed; where even good drafts would not pay, seldom."""
+        if self._first_k and not self._begun:
+            return self._first_k
         allowance_ns = self._drafter.allowance_ns
         if num_tokens < self._rest or allowance_ns <= 0:
             return 0
@@ -238,12 +249,14 @@ class AdaptivePace:
         That is where its chance is less than the tokens that its time gives otherwise.
         """
         patience_ns = int(PATIENCE_START_NS + PATIENCE * self._round_ns(k))
-        if not self._exact:
-            # What the drafter is unsure of may be let stand, if enough follows it in its round.
-            return NextRound(k, patience_ns=patience_ns)
         one_more_ns = self._round_ns(k + 1) - self._round_ns(k)
         chance = min(1.0, max(0.0, one_more_ns * rate))
-        confidence = chance ** (1.0 / self._drafter.sharpness)
+        # What the drafter is unsure of may be let stand, if enough follows it in its round.
+        loosening = self._drafter.loosening.value
+        agreed = (chance - loosening) / (1.0 - loosening) if chance > loosening else 0.0
+        if not agreed and not self._exact:
+            return NextRound(k, patience_ns=patience_ns)
+        confidence = agreed ** (1.0 / self._drafter.sharpness)
         confidence = min(MOST_CONFIDENCE, max(LEAST_CONFIDENCE, confidence))
         return NextRound(k, confidence, patience_ns=patience_ns)
 

@@ -29,6 +29,8 @@ START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
 was spent beyond is paid back, this much of it."""
 LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
 """What a draft that differs is worth when another one has been seen, and how many the beginning."""
+KNOWN = 64
+"""Tokens of evidence that tell how good a drafter is in other texts."""
 SHARPNESS_STEP = 0.05
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.05, 4.0
 
@@ -76,6 +78,11 @@ class DrafterExperience:
         self.allowance_ns = START_ALLOWANCE_NS
         self.num_in_vain = 0
         self.sharpness = 1.0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has drafted for other texts."""
+        return self.draft_ns.known and self.acceptance.num_seen >= KNOWN
 
     def earn(self, duration_ns: float) -> None:
         """Allow so much more to be spent; less than 0 has been spent."""

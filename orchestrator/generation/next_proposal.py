@@ -44,7 +44,7 @@ class NextProposal:
         self.round_id = self.began_ns = 0
         self._asked: asyncio.Task[DraftChunk] | None = None
         self._follower: Follower | None = None
-        self._followed_length = len(sequence)
+        self._prompt_length = self._followed_length = len(sequence)
         self._rest: DraftChunk | None = None  # of what the follower proposed
         self._wanted = 0  # drafts that were asked for last
         self._ahead: DraftAdvance | None = None  # asked for while the last proposal was checked
@@ -107,6 +107,9 @@ class NextProposal:
         Who takes too long for them goes on by itself, with the drafter behind.
         """
         ahead, self._ahead = self._ahead, None
+        follower = self._follower
+        if follower and follower.length == self._prompt_length and self._limit(0):
+            await self._catch_up(follower.task)
         rest, self._rest = self._rest, None
         if rest is not None:
             self.round_id += 1
@@ -131,6 +134,15 @@ class NextProposal:
         if math.prod(proposal.confidences) < self.turn.min_confidence:
             self._ledger.metrics.num_drafter_stops += 1
         return proposal
+
+    async def _catch_up(self, behind_prompt: asyncio.Task[DraftChunk]) -> None:
+        """Wait for what the drafter proposes behind the prompt; if the text differs, ask again."""
+        patience_ns = self.turn.patience_ns
+        timeout_s = None if patience_ns is None else patience_ns / 1e9
+        await asyncio.wait((behind_prompt,), timeout=timeout_s)
+        self.follow()
+        if self._follower is None and self._rest is None:
+            self.begin()
 
     def follow(self) -> None:
         """Let the drafter follow plain decoding, and take over what it says in time."""

@@ -241,6 +241,57 @@ def test_it_follows_a_text_that_changes():
     assert took < 1.15 * best
 
 
+@pytest.mark.parametrize("agreement", [0.9, 0.3])
+def test_where_drafts_pay_the_next_text_is_drafted_from_its_second_token(agreement):
+    costs = Costs()
+    first = Simulation(costs, steady(agreement))
+    experience = first.experience()
+    pace = AdaptivePace(experience, "model", "exact", MOST)
+    assert (pace.turn(), pace.follows(0)) == (NextRound(0), 0)
+    first.run(pace, 300)
+    pace = AdaptivePace(experience, "model", "exact", MOST)
+    if agreement < 0.5:
+        assert (pace.turn(), pace.follows(0)) == (NextRound(0), 0)
+        return
+    assert pace.turn() == NextRound(0, max_plain_tokens=1)
+    k = pace.follows(0)
+    assert k > 0
+    pace.checked(plain(1))
+    assert pace.turn().num_drafts == k
+    second = Simulation(costs, steady(agreement), seed=1)
+    spent = second.run(AdaptivePace(experience, "model", "exact", MOST), 60)
+    assert spent.drafted >= 59
+    # A text that is not like them takes little longer than without.
+    other = Simulation(costs, steady(0.05), seed=2)
+    spent = other.run(AdaptivePace(experience, "model", "exact", MOST), 200)
+    assert spent.drafted < 30
+    assert other.now_ns - costs.prompt_ns < 1.25 * spent.tokens * costs.step_ns
+
+
+@pytest.mark.parametrize(("step_ns", "rest"), [(MS // 4, FIRST_REST), (4 * MS, 4), (40 * MS, 1)])
+def test_the_slower_the_target_the_sooner_the_drafter_is_asked(step_ns, rest):
+    pace = AdaptivePace(Experience([MeasuredStep(1, step_ns)]), "d", "exact", MOST)
+    pace.checked(plain(1))
+    assert pace.follows(rest - 1) == 0
+    assert pace.follows(rest) > 0
+
+
+def test_a_lossy_drafter_goes_on_where_it_is_unsure_as_far_as_that_is_let_stand():
+    """It stops where so much doubt has mostly been refused."""
+    stops = []
+    for loosened in (True, False):
+        simulation = Simulation(Costs(), steady(0.9))
+        experience = simulation.experience()
+        loosening = experience.with_drafter("model", "fly").loosening
+        for _ in range(300):
+            loosening.observe(loosened)
+        pace = AdaptivePace(experience, "model", "fly", MOST)
+        simulation.run(pace, 100)
+        stops.append(pace.turn().min_confidence)
+    assert stops[0] == 0.0
+    assert stops[1] > 0.0
+
+
 def test_a_drafter_that_becomes_slow_is_given_up():
     simulation = Simulation(Costs(), steady(0.9))
     pace = pace_of(simulation)
