@@ -123,7 +123,7 @@ BESIDE = $(if $(PEERS),--peers $(PEERS)) $(AGAINST)
 WRITE = --output $@.part && mv $@.part $@
 mgsm := $(foreach language,de fr th,--prompt-file $(DATA)/mgsm_$(language).tsv)
 # Word problems end; other texts of the bundled models may end at once, or never.
-bench-problems = --problems $(PROMPTS) $(BESIDE)
+bench-problems = --problems $(PROMPTS) --num-speculative-tokens auto,15 $(BESIDE)
 bench-gsm8k = --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos $(BESIDE)
 bench-spec-bench = --prompt-file $(DATA)/spec_bench_question.jsonl --ignore-eos $(BESIDE)
 bench-humaneval = --prompt-file $(DATA)/HumanEval.jsonl.gz --ignore-eos $(BESIDE)
@@ -136,13 +136,29 @@ bench-hindsight = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl -
 bench-drafters = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/spec_bench_question.jsonl \
 	--prompt-file $(DATA)/HumanEval.jsonl.gz --random-prompts $(PROMPTS) --ignore-eos --drafter model,multi_level --repeats 3
 bench-dtypes = --problems $(PROMPTS) --rules plain --compare-dtypes
-PIECES ?= problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters
+# One thread for each model: they work at the same time.
+padded = --pad-target-layers 100,auto:$(1) --threads 1 --draft-threads 1 --rules exact,fly
+pair-real = --shape llama-1b --replay-drafter 0.1 --problems 2 --max-tokens 48 --repeats 1
+pair-real-auto = --shape llama-1b --replay-drafter 0.1 --problems 2 --max-tokens 96 --repeats 1 --num-speculative-tokens auto
+pair-3.6 = $(call padded,3.6) --num-speculative-tokens 2
+pair-11.7 = $(call padded,11.7) --num-speculative-tokens 6
+PIECES ?= problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters round \
+	pair-3.6 pair-11.7 pair-real pair-real-auto
 bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## docs/performance.md: measured in pieces, goes on where it stopped; about an hour
 
 $(PERFORMANCE)/%.json: | $(VENV)/.installed
 	@mkdir -p $(PERFORMANCE)
 	@echo "== flyspec bench: $*"
 	@$(SPEED) $(bench-$*) $(WRITE)
+
+$(PERFORMANCE)/round.json: | $(VENV)/.installed
+	@mkdir -p $(PERFORMANCE)
+	@$(BIN)/flyspec bench round $(WRITE)
+
+$(PERFORMANCE)/pair-%.json: | $(VENV)/.installed
+	@mkdir -p $(PERFORMANCE)
+	@echo "== flyspec bench pair: $*"
+	@$(BIN)/flyspec bench pair $(pair-$*) $(WRITE)
 
 performance: $(VENV)/.installed-dev ## write docs/performance.md's tables and plots from build/performance
 	@$(BIN)/python -m bench.performance $(PERFORMANCE)

@@ -23,7 +23,7 @@ from flyspec.tables import markdown
 
 Document = Mapping[str, Any]
 
-_HINDSIGHT = "best fixed K"
+_HINDSIGHT, _DEFAULT = "best fixed K", ", K auto"
 _KINDS = {"groups": "speed", "hops_over_echoes": "round", "conditions": "eval"}
 """A field that only this kind of report has. Reports of pairs are those with `modes`."""
 
@@ -92,16 +92,16 @@ def _commands(documents: Sequence[Document]) -> str:
 def _groups(documents: Sequence[Document]) -> list[tuple[str, dict[str, Any]]]:
     """(group, its modes by name) of every report of the defaults; a group's first is taken.
 
-    Reports that compare several Ks, drafters or data types have parts of their own.
+    Reports that look for the best K, or compare drafters or data types, have parts of their own.
     """
     found: dict[str, dict[str, Any]] = {}
     for document in documents:
-        if len(document["num_speculative_tokens"]) + len(document["drafters"]) > 2:
+        modes_of = document["groups"]
+        names = [m["mode"] for modes in modes_of.values() for m in modes]
+        if len(document["drafters"]) > 1 or any(_is_dtype(n) or _HINDSIGHT in n for n in names):
             continue
-        if any(_is_dtype(m["mode"]) for of in document["groups"].values() for m in of):
-            continue
-        for name, modes in document["groups"].items():
-            found.setdefault(name, {m["mode"]: m for m in modes})
+        for group, modes in modes_of.items():
+            found.setdefault(group, {m["mode"].removesuffix(_DEFAULT): m for m in modes})
     return list(found.items())
 
 
@@ -110,7 +110,7 @@ def _is_dtype(mode: str) -> bool:
 
 
 def _rules(modes: Mapping[str, Any], others: Sequence[str]) -> list[str]:
-    return [m for m in modes if m != PLAIN and m not in others and _HINDSIGHT not in m]
+    return [m for m in modes if m != PLAIN and m not in others]
 
 
 def _others(documents: Sequence[Document]) -> list[str]:
@@ -248,12 +248,13 @@ def _setups(documents: Sequence[Document]) -> str:
 
 def _pairs(documents: Sequence[Document]) -> str:
     rows = [
-        [d["target"], m["mode"], _number(m["cost_ratio"], ".1f"), f"{m['tokens_per_round']:.1f}",
+        [d["target"], m["mode"], str(d["num_speculative_tokens"]),
+         _number(m["cost_ratio"], ".1f"), f"{m['tokens_per_round']:.1f}",
          f"{m['speedup']:.2f}", f"{m['bound']:.2f}", f"{m['share']:.0%}",
          f"{m['bytes_per_round']:,.0f}", f"{m['judge_ms']:.2f}"]
         for d in documents for m in d["modes"] if m["mode"] != PLAIN
     ]  # fmt: skip
-    columns = ["target", "rule", "verify / draft step", "tokens a round", "x plain", "bound",
+    columns = ["target", "rule", "K", "verify / draft step", "tokens a round", "x plain", "bound",
                "reached", "bytes a round", "judging, ms"]  # fmt: skip
     return markdown(columns, rows, left=2) if rows else ""
 

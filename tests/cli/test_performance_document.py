@@ -58,9 +58,11 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
         d=speed("words", {"plain": 1.0, "plain, float32": 0.625}),
         e=speed("words", {"plain": 1.0, "fly, model": 0.5, "fly, multi_level": 0.25},
                 drafters=["model", "multi_level"]),
-        f={"target": "padded", "modes": [
+        f={"target": "padded", "num_speculative_tokens": 2, "modes": [
             {"mode": "fly", "cost_ratio": 3.6, "tokens_per_round": 12.5, "speedup": 5.0,
              "bound": 6.25, "share": 0.8, "bytes_per_round": 1234.5, "judge_ms": 0.25}]},
+        h=speed("lines", {"plain": 1.0, "fly, K auto": 0.25, "fly, K 15": 0.5},
+                num_speculative_tokens=["auto", 15]),
         g={"rule": "fly", "round_ms": 5.0, "hops_ms": 3.0, "echoes_ms": 2.0,
            "hops_over_echoes": 1.5, "proposal_loop_ms": 0.3},
     )  # fmt: skip
@@ -71,13 +73,15 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
     for expected in (
         "CPU 9000, 2 cores, avx2; torch 2.0.",
         "| words | fly | 4.00 (4.00 to 4.00) | 4.00 | 3 |",
+        "| lines | fly | 4.00 (4.00 to 4.00) | 4.00 | 3 |",
+        "| lines | fly, K 15 | 2.00 (2.00 to 2.00) | 2.00 | 3 |",
         "| words | fly | 8.00 (8.00 to 8.00) |",
         "| transformers | words | float32, 1 thread | 2 |",
         "| words | fly | 1.25 (1.25 to 1.25) | 2.00 (2.00 to 2.00) | 3 K 4 |",
         "| words | bfloat16 | float32 | 1.60 (1.60 to 1.60) |",
         "| words | fly, multi_level | 4.00 (4.00 to 4.00) | 4.00 | 2.00 |",
         "| gsm8k | fly | 200 (2.00) | 200 (2.00) |",
-        "| padded | fly | 3.6 | 12.5 | 5.00 | 6.25 | 80% | 1,234 | 0.25 |",
+        "| padded | fly | 2 | 3.6 | 12.5 | 5.00 | 6.25 | 80% | 1,234 | 0.25 |",
         "| g | fly | 5.00 | 3.00 | 2.00 | 1.50 | 0.30 |",
         "    flyspec bench --against 'a b'",
     ):
