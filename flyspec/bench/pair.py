@@ -3,7 +3,7 @@
 The bound is what a round would win if it cost the target's forward alone: tokens a round x plain
 step / verify step. With the draft model's time beside the verify step it is the bound of rounds in
 which the two take turns. All modes of a prompt run one after the other, in an order that rotates,
-after a run of everything that is not counted and makes the replaying drafter know all texts.
+after a run of everything that is not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import statistics
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from flyspec.bench.conditions import PLAIN, Condition
 from flyspec.client import Client
 from flyspec.rules import Rule
-from flyspec.speculation_length import SpeculationLength
+from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
 from flyspec.tables import Column, Table, record_table
 from flyspec.values.generation import GenerateOptions, Generation, Prompt
 
@@ -30,7 +30,11 @@ _JUDGING = "flyspec_verify_judge_seconds"
 
 @dataclass(frozen=True)
 class PairOptions:
-    """What is measured. `num_speculative_tokens` None leaves K to the server."""
+    """What is measured. `num_speculative_tokens` None leaves K to the server.
+
+    `rehearse`: before all else run everything with the longest rounds, so that a drafter which
+    replays has asked for what it will draft; how long that takes tells K auto nothing.
+    """
 
     conditions: Sequence[Condition] = (
         Condition("exact", Rule("exact")),
@@ -41,6 +45,7 @@ class PairOptions:
     max_tokens: int = 64
     repeats: int = 3
     drafter: str = ""
+    rehearse: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,10 @@ async def measure(
     on_sample: Callable[[], None] = lambda: None,
 ) -> list[PairSample]:
     """Run everything once, then `repeats` times. `metrics_port` is the verify service's."""
+    for prompt in prompts if options.rehearse else ():
+        for mode in _modes(replace(options, num_speculative_tokens=MOST_BY_AUTO)).values():
+            await client.complete(prompt, mode)
+            on_sample()
     modes = _modes(options)
     names = list(modes)
     before: dict[tuple[str, int], list[int]] = {}
@@ -135,7 +144,7 @@ async def measure(
 
 def count(num_prompts: int, options: PairOptions) -> int:
     """How many times `measure` calls `on_sample`."""
-    return num_prompts * len(_modes(options)) * (options.repeats + 1)
+    return num_prompts * len(_modes(options)) * (options.repeats + 1 + options.rehearse)
 
 
 def report(samples: Sequence[PairSample]) -> list[PairReport]:

@@ -19,6 +19,7 @@ from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import TokenSequence
+from flyspec.speculation_length import MOST_BY_AUTO
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution, TokenLogprobs
@@ -88,6 +89,7 @@ class ReplayModel:
         self.num_asked = 0
         self._errors, self._ask, self._eos = errors, ask, frozenset(eos_token_ids)
         self._said: dict[int, Said] = {}
+        self._gone_on: set[int] = set()
         self._distributions: dict[tuple[int, DistributionSpec], TokenDistribution] = {}
 
     def describe(self) -> ModelFacts:
@@ -130,6 +132,8 @@ class ReplayModel:
             if token in draw.stop_token_ids:
                 break
         drawn = sequence.tokens[length:]
+        if error := next((p for p in range(length, len(sequence)) if self._errors.at(p)), 0):
+            self._go_on(sequence.tokens[: error + 1])
         self.cache.record(slot, length, drawn[:-1])  # but the last one, as `Model.draw` says
         return Drafted(drawn, [Origin.EXACT_MODEL] * len(drawn), distributions)
 
@@ -143,6 +147,16 @@ class ReplayModel:
         if not self._errors.at(position):
             return said.token_id
         return self._errors.instead_of(said, position, self.info.vocab_size, self._eos)
+
+    def _go_on(self, tokens: Sequence[int]) -> None:
+        """Have what is drafted behind an error, as far as any round may reach, once for all."""
+        sequence = TokenSequence(tokens)
+        if sequence.hash in self._gone_on:
+            return
+        self._gone_on.add(sequence.hash)
+        end = min(len(sequence) + MOST_BY_AUTO, self.info.context_length)
+        while len(sequence) < end:
+            sequence.extend([self._token(sequence, end)])
 
     def _remember(self, tokens: Sequence[int], count: int) -> None:
         known = TokenSequence(tokens)

@@ -31,8 +31,9 @@ SLOWER = 0.8
 SHORT_REST, FIRST_REST, LONGEST_REST = 8, 32, 128
 """Tokens of plain decoding before the drafter is asked again: where too little was found out, and
 where it does not pay; that doubles."""
-FIRST_REST_NS = 16e6
-"""Of a slow target's, the time before the drafter is asked first."""
+QUICK_NS = 500_000
+"""A token's time for which these numbers of tokens are. Where tokens take longer, fewer are so much
+time, and to be wrong costs fewer."""
 FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 8
 """Drafts that tell something: as many as the allowance is for, within these bounds."""
 FOLLOWING_SHARE = 0.02
@@ -44,7 +45,7 @@ DEARER, DEAREST = 0.25, 4.0
 READING_COST_NS = 5_000_000
 """The most that counts of it where the drafter read the prompt besides, as the target does."""
 ENDING_NS = 6_000_000
-"""The most of the first round's time that plain decoding took to end."""
+"""The most of the first round's time, a plain token's apart, that plain decoding took to end."""
 CAUGHT_UP = 0.5
 """Of a round's time outside both models, what it takes when its drafts are there already."""
 HOPE = [0.985**k for k in range(1, 33)]
@@ -64,7 +65,7 @@ class AdaptivePace:
         self._exact = RULE_PRESETS[rule].token_exact
         self._acceptance = Acceptance(self._drafter.acceptance, most)
         self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
-        self._rest = max(1, min(FIRST_REST, int(FIRST_REST_NS / experience.plain_ns)))
+        self._rest = FIRST_REST
         self._begun = self._read = self._asked = self._entered = False
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = self._best()
@@ -112,7 +113,8 @@ class AdaptivePace:
         if not entered:
             return round_.round_ns
         usual_ns = int(self._round_ns(len(round_.proposal.token_ids)))
-        return min(round_.round_ns, max(usual_ns, round_.round_ns - ENDING_NS))
+        ending_ns = ENDING_NS + int(self._experience.plain_ns)
+        return min(round_.round_ns, max(usual_ns, round_.round_ns - ending_ns))
 
     def _decoded(self, round_: CheckedRound) -> None:
         """Tokens of plain decoding have come."""
@@ -142,8 +144,9 @@ class AdaptivePace:
             self._turn = self._drafting(k or self._turn.num_drafts, max(promised, measured))
 
     def nothing_drafted(self) -> None:
-        """No drafts, no gain."""
+        """No drafts, no gain; behind other tokens there may be some."""
         self._stop()
+        self._rest = min(self._rest, SHORT_REST)
 
     def window_failed(self) -> None:
         """It cost what the verdicts said."""
@@ -153,7 +156,7 @@ class AdaptivePace:
         if self._first_k and not self._begun:
             return self._first_k
         allowance_ns = self._drafter.allowance_ns
-        if num_tokens < self._rest or allowance_ns <= 0:
+        if num_tokens < self._lasting(self._rest) or allowance_ns <= 0:
             return 0
         if allowance_ns < MOST_ALLOWANCE_NS and not self._best(HOPE[: self._most])[0]:
             return 0
@@ -182,11 +185,12 @@ class AdaptivePace:
         drafter.acceptance.followed(accepted)
         k, promised = self._best()
         enough = promised * self._experience.plain_ns > ENTER
-        if k and enough and self._acceptance.num_seen >= EVIDENCE:
+        known = self._acceptance.num_seen >= self._lasting(EVIDENCE)
+        if k and enough and known:
             self._enter(k, promised)
         elif sure := self._sure_of(overtaken):
             self._enter(len(proposal.token_ids), sure)
-        elif self._acceptance.num_seen < EVIDENCE:
+        elif not known:
             self._rest = SHORT_REST
         elif not enough:
             self._stop()
@@ -216,6 +220,10 @@ class AdaptivePace:
         self._turn = self._drafting(k, promised)
         self._saved_before_ns = self._saved_ns
         self._entered = True
+
+    def _lasting(self, num_tokens: int) -> float:
+        """The number of this target's tokens that take as long as so many of a quick one's."""
+        return max(1.0, num_tokens * min(1.0, QUICK_NS / self._experience.plain_ns))
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
         """By the drafter's confidence where it has any, else by what was accepted before."""

@@ -69,6 +69,7 @@ def bench_pair(
         max_tokens=max_tokens,
         repeats=repeats,
         drafter=drafter,
+        rehearse=replay_drafter is not None,
     )
     padding = _Padding.read(pad_target_layers)
     with _prepared(models, shape, replay_seed) as (pair, facts):
