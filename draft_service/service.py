@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -53,16 +53,12 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             raise InvalidArgumentError("DraftRequest.request: the first message must be open")
         with self._sessions.open(first) as session, self._observer.session(session):
             await session.prepare()
-            reading, last_round_id = self._read_on(context), -1
-            idle_s = self._sessions.settings.idle_timeout_s
-            try:
-                while (request := await rpc.in_time(reading, idle_s)) is not None:
-                    # Read on at once: the next request ends this one's proposal.
-                    reading = self._read_on(context)
-                    reading.add_done_callback(partial(self._interrupt, session, request))
+            last_round_id, idle_s = -1, self._sessions.settings.idle_timeout_s
+            # The next request ends this one's proposal.
+            asked = rpc.read_ahead(partial(self._read, context, None), idle_s, session.interrupt)
+            async with aclosing(asked):
+                async for request in asked:
                     last_round_id = await self._propose(session, request, last_round_id, context)
-            finally:
-                reading.cancel()
 
     @rpc.handler
     async def AddTokenizer(self, requests: Any, context: Any) -> draft_pb2.AddTokenizerResponse:
@@ -105,20 +101,6 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             await rpc.write(context, response, self._sessions.settings.idle_timeout_s)
         self._observer.proposed(session, request, arrival_ns, chunk, service_ns)
         return request.round_id
-
-    def _read_on(self, context: Any) -> asyncio.Task[DraftOpen | DraftAdvance | None]:
-        """The client's next message on its way: as long as it is answered, without a limit."""
-        return asyncio.ensure_future(self._read(context, None))
-
-    def _interrupt(
-        self,
-        session: ClientSession,
-        request: DraftOpen | DraftAdvance,
-        reading: asyncio.Future[Any],
-    ) -> None:
-        """End the answer to a request if another has come; the end of the stream ends none."""
-        if not reading.cancelled() and reading.exception() is None and reading.result():
-            session.interrupt(request)
 
     async def _read(self, context: Any, timeout_s: float | None) -> DraftOpen | DraftAdvance | None:
         """The client's next message, None at the end. Raises `IdleTimeoutError`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -67,30 +67,18 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """One session: open, then rounds in order."""
         session = self._engine.open(await self._first(context))
         inbox = RoundInbox(self._engine.info, self._settings)
-        reading, idle_s = self._read_on(context, inbox), self._settings.idle_timeout_s
+        rounds = rpc.read_ahead(
+            partial(self._next, context, inbox),
+            self._settings.idle_timeout_s,
+            lambda request: self._engine.interrupt(session, request[0]),
+        )
         try:
-            with self._observer.session(session):
-                while (request := await rpc.in_time(reading, idle_s)) is not None:
-                    # Read on at once: the next round may come to end this one.
-                    reading = self._read_on(context, inbox)
-                    reading.add_done_callback(partial(self._interrupt, session, request[0]))
-                    await self._answer(session, *request, context)
+            async with aclosing(rounds):
+                with self._observer.session(session):
+                    async for round_, distributions in rounds:
+                        await self._answer(session, round_, distributions, context)
         finally:
-            reading.cancel()
             self._engine.close(session)
-
-    def _read_on(
-        self, context: Any, inbox: RoundInbox
-    ) -> asyncio.Task[tuple[VerifyRound, list[TokenDistribution]] | None]:
-        """The client's next round on its way: as long as a round is under way, without a limit."""
-        return asyncio.ensure_future(self._next(context, inbox))
-
-    def _interrupt(
-        self, session: TargetSession, round_: VerifyRound, reading: asyncio.Future[Any]
-    ) -> None:
-        """End a round if another has come; the end of the stream ends none."""
-        if not reading.cancelled() and reading.exception() is None and reading.result():
-            self._engine.interrupt(session, round_)
 
     async def _answer(
         self,

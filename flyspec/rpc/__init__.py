@@ -21,7 +21,7 @@ from flyspec.rpc.statuses import error_of as error_of
 from flyspec.rpc.statuses import error_of_status as error_of_status
 from flyspec.rpc.statuses import handler as handler
 from flyspec.rpc.statuses import was_said as was_said
-from flyspec.rpc.streams import in_time as in_time
 from flyspec.rpc.streams import read as read
+from flyspec.rpc.streams import read_ahead as read_ahead
 from flyspec.rpc.streams import unbroken as unbroken
 from flyspec.rpc.streams import write as write

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -51,6 +52,32 @@ async def in_time(reading: Awaitable[T], idle_timeout_s: float | None) -> T:
         raise IdleTimeoutError(
             f"no message for {idle_timeout_s:g} s; the call is closed, open another"
         ) from error
+
+
+async def read_ahead(
+    read: Callable[[], Coroutine[Any, Any, T | None]],
+    idle_timeout_s: float,
+    interrupt: Callable[[T], None],
+) -> AsyncGenerator[T]:
+    """A stream's requests, until `read` gives None; the next is read while one is answered.
+
+    When it has come, `interrupt` is called with the one that is answered, to end that; the end of
+    the stream ends none. As long as a request is answered its client may be silent, between two for
+    `idle_timeout_s`, or `IdleTimeoutError`.
+    """
+
+    def end(request: T, reading: asyncio.Future[T | None]) -> None:
+        if not reading.cancelled() and reading.exception() is None and reading.result():
+            interrupt(request)
+
+    reading = asyncio.ensure_future(read())
+    try:
+        while (request := await in_time(reading, idle_timeout_s)) is not None:
+            reading = asyncio.ensure_future(read())
+            reading.add_done_callback(partial(end, request))
+            yield request
+    finally:
+        reading.cancel()
 
 
 async def read(context: Any, idle_timeout_s: float | None) -> Any:
