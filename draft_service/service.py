@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -55,7 +54,9 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             await session.prepare()
             last_round_id, idle_s = -1, self._sessions.settings.idle_timeout_s
             # The next request ends this one's proposal.
-            asked = rpc.read_ahead(partial(self._read, context, None), idle_s, session.interrupt)
+            asked: AsyncGenerator[DraftOpen | DraftAdvance] = rpc.read_ahead(
+                lambda: self._read(context, None), idle_s, session.interrupt
+            )
             async with aclosing(asked):
                 async for request in asked:
                     last_round_id = await self._propose(session, request, last_round_id, context)

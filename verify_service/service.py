@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 from flyspec import process, rpc, wire
@@ -68,7 +67,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         session = self._engine.open(await self._first(context))
         inbox = RoundInbox(self._engine.info, self._settings)
         rounds = rpc.read_ahead(
-            partial(self._next, context, inbox),
+            lambda: self._next(context, inbox),
             self._settings.idle_timeout_s,
             lambda request: self._engine.interrupt(session, request[0]),
         )
