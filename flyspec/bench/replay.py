@@ -151,11 +151,11 @@ class ReplayModel:
     def _go_on(self, tokens: Sequence[int]) -> None:
         """Have what is drafted behind an error, as far as any round may reach, once for all."""
         sequence = TokenSequence(tokens)
+        end = min(len(sequence) + MOST_BY_AUTO, self.info.context_length)
         if sequence.hash in self._gone_on:
             return
-        self._gone_on.add(sequence.hash)
-        end = min(len(sequence) + MOST_BY_AUTO, self.info.context_length)
         while len(sequence) < end:
+            self._gone_on.add(sequence.hash)
             sequence.extend([self._token(sequence, end)])
 
     def _remember(self, tokens: Sequence[int], count: int) -> None:
