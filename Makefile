@@ -137,15 +137,15 @@ bench-drafters = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --
 	--prompt-file $(DATA)/HumanEval.jsonl.gz --random-prompts $(PROMPTS) --ignore-eos --drafter model,multi_level --repeats 3
 bench-dtypes = --problems $(PROMPTS) --rules plain --compare-dtypes
 # One thread for each model: they work at the same time.
-padded = --pad-target-layers 100,auto:$(1) --threads 1 --draft-threads 1 --rules exact,fly
-pair-real = --shape llama-1b --replay-drafter 0.1 --problems 2 --max-tokens 48 --repeats 1
+comma := ,
+padded = --pad-target-layers 100$(1) --threads 1 --draft-threads 1 --rules exact,fly
+real := --shape llama-1b --replay-drafter 0.1 --repeats 1
+pair-real = $(real) --problems 2 --max-tokens 48
 # Lossy texts depend on K: behind tokens that it does not know the replaying drafter would have to ask.
-pair-real-auto = --shape llama-1b --replay-drafter 0.1 --problems 3 --max-tokens 96 --repeats 1 --rules exact \
-	--num-speculative-tokens auto
-pair-slow-auto = --pad-target-layers 100 --threads 1 --draft-threads 1 --rules exact,fly --problems 8 --max-tokens 96 \
-	--num-speculative-tokens auto
-pair-3.6 = $(call padded,3.6) --num-speculative-tokens 2
-pair-11.7 = $(call padded,11.7) --num-speculative-tokens 6
+pair-real-auto = $(real) --problems 3 --max-tokens 96 --rules exact --num-speculative-tokens auto
+pair-slow-auto = $(padded) --problems 8 --max-tokens 96 --num-speculative-tokens auto
+pair-3.6 = $(call padded,$(comma)auto:3.6) --num-speculative-tokens 2
+pair-11.7 = $(call padded,$(comma)auto:11.7) --num-speculative-tokens 6
 PIECES ?= problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters round \
 	pair-3.6 pair-11.7 pair-real pair-real-auto pair-slow-auto
 bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## docs/performance.md: measured in pieces, goes on where it stopped; about an hour
@@ -157,6 +157,7 @@ $(PERFORMANCE)/%.json: | $(VENV)/.installed
 
 $(PERFORMANCE)/round.json: | $(VENV)/.installed
 	@mkdir -p $(PERFORMANCE)
+	@echo "== flyspec bench round"
 	@$(BIN)/flyspec bench round $(WRITE)
 
 $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed

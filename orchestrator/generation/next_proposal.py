@@ -115,15 +115,13 @@ class NextProposal:
             self.round_id += 1
             self.began_ns = time.perf_counter_ns()
             return rest
-        asked, patience_ns = self._asked, self.turn.patience_ns
+        asked = self._asked
         if asked is None:
             return NOTHING if window_is_open else None
-        if patience_ns is not None and not window_is_open and not asked.done():
-            await asyncio.wait((asked,), timeout=patience_ns / 1e9)
-            if not asked.done():
-                self._follower = Follower(asked, len(self._sequence), self.began_ns)
-                self._asked = None
-                return None
+        if not window_is_open and not await self._in_time(asked):
+            self._follower = Follower(asked, len(self._sequence), self.began_ns)
+            self._asked = None
+            return None
         proposal = await asked
         if ahead is not None:
             self._useful.observe(proposal.ahead)
@@ -137,12 +135,18 @@ class NextProposal:
 
     async def _catch_up(self, behind_prompt: asyncio.Task[DraftChunk]) -> None:
         """Wait for what the drafter proposes behind the prompt; if the text differs, ask again."""
-        patience_ns = self.turn.patience_ns
-        timeout_s = None if patience_ns is None else patience_ns / 1e9
-        await asyncio.wait((behind_prompt,), timeout=timeout_s)
+        await self._in_time(behind_prompt)
         self.follow()
         if self._follower is None and self._rest is None:
             self.begin()
+
+    async def _in_time(self, asked: asyncio.Task[DraftChunk]) -> bool:
+        """Wait for a proposal, no longer than this turn's patience; whether it is there."""
+        patience_ns = self.turn.patience_ns
+        if not asked.done():
+            timeout_s = None if patience_ns is None else patience_ns / 1e9
+            await asyncio.wait((asked,), timeout=timeout_s)
+        return asked.done()
 
     def follow(self) -> None:
         """Let the drafter follow plain decoding, and take over what it says in time."""
