@@ -1,8 +1,9 @@
 """What samples amount to: ratios a prompt, their medians with intervals, the bound, hindsight.
 
-A prompt's rate in a mode is its tokens a second at the median over the repeats. Ratios are taken a
-prompt, then their median over the prompts of a group; its interval is that of 2,000 bootstrap
-resamples of the prompts, 95 %, by percentiles.
+A prompt's rate in a mode is its tokens a second at the median over the repeats. Ratios are taken
+within a repeat, whose modes followed each other on a machine as fast for all, then their median a
+prompt, then that over the prompts of a group; its interval is that of 2,000 bootstrap resamples of
+the prompts, 95 %, by percentiles.
 """
 
 from __future__ import annotations
@@ -152,13 +153,25 @@ class _Mode:
         self.first_token = {
             p: _median(f for f in of if f is not None) for p, of in firsts.items() if None not in of
         }
-        # The target's time a token.
-        self.target = self.each(lambda s: s.target_ns / max(1, s.tokens))
         self.prompt_tokens = self.each(lambda s: s.prompt_tokens)
 
     def each(self, value: Callable[[Sample], float]) -> dict[int, float]:
         """The median over the repeats, by prompt."""
         return {p: _median(map(value, of)) for p, of in self.by_prompt.items()}
+
+    def over(self, base: _Mode, value: Callable[[Sample], float | None]) -> dict[int, float]:
+        """The value over the base's of the same repeat, at the median over the repeats, by prompt.
+
+        Without the prompts of which one has none.
+        """
+        theirs = {(s.prompt, s.repeat): value(s) for s in base.every}
+        found = {}
+        for prompt, of in self.by_prompt.items():
+            pairs = [(value(s), theirs.get((prompt, s.repeat))) for s in of]
+            ratios = [one / other for one, other in pairs if one is not None and other]
+            if ratios and len(ratios) == len(of):
+                found[prompt] = _median(ratios)
+        return found
 
     def share(self, value: Callable[[Sample], float]) -> float | None:
         """The part of the time that was spent so, if any."""
@@ -187,16 +200,17 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     overheads = [s.overhead_ns / 1e6 for s in drafted if s.overhead_ns]
     seconds = sum(_median(s.seconds for s in of) for of in mode.by_prompt.values())
     a_prompt = sum(statistics.mean(s.tokens for s in of) for of in mode.by_prompt.values())
-    bound = {p: plain.target[p] / t for p, t in mode.target.items() if t and plain.target[p]}
+    target = mode.over(plain, lambda s: s.target_ns / max(1, s.tokens))
+    bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
     first = mode.first_token
-    late = {p: f / plain.first_token[p] for p, f in first.items() if p in plain.first_token}
+    late = mode.over(plain, lambda s: s.first_token_s)
     long = {p for p, tokens in mode.prompt_tokens.items() if tokens > LONG_PROMPT}
     return ModeReport(
         mode=name,
         prompts=len(mode.by_prompt),
         tokens=sum(of[0].tokens for of in mode.by_prompt.values()),
         tokens_per_second=a_prompt / seconds,
-        ratios={base: _ratio(mode.rates, modes[base].rates) for base in baselines},
+        ratios={base: _ratio(mode.over(modes[base], lambda s: s.rate)) for base in baselines},
         first_token_ms=_median_or_none(1e3 * f for f in first.values()),
         first_token_ratio=_median_or_none(late.values()),
         first_token_long_ms=_median_or_none(1e3 * f for p, f in first.items() if p in long),
@@ -214,7 +228,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         target_share=mode.share(lambda s: s.target_ns),
         bound=_median_or_none(bound.values()),
         bound_share=_median_or_none(
-            mode.rates[p] / plain.rates[p] / b for p, b in bound.items()
+            ratio / bound[p] for p, ratio in mode.over(plain, lambda s: s.rate).items() if p in bound
         ),
         same_as_plain=(
             sum(list(of[0].token_ids) == list(plain.by_prompt[p][0].token_ids)
@@ -225,8 +239,8 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     )  # fmt: skip
 
 
-def _ratio(rates: Mapping[int, float], base: Mapping[int, float]) -> Ratio:
-    ratios = {p: rate / base[p] for p, rate in rates.items()}
+def _ratio(ratios: Mapping[int, float]) -> Ratio:
+    """Of every prompt's."""
     worst = min(ratios, key=lambda p: ratios[p])
     values = list(ratios.values())
     return Ratio(_median(values), *interval(values), ratios[worst], worst)

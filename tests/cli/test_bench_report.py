@@ -65,6 +65,18 @@ def test_a_repeat_that_was_held_up_does_not_count() -> None:
     assert modes(samples)["fly"].tokens_per_second == 20.0
 
 
+def test_a_machine_that_changes_its_speed_changes_no_ratio() -> None:
+    samples = []
+    for repeat, slowness in enumerate([1.0, 3.0, 1.5, 2.0]):  # of all alike
+        samples += [
+            sample("plain", 0, slowness, repeat, first_token_s=0.1 * slowness),
+            sample("exact", 0, 0.5 * slowness, repeat, first_token_s=0.2 * slowness),
+        ]
+    exact = modes(samples)["exact"]
+    assert exact.ratio_to_plain == 2.0
+    assert exact.first_token_ratio == pytest.approx(2.0)
+
+
 def test_ratios_are_to_plain_and_to_what_is_not_flyspec() -> None:
     samples = [
         sample("plain", 0, 1.0), sample("fly", 0, 0.5),
