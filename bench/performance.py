@@ -90,19 +90,23 @@ def _commands(documents: Sequence[Document]) -> str:
 
 
 def _groups(documents: Sequence[Document]) -> list[tuple[str, dict[str, Any]]]:
-    """(group, its modes by name) of every report of the defaults; a group's first is taken.
+    """(group, its modes by name) of every report of the defaults.
 
-    Reports that look for the best K, or compare drafters or data types, have parts of their own.
+    Of what several have measured, that of the most repeats is taken. Reports that look for the best
+    K, or compare drafters or data types, have parts of their own.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for document in documents:
+    found: dict[str, dict[str, Any]] = {g: {} for d in documents for g in d["groups"]}
+    for document in sorted(documents, key=lambda d: int(d["repeats"])):
         modes_of = document["groups"]
         names = [m["mode"] for modes in modes_of.values() for m in modes]
         if len(document["drafters"]) > 1 or any(_is_dtype(n) or _HINDSIGHT in n for n in names):
             continue
         for group, modes in modes_of.items():
-            found.setdefault(group, {m["mode"].removesuffix(_DEFAULT): m for m in modes})
-    return list(found.items())
+            for m in modes:
+                name = m["mode"].removesuffix(_DEFAULT)
+                before = found[group].get(name, {"ratios": {}})
+                found[group][name] = {**m, "ratios": {**before["ratios"], **m["ratios"]}}
+    return [(group, modes) for group, modes in found.items() if modes]
 
 
 def _is_dtype(mode: str) -> bool:

@@ -136,7 +136,6 @@ class ClientSession:
         self._state = SessionState(partial(drafter.open, open_))
         self._chunks: asyncio.Queue[DraftChunk | Exception] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._answered: DraftAdvance | None = None
 
     async def prepare(self) -> None:
         """Read the sequence, where that takes long, in a thread: it holds up nobody else there."""
@@ -175,7 +174,6 @@ class ClientSession:
                 f"advance.score: {len(advance.append_token_ids)} tokens are appended, but this "
                 f"service scores at most {MAX_SCORED}; leave it out"
             )
-        self._answered = advance
         advance = replace(advance, append_token_ids=self._fit_ids(advance.append_token_ids))
         self._check_ids("advance.append_token_ids", advance.append_token_ids)
         length = advance.keep_length + len(advance.append_token_ids)
@@ -193,12 +191,11 @@ class ClientSession:
         else:
             self._engine.add(self._state, work, self._deliver)
 
-    def interrupt(self, request: DraftOpen | DraftAdvance) -> None:
-        """End the answer to that request with the token at hand, if it is still under way."""
-        if request is self._answered:
-            self._state.interrupted = True
-            if self._engine is not None:
-                self._engine.nudge()
+    def interrupt(self) -> None:
+        """End the proposal that is under way with the token at hand."""
+        self._state.interrupted = True
+        if self._engine is not None:
+            self._engine.nudge()
 
     async def next_chunk(self) -> DraftChunk:
         """The next chunk of the proposal; raises what ended it instead."""

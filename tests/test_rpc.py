@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from contextlib import aclosing
 
 import grpc
 import pytest
@@ -127,3 +128,28 @@ async def test_who_is_cancelled_leaves_the_read_to_its_end(caplog: pytest.LogCap
         gc.collect()
     assert not caplog.records
     assert await rpc.unbroken(asyncio.sleep(0, "message")) == "message"
+
+
+@pytest.mark.parametrize("answered_at_once", [True, False])
+async def test_the_next_request_ends_the_answer_to_the_one_before(answered_at_once: bool):
+    """But no other's: news of it that comes late, when its own answer is under way, is none."""
+    asked = iter(["first", "second", None])
+    second_is_here = asyncio.get_running_loop().create_future()
+    interrupted = []
+
+    async def read():
+        request = next(asked)
+        if request == "second":
+            second_is_here.set_result(None)  # heard of before asyncio tells that the read is done
+        return request
+
+    requests = rpc.read_ahead(read, 5, lambda: interrupted.append(answered))
+    async with aclosing(requests):
+        async for request in requests:
+            answered = request
+            if request == "first":
+                await second_is_here
+            if request == "second" or not answered_at_once:
+                await asyncio.sleep(0.01)
+    assert answered == "second"
+    assert interrupted == ([] if answered_at_once else ["first"])

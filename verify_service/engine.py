@@ -106,7 +106,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
                 f"{self._max_queue} rounds are waiting for the model; "
                 "retry later or raise --max-queue"
             )
-        session.interrupted, session.answered = False, round_
+        session.interrupted = False
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -119,11 +119,10 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         self.add(session, work, deliver)
         return answers
 
-    def interrupt(self, session: TargetSession, round_: VerifyRound) -> None:
-        """End that round, if it is still under way and decodes plainly, with the token at hand."""
-        if round_ is session.answered:
-            session.interrupted = True
-            self.nudge()
+    def interrupt(self, session: TargetSession) -> None:
+        """End the session's round, if it decodes plainly, with the token at hand."""
+        session.interrupted = True
+        self.nudge()
 
     def close(self, session: TargetSession) -> None:
         """Give the session up; its slot is free before the next session's first round."""

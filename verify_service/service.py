@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from flyspec import process, rpc, wire
@@ -69,7 +70,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         rounds = rpc.read_ahead(
             lambda: self._next(context, inbox),
             self._settings.idle_timeout_s,
-            lambda request: self._engine.interrupt(session, request[0]),
+            partial(self._engine.interrupt, session),
         )
         try:
             async with aclosing(rounds):

@@ -66,8 +66,6 @@ class TargetSession:
     logprobs: int | None = None
     slot: int | None = None
     cached: int = 0
-    answered: VerifyRound | None = None
-    """The last round that was asked for."""
     interrupted: bool = False
     """The one behind it is there: plain decoding ends."""
 

@@ -203,6 +203,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     target = mode.over(plain, lambda s: s.target_ns / max(1, s.tokens))
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
     first = mode.first_token
+    speedups = mode.over(plain, lambda s: s.rate)
     late = mode.over(plain, lambda s: s.first_token_s)
     long = {p for p, tokens in mode.prompt_tokens.items() if tokens > LONG_PROMPT}
     return ModeReport(
@@ -228,7 +229,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         target_share=mode.share(lambda s: s.target_ns),
         bound=_median_or_none(bound.values()),
         bound_share=_median_or_none(
-            ratio / bound[p] for p, ratio in mode.over(plain, lambda s: s.rate).items() if p in bound
+            speedup / bound[p] for p, speedup in speedups.items() if p in bound
         ),
         same_as_plain=(
             sum(list(of[0].token_ids) == list(plain.by_prompt[p][0].token_ids)

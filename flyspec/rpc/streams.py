@@ -57,25 +57,31 @@ async def in_time(reading: Awaitable[T], idle_timeout_s: float | None) -> T:
 async def read_ahead(
     read: Callable[[], Coroutine[Any, Any, T | None]],
     idle_timeout_s: float,
-    interrupt: Callable[[T], None],
+    interrupt: Callable[[], None],
 ) -> AsyncGenerator[T]:
     """A stream's requests, until `read` gives None; the next is read while one is answered.
 
-    When it has come, `interrupt` is called with the one that is answered, to end that; the end of
-    the stream ends none. As long as a request is answered its client may be silent, between two for
-    `idle_timeout_s`, or `IdleTimeoutError`.
+    When it has come, `interrupt` is called, to end that answer; the end of the stream ends none. As
+    long as a request is answered its client may be silent, between two for `idle_timeout_s`, or
+    `IdleTimeoutError`.
     """
+    answered: T | None = None
 
     def end(request: T, reading: asyncio.Future[T | None]) -> None:
-        if not reading.cancelled() and reading.exception() is None and reading.result():
-            interrupt(request)
+        # asyncio tells of it a turn of the loop later: by then another one may be answered.
+        if reading.cancelled() or reading.exception() or request is not answered:
+            return
+        if reading.result() is not None:
+            interrupt()
 
     reading = asyncio.ensure_future(read())
     try:
         while (request := await in_time(reading, idle_timeout_s)) is not None:
             reading = asyncio.ensure_future(read())
             reading.add_done_callback(partial(end, request))
+            answered = request
             yield request
+            answered = None
     finally:
         reading.cancel()
 

@@ -31,6 +31,7 @@ def speed(group: str, modes: dict[str, float], fixed: Any = None, **facts: Any) 
         "command": ["flyspec", "bench", "--against", "a b"], "machine": MACHINE, "threads": 1,
         "draft_threads": 1, "dtype": "bfloat16", "device": "cpu", "others": others,
         "num_speculative_tokens": ["auto"], "drafters": [""], "calibrations": [], "batches": [],
+        "repeats": 5,
     }  # fmt: skip
     return to_document(report(samples, others, fixed), **{**known, **facts})
 
@@ -38,6 +39,17 @@ def speed(group: str, modes: dict[str, float], fixed: Any = None, **facts: Any) 
 def write(folder: Path, **documents: dict[str, Any]) -> None:
     for name, document in documents.items():
         (folder / f"{name}.json").write_text(json.dumps(document))
+
+
+def test_of_what_was_measured_twice_the_report_of_more_repeats_is_taken(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        a=speed("words", {"plain": 1.0, "fly": 0.25}, repeats=21),
+        b=speed("words", {"plain": 1.0, "llama": 2.0, "fly": 0.5}, others=["llama"]),
+    )
+    parts = performance.parts_of(performance.read_reports(tmp_path))
+    assert "| words | fly | 4.00 (" in parts["plain"]
+    assert "| words | fly | 4.00 (4.00 to 4.00) |" in parts["others"]  # 2.0 over 0.5
 
 
 def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:

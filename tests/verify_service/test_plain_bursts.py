@@ -154,13 +154,10 @@ async def test_the_next_round_ends_it_with_the_token_at_hand(sampling):
         text = tokens_of(free)
         before, model.gate = len(model.calls), threading.Semaphore(0)
         session = engine.open(opening(sampling))
-        burst = VerifyRound(1, len(PROMPT), [], [], max_plain_tokens=30)
-        inbox = engine.submit(session, burst)
+        inbox = engine.submit(session, VerifyRound(1, len(PROMPT), [], [], max_plain_tokens=30))
         model.gate.release(4)
         await until(lambda: len(model.calls) >= before + 4)
-        engine.interrupt(session, VerifyRound(0, len(PROMPT), [], []))  # that one is long over
-        assert not session.interrupted
-        engine.interrupt(session, burst)
+        engine.interrupt(session)
         model.gate.release(1000)
         verdicts = []
         while not verdicts or not verdicts[-1].last:
