@@ -88,8 +88,10 @@ check-rules: $(VENV)/.installed-dev ## the long forms of the rules' tests
 	@$(BIN)/python -m pytest tests/rules tests/test_validation.py $(PYTEST_ARGS)
 
 DATA ?= ../shared/data
-check-exact: $(VENV)/.installed ## exact equals transformers' greedy generate, over DATA and fresh problems
+check-exact: $(VENV)/.installed ## exact equals transformers' greedy generate, and plain decoding bit for bit, over DATA and fresh problems
 	@$(BIN)/python -m bench.exactness --data $(DATA) $(ARGS)
+	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype bfloat16 --reference plain $(ARGS)
+	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype float32 --reference plain --limit 20 $(ARGS)
 
 check-accuracy: $(VENV)/.installed ## accuracy of each rule on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)

@@ -7,6 +7,8 @@ within 1e-3 (the shape of a forward changes the last bits), and is counted.
 Sampled (`--temperature`, `--top-p`): against plain decoding (K = 0) through the same services with
 the same seed; in float32 a difference counts as a tie where logits that differ by 1e-3, or a top-p
 that does, lead to the other token.
+`--reference plain`: all of it against plain decoding, and no tie counts. A step whose bits depend
+on no other row gives the same text in any data type.
 
 Exits with 1 if anything differs that must not. Prompts: HumanEval, GSM8K, freshly generated
 problems, and more with `--sets`; a set whose file is not in DIR is skipped, and so is a prompt that
@@ -32,6 +34,7 @@ from flyspec.client import Chat, Client, GenerateOptions, Prompt
 from flyspec.errors import InvalidArgumentError
 from flyspec.prompts import read_prompts
 from flyspec.rules import Rule
+from flyspec.speculation_length import AUTO, read_speculation_length
 from flyspec.values.tokens import SamplingParams
 
 TIE_NATS = 1e-3
@@ -112,6 +115,14 @@ async def generate_all(
     return await asyncio.gather(*(one(sample) for sample in samples))
 
 
+async def expect(
+    client: Client, samples: Sequence[Expected], options: GenerateOptions
+) -> list[Expected]:
+    """The samples, to come out as they do with these options."""
+    texts = await generate_all(client, samples, options)
+    return [replace(s, expected=text) for s, text in zip(samples, texts, strict=True)]
+
+
 async def tokenize(client: Client, prompt: Prompt) -> list[int]:
     """The prompt's ids as the service sees them."""
     options = GenerateOptions(max_tokens=1, num_speculative_tokens=0)
@@ -161,13 +172,16 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         reference = Reference(stack.options.model, arguments.dtype, stack.options.threads)
         sets = prompt_sets(Path(arguments.data), arguments.sets, arguments.limit)
         limit = (await client.list_models()).target.context_length
-        samples, sampled = [], []
-        say("reference: transformers' own greedy generate, and plain decoding with keyed sampling")
-        sampling = GenerateOptions(
-            sampling=SamplingParams(temperature=arguments.temperature, top_p=arguments.top_p),
-            rule=EXACT,
-            max_tokens=arguments.max_tokens,
-            num_speculative_tokens=0,
+        samples: list[Expected] = []
+        sampled: list[Expected] = []
+        transformers = arguments.reference == "transformers"
+        how = "transformers' own greedy generate" if transformers else "plain decoding"
+        say(f"reference: {how}, and plain decoding with keyed sampling")
+        plain = GenerateOptions(
+            rule=EXACT, max_tokens=arguments.max_tokens, num_speculative_tokens=0
+        )
+        drawn = replace(
+            plain, sampling=SamplingParams(arguments.temperature, top_p=arguments.top_p)
         )
         for name, prompts in sets.items():
             for index, prompt in enumerate(prompts):
@@ -178,13 +192,13 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 if len(ids) + arguments.max_tokens > limit:
                     say(f"SKIPPED prompt {index} of {name}: it is too long")
                     continue
-                greedy = not arguments.sampled_only
+                greedy = transformers and not arguments.sampled_only
                 expected = reference.generate(ids, arguments.max_tokens) if greedy else []
                 samples.append(Expected(name, ids, expected, index))
-        drawn = [s for i, s in enumerate(samples) if i % arguments.sampled_every == 0]
-        for sample, plain in zip(drawn, await generate_all(client, drawn, sampling), strict=True):
-            sampled.append(replace(sample, expected=plain))
-        ties = reference if arguments.dtype != "float64" else None
+        sampled = await expect(client, samples[:: arguments.sampled_every], drawn)
+        if not transformers and not arguments.sampled_only:
+            samples = await expect(client, samples, plain)
+        ties = reference if transformers and arguments.dtype != "float64" else None
         for drafter in arguments.drafter:
             for k in arguments.k:
                 what = GenerateOptions(
@@ -199,19 +213,20 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
                 ):
                     started = time.monotonic()
                     if temperature:
-                        what = replace(what, sampling=sampling.sampling)
+                        what = replace(what, sampling=drawn.sampling)
                     counts = await compare(client, case, what, ties)
                     for set_name, count in counts.items():
                         case_ = {"drafter": drafter, "k": k, "temperature": temperature}
                         rows.append({**case_, "set": set_name, **asdict(count)})
                         say(
-                            f"{drafter:14s} K {k:2d}  temperature {temperature:g}  "
+                            f"{drafter:14s} K {k:>4}  temperature {temperature:g}  "
                             f"{set_name:10s} {count.texts:4d} texts  {count.equal:4d} equal  "
                             f"{count.ties:2d} at ties  {count.wrong:2d} wrong  "
                             f"({time.monotonic() - started:.0f} s)"
                         )
     return {
         "dtype": arguments.dtype,
+        "reference": arguments.reference,
         "tensor_parallel_size": arguments.tensor_parallel_size,
         "max_tokens": arguments.max_tokens,
         "rows": rows,
@@ -233,7 +248,15 @@ def main() -> int:
         default=0,
         help="longer texts are left out; 0: the model's limit",
     )
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 15])
+    parser.add_argument(
+        "--reference",
+        default="transformers",
+        choices=["transformers", "plain"],
+        help="of the greedy texts: transformers' generate, or plain decoding, bit for bit",
+    )
+    parser.add_argument(
+        "--k", type=read_speculation_length, nargs="+", default=[1, 4, 15, AUTO], metavar="K|auto"
+    )
     parser.add_argument("--sets", nargs="+", default=list(DEFAULT_SETS), choices=SETS)
     parser.add_argument("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
     parser.add_argument("--limit", type=int, help="at most this many prompts of each set")

@@ -68,8 +68,8 @@ class AdaptivePace:
         self._rest = FIRST_REST
         self._begun = self._read = self._asked = self._entered = False
         self._saved_ns = self._saved_before_ns = 0
-        self._first_k, self._first_promise = self._best()
-        if self._first_promise * experience.plain_ns < ENTER_AT_ONCE or not self._drafter.is_known:
+        self._first_k, self._first_promise = self._best() if self._drafter.is_known else (0, 0.0)
+        if self._first_promise * experience.plain_ns < ENTER_AT_ONCE:
             self._first_k = 0
         self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
 

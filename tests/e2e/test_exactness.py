@@ -6,11 +6,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_exact_equals_generate_and_plain_decoding():
-    command = [sys.executable, "-m", "bench.exactness", "--limit", "3", "--k", "1", "15"]
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--limit", "3", "--k", "1", "15"),
+        ("--limit", "2", "--k", "15", "auto", "--dtype", "bfloat16", "--reference", "plain"),
+    ],
+    ids=["float64", "bfloat16"],
+)
+def test_exact_equals_generate_and_plain_decoding(flags):
+    command = [sys.executable, "-m", "bench.exactness", *flags]
     done = subprocess.run(
         [*command, "--max-tokens", "48", "--sampled-every", "3", "--max-model-len", "1024"],
         cwd=ROOT,
