@@ -127,7 +127,9 @@ WRITE = --output $@.part && mv $@.part $@
 mgsm := $(foreach language,de fr th,--prompt-file $(DATA)/mgsm_$(language).tsv)
 files = $(foreach file,gsm8k_test.jsonl spec_bench_question.jsonl HumanEval.jsonl.gz acp_prog_gen_dev.json,--prompt-file $(DATA)/$(file))
 # Whether speculation is ever slower: so often, with plain decoding twice, that chance averages out.
-bench-plain = $(files) $(mgsm) --random-prompts $(PROMPTS) --ignore-eos --rules plain,exact,fly --repeats $(PLAIN_REPEATS)
+twice = --rules plain,exact,fly --repeats $(PLAIN_REPEATS)
+bench-plain = $(files) $(mgsm) --random-prompts $(PROMPTS) --ignore-eos $(twice)
+bench-plain-problems = --problems $(PROMPTS) $(twice)
 # Word problems end; other texts of the bundled models may end at once, or never.
 bench-problems = --problems $(PROMPTS) --num-speculative-tokens auto,15 $(BESIDE)
 bench-gsm8k = --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos $(BESIDE)
@@ -136,7 +138,7 @@ bench-humaneval = --prompt-file $(DATA)/HumanEval.jsonl.gz --ignore-eos $(BESIDE
 bench-mgsm = $(mgsm) --ignore-eos $(BESIDE)
 bench-acpbench = --prompt-file $(DATA)/acp_prog_gen_dev.json --ignore-eos $(BESIDE)
 bench-random = --random-prompts $(PROMPTS) --ignore-eos --rules plain,exact,fly $(BESIDE)
-bench-batches = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos --batch $(BATCHES) --repeats 3 $(AGAINST)
+bench-batches = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos --batch $(BATCHES) --repeats 9 $(AGAINST)
 bench-hindsight = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/mgsm_fr.tsv \
 	--ignore-eos --num-speculative-tokens $(KS) --repeats 3
 bench-drafters = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/spec_bench_question.jsonl \
@@ -152,7 +154,7 @@ pair-real-auto = $(real) --problems 3 --max-tokens 96 --rules exact --num-specul
 pair-slow-auto = $(padded) --problems 8 --max-tokens 96 --num-speculative-tokens auto
 pair-3.6 = $(call padded,$(comma)auto:3.6) --num-speculative-tokens 2
 pair-11.7 = $(call padded,$(comma)auto:11.7) --num-speculative-tokens 6
-PIECES ?= plain problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters round \
+PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters round \
 	pair-3.6 pair-11.7 pair-real pair-real-auto pair-slow-auto
 bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## docs/performance.md: measured in pieces, goes on where it stopped; about two hours
 

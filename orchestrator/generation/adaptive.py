@@ -42,7 +42,7 @@ FOLLOWING_COST_NS = 3_000_000
 """What asking takes on top of the drafter's own time, in all processes."""
 DEARER, DEAREST = 0.25, 4.0
 """How much dearer a question gets with every one before it that was in vain, and at most."""
-READING_COST_NS = 5_000_000
+READING_COST_NS = 8_000_000
 """The most that counts of it where the drafter read the prompt besides, as the target does."""
 ENDING_NS = 6_000_000
 """The most of the first round's time, a plain token's apart, that plain decoding took to end."""
