@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from bench import performance
+from bench.performance.__main__ import main, write_between
+from bench.performance.parts import parts_of
+from bench.performance.reports import read_reports
 from flyspec.bench.modes import Sample
 from flyspec.bench.report import report, report_batches, to_document
 from flyspec.bench.speed import BatchSample
 
-DOCUMENT = Path(performance.__file__).parents[1] / "docs" / "performance.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 MACHINE = {"processor": "CPU 9000", "instruction_sets": ["avx2"], "cores": 2, "accelerator": "",
            "versions": {"torch": "2.0"}}  # fmt: skip
 
@@ -47,9 +49,33 @@ def test_of_what_was_measured_twice_the_report_of_more_repeats_is_taken(tmp_path
         a=speed("words", {"plain": 1.0, "fly": 0.25}, repeats=21),
         b=speed("words", {"plain": 1.0, "llama": 2.0, "fly": 0.5}, others=["llama"]),
     )
-    parts = performance.parts_of(performance.read_reports(tmp_path))
+    parts = parts_of(read_reports(tmp_path))
     assert "| words | fly | 4.00 (" in parts["plain"]
     assert "| words | fly | 4.00 (4.00 to 4.00) |" in parts["others"]  # 2.0 over 0.5
+
+
+def test_requests_are_told_apart_by_what_the_drafter_had_to_do(tmp_path: Path) -> None:
+    def sample(mode: str, seconds: float, prompt: int = 0, **did: int) -> dict[str, Any]:
+        facts = {"group": "words", "prompt": prompt, "repeat": 0, "mode": mode, "seconds": seconds}
+        return {**facts, "spec_steps": 0, "draft_ns": 0, **did}
+
+    samples = [
+        sample("plain", 1.0), sample("plain", 3.0, prompt=1), sample("plain again", 2.0),
+        sample("fly", 0.5), sample("exact", 4.0, draft_ns=5),
+        sample("fly", 2.0, prompt=1, draft_ns=5, spec_steps=1),
+    ]  # fmt: skip
+    write(
+        tmp_path,
+        a={**speed("words", {"plain": 1.0, "plain again": 1.0}), "samples": samples},
+        b={**speed("words", {"plain": 1.0, "fly": 1.0}), "samples": samples[:2]},  # not twice
+    )
+    lines = parts_of(read_reports(tmp_path))["asked"].splitlines()
+    assert lines[2:] == [
+        "| (plain decoding again) | 1 | 0.500 |",
+        "| was not asked | 1 | 2.000 |",
+        "| followed the text | 1 | 0.250 |",
+        "| drafted rounds | 1 | 1.500 |",
+    ]
 
 
 def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
@@ -80,7 +106,7 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
     )  # fmt: skip
     document = tmp_path / "performance.md"
     document.write_text(DOCUMENT.read_text())
-    assert performance.main([str(reports), "--document", str(document)]) == 0
+    assert main([str(reports), "--document", str(document)]) == 0
     text = document.read_text()
     for expected in (
         "CPU 9000, 2 cores, avx2; torch 2.0.",
@@ -102,24 +128,24 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
     for plot in ("groups", "others", "batches"):
         drawn = (tmp_path / "images" / f"performance-{plot}.svg").read_text()
         assert "<text" in drawn
-    assert performance.main([str(reports), "--document", str(document)]) == 0
+    assert main([str(reports), "--document", str(document)]) == 0
     assert document.read_text() == text
 
 
 def test_what_was_not_measured_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "<!-- rounds -->\nold\n<!-- /rounds -->\n<!-- pairs -->\n<!-- /pairs -->\n"
     parts = {"pairs": "new"}
-    assert performance.write_between(text, parts) == text.replace(
+    assert write_between(text, parts) == text.replace(
         "<!-- pairs -->\n", "<!-- pairs -->\n\nnew\n\n"
     )
     document = tmp_path / "performance.md"
     document.write_text(text)
-    assert performance.main([str(tmp_path), "--document", str(document)]) == 1
+    assert main([str(tmp_path), "--document", str(document)]) == 1
     assert "no reports of `flyspec bench` in it" in capsys.readouterr().err
     write(tmp_path, a=speed("words", {"plain": 1.0, "fly": 0.5}))
-    assert performance.main([str(tmp_path), "--document", str(document)]) == 1
+    assert main([str(tmp_path), "--document", str(document)]) == 1
     assert "must have <!-- machine -->" in capsys.readouterr().err
     assert document.read_text() == text
     (tmp_path / "a.json").write_text("{")
-    assert performance.main([str(tmp_path), "--document", str(document)]) == 1
+    assert main([str(tmp_path), "--document", str(document)]) == 1
     assert "a.json: not JSON" in capsys.readouterr().err

@@ -1,61 +1,18 @@
-"""`python -m bench.performance`: docs/performance.md's tables and plots, from what was measured.
-
-Reads the JSON reports of `flyspec bench`, `bench pair` and `bench round` in a folder, and writes
-what stands between the lines `<!-- NAME -->` and `<!-- /NAME -->` of the document, and its plots.
-A part whose reports are not there stays as it is.
-"""
+"""The tables of docs/performance.md, each from the reports that have something for it."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
 import shlex
-import sys
+import statistics
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from bench import performance_plots
+from bench.performance.reports import HINDSIGHT, Document, groups, is_dtype, others_of
 from flyspec.bench.conditions import PLAIN
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.bench.speed import AGAIN
 from flyspec.tables import markdown
 
-Document = Mapping[str, Any]
-
-_HINDSIGHT, _DEFAULT = "best fixed K", ", K auto"
-_KINDS = {"groups": "speed", "hops_over_echoes": "round", "conditions": "eval"}
-"""A field that only this kind of report has. Reports of pairs are those with `modes`."""
-
-
-def read_reports(folder: Path) -> dict[str, list[Document]]:
-    """Reports by kind, in the order of their files' names. Raises `ConfigError`."""
-    found: dict[str, list[Document]] = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            document = json.loads(path.read_text())
-        except ValueError as error:
-            raise ConfigError(f"{path}: not JSON: {error}") from None
-        kind = next((k for field, k in _KINDS.items() if field in document), "")
-        if not kind and "modes" in document:
-            kind = "pair"
-        if kind:
-            found.setdefault(kind, []).append({**document, "file": path.name})
-    if not found:
-        raise ConfigError(f"{folder}: no reports of `flyspec bench` in it; `make bench` makes them")
-    return found
-
-
-def write_between(text: str, parts: Mapping[str, str]) -> str:
-    """The text with what is between each part's two marks replaced. Raises `ConfigError`."""
-    for name, part in parts.items():
-        marks = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
-        pieces = re.split(marks, text, flags=re.DOTALL)
-        if len(pieces) == 4:
-            text = f"{pieces[0]}{pieces[1]}\n{part}\n\n{pieces[2]}{pieces[3]}"
-        else:
-            raise ConfigError(f"the document must have <!-- {name} --> and <!-- /{name} --> once")
-    return text
+_WORK = ("(plain decoding again)", "was not asked", "followed the text", "drafted rounds")
 
 
 def parts_of(reports: Mapping[str, Sequence[Document]]) -> dict[str, str]:
@@ -89,36 +46,8 @@ def _commands(documents: Sequence[Document]) -> str:
     return "\n".join("    " + shlex.join(d["command"]) for d in documents)
 
 
-def _groups(documents: Sequence[Document]) -> list[tuple[str, dict[str, Any]]]:
-    """(group, its modes by name) of every report of the defaults.
-
-    Of what several have measured, that of the most repeats is taken. Reports that look for the best
-    K, or compare drafters or data types, have parts of their own.
-    """
-    found: dict[str, dict[str, Any]] = {g: {} for d in documents for g in d["groups"]}
-    for document in sorted(documents, key=lambda d: int(d["repeats"])):
-        modes_of = document["groups"]
-        names = [m["mode"] for modes in modes_of.values() for m in modes]
-        if len(document["drafters"]) > 1 or any(_is_dtype(n) or _HINDSIGHT in n for n in names):
-            continue
-        for group, modes in modes_of.items():
-            for m in modes:
-                name = m["mode"].removesuffix(_DEFAULT)
-                before = found[group].get(name, {"ratios": {}})
-                found[group][name] = {**m, "ratios": {**before["ratios"], **m["ratios"]}}
-    return [(group, modes) for group, modes in found.items() if modes]
-
-
-def _is_dtype(mode: str) -> bool:
-    return mode.startswith(f"{PLAIN}, ")
-
-
 def _rules(modes: Mapping[str, Any], others: Sequence[str]) -> list[str]:
     return [m for m in modes if m != PLAIN and m not in others]
-
-
-def _others(documents: Sequence[Document]) -> list[str]:
-    return list(dict.fromkeys(name for d in documents for name in d.get("others", ())))
 
 
 def _ratio(ratio: Mapping[str, float] | None) -> str:
@@ -130,8 +59,8 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _against_plain(documents: Sequence[Document]) -> str:
-    others, rows = _others(documents), []
-    for group, modes in _groups(documents):
+    others, rows = others_of(documents), []
+    for group, modes in groups(documents):
         for name in _rules(modes, others):
             m = modes[name]
             ratio = m["ratios"][PLAIN]
@@ -146,18 +75,18 @@ def _against_plain(documents: Sequence[Document]) -> str:
 
 
 def _against_others(documents: Sequence[Document]) -> str:
-    others, rows = _others(documents), []
-    for group, modes in _groups(documents):
-        there = [name for name in others if name in modes]
-        for name in [PLAIN, *_rules(modes, others)] if there else []:
+    others, rows = others_of(documents), []
+    for group, modes in groups(documents):
+        for name in [PLAIN, *_rules(modes, others)]:
             ratios = modes[name]["ratios"]
-            rows.append([group, name, *(_ratio(ratios.get(other)) for other in others)])
+            if any(other in ratios for other in others):
+                rows.append([group, name, *(_ratio(ratios.get(other)) for other in others)])
     return markdown(["prompts", "mode", *(f"x {o}" for o in others)], rows, left=2) if rows else ""
 
 
 def _first_token(documents: Sequence[Document]) -> str:
-    others, rows = _others(documents), []
-    for group, modes in _groups(documents):
+    others, rows = others_of(documents), []
+    for group, modes in groups(documents):
         for name in [PLAIN, *_rules(modes, others), *(o for o in others if o in modes)]:
             m = modes[name]
             rows.append([
@@ -171,8 +100,8 @@ def _first_token(documents: Sequence[Document]) -> str:
 
 
 def _bound(documents: Sequence[Document]) -> str:
-    others, rows = _others(documents), []
-    for group, modes in _groups(documents):
+    others, rows = others_of(documents), []
+    for group, modes in groups(documents):
         for name in _rules(modes, others):
             m = modes[name]
             if m["draft_share"] is not None:
@@ -186,12 +115,45 @@ def _bound(documents: Sequence[Document]) -> str:
     return markdown(columns, rows, left=2) if rows else ""
 
 
+def _asked(documents: Sequence[Document]) -> str:
+    """What it costs to find out whether drafts pay: requests by what the drafter had to do.
+
+    Of reports that measured plain decoding twice; each request over the plain one of its repeat.
+    """
+    ratios: dict[str, list[float]] = {}
+    for document in documents:
+        samples = document.get("samples", ())
+        if not any(sample["mode"] == AGAIN for sample in samples):
+            continue
+        plain = {_turn(s): s["seconds"] for s in samples if s["mode"] == PLAIN}
+        for sample in samples:
+            if sample["mode"] != PLAIN:
+                ratios.setdefault(_work(sample), []).append(
+                    plain[_turn(sample)] / sample["seconds"]
+                )
+    rows = [
+        [work, f"{len(ratios[work]):,}", f"{statistics.median(ratios[work]):.3f}"]
+        for work in _WORK if work in ratios
+    ]  # fmt: skip
+    return markdown(["the drafter", "requests", "x plain"], rows) if rows else ""
+
+
+def _turn(sample: Mapping[str, Any]) -> tuple[str, int, int]:
+    return sample["group"], sample["prompt"], sample["repeat"]
+
+
+def _work(sample: Mapping[str, Any]) -> str:
+    if sample["mode"] == AGAIN:
+        return _WORK[0]
+    return _WORK[3] if sample["spec_steps"] else _WORK[2] if sample["draft_ns"] else _WORK[1]
+
+
 def _hindsight(documents: Sequence[Document]) -> str:
     rows = []
     for document in documents:
         for group, modes in document["groups"].items():
             of = {m["mode"]: m for m in modes}
-            for name in (m for m in of if _HINDSIGHT in m):
+            for name in (m for m in of if HINDSIGHT in m):
                 rule = name.partition(",")[0]
                 auto = of.get(f"{rule}, K auto")
                 chosen = of[name]["chosen"]
@@ -209,7 +171,7 @@ def _dtypes(documents: Sequence[Document]) -> str:
         [group, d["dtype"], m["mode"].rpartition(", ")[2], _ratio(m["ratios"][PLAIN])]
         for d in documents
         for group, modes in d["groups"].items()
-        for m in modes if _is_dtype(m["mode"])
+        for m in modes if is_dtype(m["mode"])
     ]  # fmt: skip
     columns = ["prompts", "here", "against", "x plain of the other"]
     return markdown(columns, rows, left=3) if rows else ""
@@ -277,6 +239,7 @@ def _rounds(documents: Sequence[Document]) -> str:
 _PARTS: dict[str, tuple[str, Callable[[Sequence[Document]], str]]] = {
     "machine": ("speed", _machine),
     "plain": ("speed", _against_plain),
+    "asked": ("speed", _asked),
     "others": ("speed", _against_others),
     "setups": ("speed", _setups),
     "first-token": ("speed", _first_token),
@@ -289,29 +252,3 @@ _PARTS: dict[str, tuple[str, Callable[[Sequence[Document]], str]]] = {
     "pairs": ("pair", _pairs),
     "rounds": ("round", _rounds),
 }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the document and its plots; 1, and why, if they cannot be."""
-    args = argparse.ArgumentParser(prog="bench.performance", description=__doc__)
-    args.add_argument("reports", type=Path, nargs="?", default=Path("build/performance"))
-    args.add_argument("--document", type=Path, default=Path("docs/performance.md"))
-    given = args.parse_args(arguments)
-    try:
-        reports = read_reports(given.reports)
-        text = write_between(given.document.read_text(), parts_of(reports))
-        speed = reports.get("speed", ())
-        images = given.document.parent / "images"
-        images.mkdir(exist_ok=True)
-        performance_plots.plot_groups(_groups(speed), _others(speed), images)
-        performance_plots.plot_batches([b for d in speed for b in d["batches"]], images)
-    except (FlyspecError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    given.document.write_text(text)
-    print(f"{given.document} and {images} are written")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

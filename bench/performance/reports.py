@@ -1,0 +1,66 @@
+"""Reports of `flyspec bench`, `bench pair` and `bench round`, and what several say together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flyspec.bench.conditions import PLAIN
+from flyspec.errors import ConfigError
+
+Document = Mapping[str, Any]
+
+HINDSIGHT = "best fixed K"
+_DEFAULT = ", K auto"
+_KINDS = {"groups": "speed", "hops_over_echoes": "round", "conditions": "eval"}
+"""A field that only this kind of report has. Reports of pairs are those with `modes`."""
+
+
+def read_reports(folder: Path) -> dict[str, list[Document]]:
+    """Reports by kind, in the order of their files' names. Raises `ConfigError`."""
+    found: dict[str, list[Document]] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            document = json.loads(path.read_text())
+        except ValueError as error:
+            raise ConfigError(f"{path}: not JSON: {error}") from None
+        kind = next((k for field, k in _KINDS.items() if field in document), "")
+        if not kind and "modes" in document:
+            kind = "pair"
+        if kind:
+            found.setdefault(kind, []).append({**document, "file": path.name})
+    if not found:
+        raise ConfigError(f"{folder}: no reports of `flyspec bench` in it; `make bench` makes them")
+    return found
+
+
+def groups(documents: Sequence[Document]) -> list[tuple[str, dict[str, Any]]]:
+    """(group, its modes by name) of every report of the defaults.
+
+    Of what several have measured, that of the most repeats is taken. Reports that look for the best
+    K, or compare drafters or data types, have parts of their own.
+    """
+    found: dict[str, dict[str, Any]] = {g: {} for d in documents for g in d["groups"]}
+    for document in sorted(documents, key=lambda d: int(d["repeats"])):
+        modes_of = document["groups"]
+        names = [m["mode"] for modes in modes_of.values() for m in modes]
+        if len(document["drafters"]) > 1 or any(is_dtype(n) or HINDSIGHT in n for n in names):
+            continue
+        for group, modes in modes_of.items():
+            for m in modes:
+                name = m["mode"].removesuffix(_DEFAULT)
+                before = found[group].get(name, {"ratios": {}})
+                found[group][name] = {**m, "ratios": {**before["ratios"], **m["ratios"]}}
+    return [(group, modes) for group, modes in found.items() if modes]
+
+
+def is_dtype(mode: str) -> bool:
+    """Whether a mode is plain decoding in another data type."""
+    return mode.startswith(f"{PLAIN}, ")
+
+
+def others_of(documents: Sequence[Document]) -> list[str]:
+    """What is not flyspec in any of them, by name."""
+    return list(dict.fromkeys(name for d in documents for name in d.get("others", ())))
