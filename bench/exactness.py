@@ -173,7 +173,6 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         sets = prompt_sets(Path(arguments.data), arguments.sets, arguments.limit)
         limit = (await client.list_models()).target.context_length
         samples: list[Expected] = []
-        sampled: list[Expected] = []
         transformers = arguments.reference == "transformers"
         how = "transformers' own greedy generate" if transformers else "plain decoding"
         say(f"reference: {how}, and plain decoding with keyed sampling")

@@ -203,7 +203,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     target = mode.over(plain, lambda s: s.target_ns / max(1, s.tokens))
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
     first = mode.first_token
-    speedups = mode.over(plain, lambda s: s.rate)
+    speedups = {base: mode.over(modes[base], lambda s: s.rate) for base in baselines}
     late = mode.over(plain, lambda s: s.first_token_s)
     long = {p for p, tokens in mode.prompt_tokens.items() if tokens > LONG_PROMPT}
     return ModeReport(
@@ -211,7 +211,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         prompts=len(mode.by_prompt),
         tokens=sum(of[0].tokens for of in mode.by_prompt.values()),
         tokens_per_second=a_prompt / seconds,
-        ratios={base: _ratio(mode.over(modes[base], lambda s: s.rate)) for base in baselines},
+        ratios={base: _ratio(of) for base, of in speedups.items()},
         first_token_ms=_median_or_none(1e3 * f for f in first.values()),
         first_token_ratio=_median_or_none(late.values()),
         first_token_long_ms=_median_or_none(1e3 * f for p, f in first.items() if p in long),
@@ -229,7 +229,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         target_share=mode.share(lambda s: s.target_ns),
         bound=_median_or_none(bound.values()),
         bound_share=_median_or_none(
-            speedup / bound[p] for p, speedup in speedups.items() if p in bound
+            speedup / bound[p] for p, speedup in speedups[PLAIN].items() if p in bound
         ),
         same_as_plain=(
             sum(list(of[0].token_ids) == list(plain.by_prompt[p][0].token_ids)
