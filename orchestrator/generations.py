@@ -141,7 +141,9 @@ class Generations:
         k, earlier = plan.num_speculative_tokens, plan.num_draft_tokens_per_round
         pace: Pace = FixedPace(k)
         if plan.adaptive and k:
-            pace = AdaptivePace(self._experience, drafter, plan.rule.name, k)
+            pace = AdaptivePace(
+                self._experience, drafter, plan.rule.name, k, len(plan.prompt_token_ids)
+            )
         return RepeatedPace(earlier, pace) if earlier else pace
 
     async def _plan(self, request: GenerationRequest) -> GenerationPlan:

@@ -192,7 +192,10 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
                     steps = min(remaining, max(1, streamed_ns // max(1, self._step_ns)))
                     streamed_ns = min(STREAMED_NS, 2 * streamed_ns)
                 want = want._replace(
-                    sampling=session.sampling, max_tokens=steps, stop_token_ids=self._judge.eos
+                    sampling=session.sampling,
+                    max_tokens=steps,
+                    stop_token_ids=self._judge.eos,
+                    confidences=True,
                 )
             # A window that is open needs drafts to go on.
             self._survivals[slot] = () if round_.open_window else round_.draft_survivals
@@ -202,7 +205,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
                 del self._survivals[slot]
             judging_ns = perf_counter_ns()
             if isinstance(ran.result, Drafted):
-                verdict = _plain_verdict(len(session.sequence), ran.result.token_ids)
+                verdict = _plain_verdict(len(session.sequence), ran.result)
                 self._step_ns = ran.model_ns // len(ran.result.token_ids)
             else:
                 logits = ran.result.logits
@@ -228,7 +231,14 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
             arrived_ns = now_ns
 
 
-def _plain_verdict(start: int, token_ids: Sequence[int]) -> Verdict:
+def _plain_verdict(start: int, drawn: Drafted) -> Verdict:
     """What follows from tokens that the target drew behind `start` others."""
-    *before, last = token_ids
-    return Verdict(start + len(before), last, start_length=start, plain_token_ids=tuple(before))
+    *before, last = drawn.token_ids
+    chances = drawn.confidences
+    return Verdict(
+        start + len(before),
+        last,
+        start_length=start,
+        plain_token_ids=tuple(before),
+        plain_confidence=sum(chances) / len(chances) if chances else 0.0,
+    )

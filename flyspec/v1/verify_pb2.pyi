@@ -612,6 +612,7 @@ class VerifyResponse(_message.Message):
     OPEN_WINDOW_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PLAIN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round that this answers."""
     keep_length: _builtins.int
@@ -632,6 +633,10 @@ class VerifyResponse(_message.Message):
     """Time of sampling and of the rule, ns."""
     service_ns: _builtins.int
     """Time from the round's arrival to this response, ns."""
+    plain_confidence: _builtins.float
+    """Plain decoding: the mean probability that the target gave `plain_token_ids` and
+    `next_token_id`; 0 where the engine does not say.
+    """
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
         """One a drafted token that was checked: all of them, or the first ones where
@@ -670,10 +675,11 @@ class VerifyResponse(_message.Message):
         open_window: Global___OpenWindow | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         plain_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        plain_confidence: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "open_window", b"open_window"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_token_ids", b"plain_token_ids", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

@@ -263,7 +263,8 @@ class Verdict:
     that was open before the round `failed`, no draft stands and `keep_length` is its position.
     `logprobs`, if asked for, has one for each token from where the round began, or from
     `keep_length` if that is less, up to and including `next_token_id`. A round of plain decoding
-    has several verdicts, whose `plain_token_ids` are the last of the `keep_length` tokens.
+    has several verdicts, whose `plain_token_ids` are the last of the `keep_length` tokens, and
+    whose `plain_confidence` is the mean probability of its tokens, 0 where nobody knows.
     """
 
     keep_length: int
@@ -276,6 +277,7 @@ class Verdict:
     timings: VerifyTimings = field(default_factory=VerifyTimings)
     logprobs: tuple[TokenLogprobs, ...] = ()
     plain_token_ids: tuple[int, ...] = ()
+    plain_confidence: float = 0.0
 
     @property
     def failed(self) -> bool:

@@ -23,10 +23,9 @@ class SharedAcceptance:
     """Of many generations; `prior` is the share of drafts accepted before anything is known."""
 
     def __init__(self, prior: float, most: int, fade: float = SHARED_FADE) -> None:
-        self._reached = [PRIOR_TOKENS] * most
-        self._accepted = [PRIOR_TOKENS * prior] * most
-        self._all, self._good = PRIOR_TOKENS, PRIOR_TOKENS * prior
-        self._fade = fade
+        self._reached, self._accepted = [0.0] * most, [0.0] * most
+        self._all = self._good = 0.0
+        self._prior, self._fade = prior, fade
         self.num_seen = 0
         """Tokens of evidence so far."""
 
@@ -63,7 +62,7 @@ class SharedAcceptance:
     @property
     def mean(self) -> float:
         """Share of drafts accepted, on average, of those that were reached."""
-        return self._good / self._all
+        return (self._good + PRIOR_TOKENS * self._prior) / (self._all + PRIOR_TOKENS)
 
     def at(self, position: int) -> float:
         """Share of the drafts accepted that were reached at a position, counted from 0."""
@@ -76,8 +75,11 @@ class Acceptance(SharedAcceptance):
 
     def __init__(self, others: SharedAcceptance, most: int) -> None:
         super().__init__(others.mean, most, FADE)
-        self._reached, self._accepted = [0.0] * most, [0.0] * most
         self._others = others
+
+    def compare(self, others: SharedAcceptance) -> None:
+        """Take what this text has not shown from these instead."""
+        self._others, self._prior = others, others.mean
 
     def at(self, position: int) -> float:
         """Share of the drafts accepted that were reached at a position, counted from 0."""

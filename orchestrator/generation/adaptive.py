@@ -15,15 +15,23 @@ from collections.abc import Sequence
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
-from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience
+from orchestrator.generation.experience import (
+    MOST_ALLOWANCE_NS,
+    MOST_DEBT_NS,
+    Experience,
+    Recent,
+    TextKind,
+)
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, NextRound
 
-ENTER, ENTER_AT_ONCE = 1.1, 1.4
+ENTER, ENTER_AT_ONCE = 1.1, 1.2
 """Drafting begins where it promises so many times plain decoding's tokens a second; by what other
 texts were like, with the second token."""
 EVIDENCE = 6
 """Tokens of this text that the promise rests on, at least."""
+CONFIDENCE_MEMORY = 0.95
+"""What the target's confidence in a token counts when another one has come."""
 SEED_ROUNDS = 2.0
 """Rounds that the promise counts for when the first ones are measured."""
 SLOWER = 0.8
@@ -31,6 +39,8 @@ SLOWER = 0.8
 SHORT_REST, FIRST_REST, LONGEST_REST = 8, 32, 128
 """Tokens of plain decoding before the drafter is asked again: where too little was found out, and
 where it does not pay; that doubles."""
+SELDOM = 1000
+"""Tokens of plain decoding between two questions in texts of a kind where drafts do not pay."""
 QUICK_NS = 500_000
 """A token's time for which these numbers of tokens are. Where tokens take longer, fewer are so much
 time, and to be wrong costs fewer."""
@@ -40,10 +50,12 @@ FOLLOWING_SHARE = 0.02
 """Of the time of plain decoding, what may be spent on finding out whether drafts pay."""
 FOLLOWING_COST_NS = 3_000_000
 """What asking takes on top of the drafter's own time, in all processes."""
+READING_COST_NS = 8_000_000
+"""The most that counts of its time where it read the prompt, unless decoding was held up longer."""
 DEARER, DEAREST = 0.25, 4.0
 """How much dearer a question gets with every one before it that was in vain, and at most."""
-READING_COST_NS = 8_000_000
-"""The most that counts of it where the drafter read the prompt besides, as the target does."""
+LIKELY_TOKENS = 64
+"""How much longer a text is taken to go on, when a question has to pay."""
 ENDING_NS = 6_000_000
 """The most of the first round's time, a plain token's apart, that plain decoding took to end."""
 CAUGHT_UP = 0.5
@@ -59,14 +71,21 @@ PATIENCE_START_NS = 5_000_000
 class AdaptivePace:
     """Of one generation, up to `most` drafts a round; `rule` by its name."""
 
-    def __init__(self, experience: Experience, drafter: str, rule: str, most: int) -> None:
+    def __init__(
+        self, experience: Experience, drafter: str, rule: str, most: int, prompt_length: int = 0
+    ) -> None:
         self._experience, self._rule, self._most = experience, rule, most
         self._drafter = experience.with_drafter(drafter, rule)
         self._exact = RULE_PRESETS[rule].token_exact
         self._acceptance = Acceptance(self._drafter.acceptance, most)
+        self._confidence = Recent(0.0, CONFIDENCE_MEMORY)  # of the target in this text's tokens
+        self._kind: TextKind | None = None  # of texts, which this one is
         self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
         self._rest = FIRST_REST
         self._begun = self._read = self._asked = self._entered = False
+        self._unread = prompt_length  # tokens that the drafter has not read when it is asked first
+        self._reads = 0  # tokens that it reads for the question at hand
+        self._delay_ns = 0.0  # what the question at hand has cost plain decoding
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = self._best() if self._drafter.is_known else (0, 0.0)
         if self._first_promise * experience.plain_ns < ENTER_AT_ONCE:
@@ -93,12 +112,14 @@ class AdaptivePace:
         if not verdict.decisions:
             self._decoded(round_)
             return
-        self._begun = True
+        self._begun, self._unread = True, 0
         self._take(round_.proposal.drafter)
         usual_ns = self._usual_ns(round_)
         self._drafter.checked(round_.proposal, verdict, usual_ns)
         experience.stepped(len(verdict.decisions) + 1, verdict.timings.forward_ns)
         self._acceptance.checked(len(verdict.decisions), verdict.num_accepted)
+        if self._kind:
+            self._kind.acceptance.checked(len(verdict.decisions), verdict.num_accepted)
         saved_ns = int(round_.num_emitted * experience.plain_ns - round_.round_ns)
         self._saved_ns += saved_ns
         self._drafter.earn(saved_ns)
@@ -125,12 +146,26 @@ class AdaptivePace:
             if self._first_k:
                 self._enter(self._first_k, self._first_promise)
             return
+        self._hear(round_)
         if self._turn.num_drafts:  # the drafter had nothing, or was late
             self._measure(round_)
-        elif not self._asked:  # or the target may be slower beside the drafter
+        elif self._asked:  # the target may be slower beside the drafter
+            self._delay_ns += round_.round_ns - round_.num_emitted * experience.plain_ns
+        else:
             forward_ns = round_.verdict.timings.forward_ns
             experience.decoded(round_.num_emitted, round_.round_ns)
             experience.stepped(1, forward_ns // max(1, round_.num_emitted))
+
+    def _hear(self, round_: CheckedRound) -> None:
+        """How sure the target is of this text tells of what kind it is."""
+        confidence, count = round_.verdict.plain_confidence, round_.num_emitted
+        if not confidence:
+            return
+        self._confidence.observe(confidence * count, count, count)
+        self._kind = kind = self._drafter.kind_of(self._confidence.value)
+        kind.num_unasked += count
+        if kind.is_known:
+            self._acceptance.compare(kind.acceptance)
 
     def _measure(self, round_: CheckedRound) -> None:
         """Whether rounds with drafts are still worth it, and with how many."""
@@ -152,29 +187,49 @@ class AdaptivePace:
         """It cost what the verdicts said."""
 
     def follows(self, num_tokens: int) -> int:
-        """When it has rested and that is allowed; where even good drafts would not pay, seldom."""
+        """When it has rested and that is allowed; soon where it pays in texts of this kind.
+
+        Seldom where it does not, or where even good drafts would not pay.
+        """
         if self._first_k and not self._begun:
             return self._first_k
-        allowance_ns = self._drafter.allowance_ns
-        if num_tokens < self._lasting(self._rest) or allowance_ns <= 0:
+        drafter, experience, kind = self._drafter, self._experience, self._kind
+        rest, allowance_ns, reads = self._rest, drafter.allowance_ns, self._unread + num_tokens
+        cost_ns = FOLLOWING_COST_NS + reads * drafter.reading_ns.value
+        if kind and kind.is_known:
+            _, promised = self._best()
+            if promised * experience.plain_ns > ENTER:
+                if LIKELY_TOKENS * (experience.plain_ns - 1.0 / promised) > cost_ns:
+                    rest = min(rest, SHORT_REST)
+                    allowance_ns += MOST_DEBT_NS
+            elif kind.num_unasked < self._lasting(SELDOM):
+                return 0
+        if num_tokens < self._lasting(rest) or allowance_ns <= 0:
             return 0
         if allowance_ns < MOST_ALLOWANCE_NS and not self._best(HOPE[: self._most])[0]:
             return 0
-        self._asked = True
-        allowed = int(allowance_ns / max(1.0, self._drafter.draft_ns.value))
+        if kind:
+            kind.num_unasked = 0
+        self._asked, self._delay_ns, self._reads = True, 0.0, reads
+        allowed = int(drafter.allowance_ns / max(1.0, drafter.draft_ns.value))
         return min(self._most, FOLLOWING_DRAFTS, max(LEAST_DRAFTS, allowed))
 
     def followed(self, overtaken: Overtaken) -> None:
         """Learn how good drafts would have been; draft from here on if that promises enough."""
-        proposal, timings = overtaken.proposal, overtaken.proposal.timings
+        proposal = overtaken.proposal
         self._asked = False
         self._take(proposal.drafter)
         drafter = self._drafter
-        spent_ns = FOLLOWING_COST_NS + timings.model_ns
+        spent_ns = float(FOLLOWING_COST_NS + proposal.timings.model_ns)
+        if self._reads:
+            cost_ns = max(0.0, self._delay_ns - FOLLOWING_COST_NS)
+            drafter.reading_ns.observe(cost_ns, self._reads)
         if self._read:
             drafter.followed(proposal, overtaken.asked_ns)
         else:  # the prompt, beside the target
-            self._read, spent_ns = True, min(spent_ns, READING_COST_NS)
+            spent_ns = min(spent_ns, READING_COST_NS)
+        self._read, self._unread = True, 0
+        spent_ns = max(spent_ns, self._delay_ns)
         drafter.earn(-spent_ns * min(DEAREST, 1.0 + DEARER * drafter.num_in_vain))
         drafter.num_in_vain += 1
         agreements = proposal.agreements
@@ -183,6 +238,8 @@ class AdaptivePace:
         accepted = drafter.would_accept(agreements)
         self._acceptance.followed(accepted)
         drafter.acceptance.followed(accepted)
+        if self._kind:
+            self._kind.acceptance.followed(accepted)
         k, promised = self._best()
         enough = promised * self._experience.plain_ns > ENTER
         known = self._acceptance.num_seen >= self._lasting(EVIDENCE)

@@ -6,6 +6,7 @@ found, and finds its own text's acceptance by itself.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +23,8 @@ MOST_SHARING, MOST_ROWS = 128, 256
 """Generations in a step, and its rows, that are told from more."""
 PLAIN_MEMORY, OVERHEAD_MEMORY = 0.99, 0.9
 """The same of a token of plain decoding, and of a round outside the models."""
+READING_MEMORY, READING_PRIOR = 0.9, 500.0
+"""Of the cost of a token that a drafter reads; tokens that the beginning is worth."""
 OVERHEAD_PRIOR = 3.0
 """Rounds that the beginning is worth."""
 START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
@@ -29,8 +32,11 @@ START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
 was spent beyond is paid back, this much of it."""
 LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
 """What a draft that differs is worth when another one has been seen, and how many the beginning."""
+PRIOR_ACCEPTANCE = 0.8
 KNOWN = 64
 """Tokens of evidence that tell how good a drafter is in other texts."""
+CONFIDENCES = 0.5, 0.75, 0.88, 0.94, 0.97
+"""Of the target in its own tokens, between which texts are alike: each halves its doubt."""
 SHARPNESS_STEP = 0.05
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.05, 4.0
 
@@ -60,21 +66,40 @@ class Recent:
         self.value = self._amount / self._count
 
 
+class TextKind:
+    """Texts of which the target is about as sure, with one drafter under one rule.
+
+    `num_unasked` are the tokens decoded plainly in such texts since the drafter was asked in one.
+    """
+
+    def __init__(self) -> None:
+        self.acceptance = SharedAcceptance(PRIOR_ACCEPTANCE, MOST_BY_AUTO)
+        self.num_unasked = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is evidence of how good drafts are in them."""
+        return self.acceptance.num_seen >= KNOWN
+
+
 class DrafterExperience:
     """With one drafter under one rule.
 
     `acceptance` is of its drafts in all texts; `loosening` the share accepted of drafts that
     differ. A draft that the drafter gives the probability c stands with
     about c ** `sharpness`. `overhead_ns` is of a round outside both models, `draft_ns` of a token.
+    `reading_ns` is what it costs plain decoding that the drafter reads a token beside it.
     `allowance_ns` is what may be spent now on finding out whether drafts pay: below 0, nothing;
     `num_in_vain` is how often in a row that was done and they did not.
     """
 
     def __init__(self, lossy: bool = False) -> None:
-        self.acceptance = SharedAcceptance(0.8, MOST_BY_AUTO)
+        self.acceptance = SharedAcceptance(PRIOR_ACCEPTANCE, MOST_BY_AUTO)
+        self._kinds = [TextKind() for _ in range(len(CONFIDENCES) + 1)]
         self.loosening = Recent(0.5 * lossy, LOOSENING_MEMORY, LOOSENING_PRIOR)
         self.overhead_ns = Recent(2e6, OVERHEAD_MEMORY, OVERHEAD_PRIOR)
         self.draft_ns = Recent(0.0)
+        self.reading_ns = Recent(50_000.0, READING_MEMORY, READING_PRIOR)
         self.allowance_ns = START_ALLOWANCE_NS
         self.num_in_vain = 0
         self.sharpness = 1.0
@@ -88,6 +113,10 @@ class DrafterExperience:
         """Allow so much more to be spent; less than 0 has been spent."""
         allowed = self.allowance_ns + duration_ns
         self.allowance_ns = min(MOST_ALLOWANCE_NS, max(-MOST_DEBT_NS, allowed))
+
+    def kind_of(self, confidence: float) -> TextKind:
+        """The texts of which the target is about as sure: what it can foresee, drafters can."""
+        return self._kinds[bisect(CONFIDENCES, confidence)]
 
     def checked(self, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
         """A proposal was checked."""

@@ -19,7 +19,7 @@ from flyspec.values.rounds import (
 )
 from flyspec.values.tokens import Origin
 from orchestrator.generation.acceptance import Acceptance, SharedAcceptance
-from orchestrator.generation.adaptive import FIRST_REST, FOLLOWING_SHARE, AdaptivePace
+from orchestrator.generation.adaptive import FIRST_REST, FOLLOWING_SHARE, SELDOM, AdaptivePace
 from orchestrator.generation.experience import (
     START_ALLOWANCE_NS,
     DrafterExperience,
@@ -275,6 +275,39 @@ def test_the_slower_the_target_the_sooner_the_drafter_is_asked(step_ns, rest):
     pace.checked(plain(1))
     assert pace.follows(rest - 1) == 0
     assert pace.follows(rest) > 0
+
+
+def test_texts_are_told_apart_by_how_sure_the_target_is_of_them():
+    """Where drafts pay in texts of a kind the drafter is asked soon, where they do not seldom."""
+    costs = Costs(step_ns=MS // 2, row_ns=10_000, draft_ns=25_000, hop_ns=MS // 2, prompt_ns=0)
+    experience = Simulation(costs, steady(0.0)).experience()
+    shares, asked = [], []
+    for number in range(80):
+        good = Simulation(costs, steady(0.98), number, sure=0.95)
+        spent = good.run(AdaptivePace(experience, "model", "exact", MOST), 128)
+        shares.append(spent.drafted / spent.tokens)
+        poor = Simulation(costs, steady(0.3), number, sure=0.6)
+        poor.run(AdaptivePace(experience, "model", "exact", MOST), 128)
+        asked.append(len(poor.follows_ns))
+    assert sum(shares[40:]) / 40 > 0.85
+    assert sum(asked[40:]) <= 40 * 128 / SELDOM + 1
+
+
+def test_a_question_costs_what_it_delays_plain_decoding():
+    """As where drafter and target share processors, and the drafter has a long prompt to read."""
+    experience = Experience([MeasuredStep(1, MS), MeasuredStep(32, 2 * MS)])
+    drafter = experience.with_drafter("d", "exact")
+    pace = AdaptivePace(experience, "d", "exact", MOST, prompt_length=1000)
+    pace.checked(plain(1))
+    pace.checked(plain(40)._replace(round_ns=40 * MS))
+    assert pace.follows(40) > 0
+    before = drafter.allowance_ns
+    pace.checked(plain(10)._replace(round_ns=60 * MS))
+    proposal = DraftChunk(token_ids=[1] * 8, drafter="d", agreements=[False] * 40)
+    pace.followed(Overtaken(proposal, 0, 8, 60 * MS))
+    assert before - drafter.allowance_ns == pytest.approx(50 * MS, rel=0.05)
+    assert drafter.allowance_ns < 0
+    assert pace.follows(1000) == 0
 
 
 def test_a_lossy_drafter_goes_on_where_it_is_unsure_as_far_as_that_is_let_stand():
