@@ -24,6 +24,7 @@ from orchestrator.generation.experience import (
 )
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, NextRound
+from orchestrator.generation.speedup import best_k, drafting, round_ns
 
 ENTER, ENTER_AT_ONCE = 1.1, 1.2
 """Drafting begins where it promises so many times plain decoding's tokens a second; by what other
@@ -62,10 +63,6 @@ CAUGHT_UP = 0.5
 """Of a round's time outside both models, what it takes when its drafts are there already."""
 HOPE = [0.985**k for k in range(1, 33)]
 """Survivals of the drafts of a very predictable text."""
-LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.01, 0.8
-PATIENCE = 3.0
-"""Times the usual time that a proposal is waited for."""
-PATIENCE_START_NS = 5_000_000
 
 
 class AdaptivePace:
@@ -88,8 +85,10 @@ class AdaptivePace:
         self._delay_ns = 0.0  # what the question at hand has cost plain decoding
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = self._best() if self._drafter.is_known else (0, 0.0)
-        if self._first_promise * experience.plain_ns < ENTER_AT_ONCE:
+        promised = self._first_promise * experience.plain_ns
+        if promised < ENTER_AT_ONCE or not self._drafter.at_once.next():
             self._first_k = 0
+        self._at_once = self._first_k > 0
         self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
 
     @property
@@ -123,6 +122,8 @@ class AdaptivePace:
         saved_ns = int(round_.num_emitted * experience.plain_ns - round_.round_ns)
         self._saved_ns += saved_ns
         self._drafter.earn(saved_ns)
+        if self._at_once:
+            self._drafter.at_once.saved(saved_ns)
         self._measure(round_._replace(round_ns=usual_ns))
 
     def _usual_ns(self, round_: CheckedRound) -> int:
@@ -290,48 +291,23 @@ class AdaptivePace:
 
     def _take(self, drafter: str) -> None:
         """Another drafter may have taken over."""
-        self._drafter = self._experience.with_drafter(drafter, self._rule)
+        other = self._experience.with_drafter(drafter, self._rule)
+        if other is not self._drafter:
+            self._drafter, self._kind = other, None
 
     def _best(self, survivals: Sequence[float] = ()) -> tuple[int, float]:
-        """The K with the most expected tokens a ns, and those; 0 where plain decoding has more.
-
-        `survivals` of the drafts are those found so far, if not given.
-        """
-        experience, drafter = self._experience, self._drafter
-        best, best_rate = 0, 1.0 / experience.plain_ns
-        tokens, time_ns = 1.0, drafter.overhead_ns.value
-        for k, chance in enumerate(survivals or self._acceptance.survivals(self._most), 1):
-            tokens += chance
-            time_ns += drafter.draft_ns.value
-            rate = tokens / (time_ns + experience.verify_ns(k))
-            if rate > best_rate:
-                best, best_rate = k, rate
-        return best, best_rate
+        """The best K and its tokens a ns, with drafts as good as those so far if not as given."""
+        survivals = survivals or self._acceptance.survivals(self._most)
+        return best_k(self._experience, self._drafter, survivals)
 
     def _drafting(self, k: int, rate: float) -> NextRound:
-        """A round of K drafts, ended earlier where one more is not worth its time.
-
-        That is where its chance is less than the tokens that its time gives otherwise.
-        """
-        patience_ns = int(PATIENCE_START_NS + PATIENCE * self._round_ns(k))
-        one_more_ns = self._round_ns(k + 1) - self._round_ns(k)
-        chance = min(1.0, max(0.0, one_more_ns * rate))
-        # What the drafter is unsure of may be let stand, if enough follows it in its round.
-        loosening = self._drafter.loosening.value
-        agreed = (chance - loosening) / (1.0 - loosening) if chance > loosening else 0.0
-        if not agreed and not self._exact:
-            return NextRound(k, patience_ns=patience_ns)
-        confidence = agreed ** (1.0 / self._drafter.sharpness)
-        confidence = min(MOST_CONFIDENCE, max(LEAST_CONFIDENCE, confidence))
-        return NextRound(k, confidence, patience_ns=patience_ns)
+        return drafting(self._experience, self._drafter, k, rate, self._exact)
 
     def _round_ns(self, k: int) -> float:
-        """The usual time of a round of K drafts."""
-        drafter, verify_ns = self._drafter, self._experience.verify_ns(k)
-        return drafter.overhead_ns.value + k * drafter.draft_ns.value + verify_ns
+        return round_ns(self._experience, self._drafter, k)
 
     def _stop(self) -> None:
         """Decode plainly, and let the drafter rest, longer than the last time."""
         paid = self._turn.num_drafts and self._saved_ns > self._saved_before_ns
         self._rest = FIRST_REST if paid else min(LONGEST_REST, max(FIRST_REST, 2 * self._rest))
-        self._turn = NextRound(0)
+        self._turn, self._at_once = NextRound(0), False

@@ -35,6 +35,9 @@ LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
 PRIOR_ACCEPTANCE = 0.8
 KNOWN = 64
 """Tokens of evidence that tell how good a drafter is in other texts."""
+AT_ONCE_MEMORY, PLAIN_EVERY, MOST_LOSSES = 0.9, 16, 6
+"""Of texts drafted from their start: what a round counts when another one has come, which of them
+is decoded plainly, and how many losses one after the other double how many are."""
 CONFIDENCES = 0.5, 0.75, 0.88, 0.94, 0.97
 """Of the target in its own tokens, between which texts are alike: each halves its doubt."""
 SHARPNESS_STEP = 0.05
@@ -82,6 +85,37 @@ class TextKind:
         return self.acceptance.num_seen >= KNOWN
 
 
+class AtOnce:
+    """Whether texts are drafted from their start, by what that has saved lately.
+
+    Now and then one is not, so that what plain decoding takes stays known; after a loss so many
+    are not, more of them with every further one.
+    """
+
+    def __init__(self) -> None:
+        self._saved_ns = Recent(0.0, AT_ONCE_MEMORY)
+        self._num_texts = self._left_out = self._num_losses = 0
+
+    def next(self) -> bool:
+        """Whether the next text is."""
+        if self._left_out:
+            self._left_out -= 1
+            return False
+        if self._saved_ns.value < 0:
+            self._saved_ns = Recent(0.0, AT_ONCE_MEMORY)
+            self._num_losses = min(MOST_LOSSES, self._num_losses + 1)
+            self._left_out = 2**self._num_losses - 1
+            return False
+        self._num_texts += 1
+        return self._num_texts % PLAIN_EVERY > 0
+
+    def saved(self, duration_ns: float) -> None:
+        """A round of such a text has taken so much less than plain decoding would have."""
+        self._saved_ns.observe(duration_ns)
+        if self._saved_ns.value > 0:
+            self._num_losses = 0
+
+
 class DrafterExperience:
     """With one drafter under one rule.
 
@@ -96,6 +130,7 @@ class DrafterExperience:
     def __init__(self, lossy: bool = False) -> None:
         self.acceptance = SharedAcceptance(PRIOR_ACCEPTANCE, MOST_BY_AUTO)
         self._kinds = [TextKind() for _ in range(len(CONFIDENCES) + 1)]
+        self.at_once = AtOnce()
         self.loosening = Recent(0.5 * lossy, LOOSENING_MEMORY, LOOSENING_PRIOR)
         self.overhead_ns = Recent(2e6, OVERHEAD_MEMORY, OVERHEAD_PRIOR)
         self.draft_ns = Recent(0.0)

@@ -21,7 +21,9 @@ from flyspec.values.tokens import Origin
 from orchestrator.generation.acceptance import Acceptance, SharedAcceptance
 from orchestrator.generation.adaptive import FIRST_REST, FOLLOWING_SHARE, SELDOM, AdaptivePace
 from orchestrator.generation.experience import (
+    PLAIN_EVERY,
     START_ALLOWANCE_NS,
+    AtOnce,
     DrafterExperience,
     Experience,
 )
@@ -267,6 +269,27 @@ def test_where_drafts_pay_the_next_text_is_drafted_from_its_second_token(agreeme
     spent = other.run(AdaptivePace(experience, "model", "exact", MOST), 200)
     assert spent.drafted < 30
     assert other.now_ns - costs.prompt_ns < 1.25 * spent.tokens * costs.step_ns
+
+
+def test_texts_are_drafted_from_their_start_as_long_as_that_saves_time():
+    """Now and then one is not, so that plain decoding is still known."""
+    at_once = AtOnce()
+    chosen = []
+    for _ in range(2 * PLAIN_EVERY):
+        chosen.append(at_once.next())
+        if chosen[-1]:
+            at_once.saved(MS)
+    assert chosen == 2 * [*[True] * (PLAIN_EVERY - 1), False]
+    left_out = []
+    for _ in range(8):
+        at_once.saved(-100 * MS)
+        left_out.append(0)
+        while not at_once.next():
+            left_out[-1] += 1
+    assert left_out == [2, 4, 8, 16, 32, 64, 64, 64]
+    at_once.saved(MS)
+    at_once.saved(-2 * MS)
+    assert [at_once.next() for _ in range(3)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("step_ns", "rest"), [(MS // 4, FIRST_REST), (4 * MS, 4), (40 * MS, 1)])

@@ -1,0 +1,58 @@
+"""What rounds of K drafts take and give, by experience: the best K, and where to stop. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.generation.experience import DrafterExperience, Experience
+from orchestrator.generation.pace import NextRound
+
+LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.01, 0.8
+PATIENCE = 3.0
+"""Times the usual time that a proposal is waited for."""
+PATIENCE_START_NS = 5_000_000
+
+
+def round_ns(experience: Experience, drafter: DrafterExperience, k: int) -> float:
+    """The usual time of a round of K drafts."""
+    return drafter.overhead_ns.value + k * drafter.draft_ns.value + experience.verify_ns(k)
+
+
+def best_k(
+    experience: Experience, drafter: DrafterExperience, survivals: Sequence[float]
+) -> tuple[int, float]:
+    """The K with the most expected tokens a ns, and those; 0 where plain decoding has more.
+
+    `survivals` are the chances of drafts to be reached and accepted.
+    """
+    best, best_rate = 0, 1.0 / experience.plain_ns
+    tokens, time_ns = 1.0, drafter.overhead_ns.value
+    for k, chance in enumerate(survivals, 1):
+        tokens += chance
+        time_ns += drafter.draft_ns.value
+        rate = tokens / (time_ns + experience.verify_ns(k))
+        if rate > best_rate:
+            best, best_rate = k, rate
+    return best, best_rate
+
+
+def drafting(
+    experience: Experience, drafter: DrafterExperience, k: int, rate: float, exact: bool
+) -> NextRound:
+    """A round of K drafts, ended earlier where one more is not worth its time.
+
+    That is where its chance is less than the tokens that its time gives otherwise, at `rate` tokens
+    a ns; by an `exact` rule, no draft that differs stands.
+    """
+    usual_ns = round_ns(experience, drafter, k)
+    patience_ns = int(PATIENCE_START_NS + PATIENCE * usual_ns)
+    one_more_ns = round_ns(experience, drafter, k + 1) - usual_ns
+    chance = min(1.0, max(0.0, one_more_ns * rate))
+    # What the drafter is unsure of may be let stand, if enough follows it in its round.
+    loosening = drafter.loosening.value
+    agreed = (chance - loosening) / (1.0 - loosening) if chance > loosening else 0.0
+    if not agreed and not exact:
+        return NextRound(k, patience_ns=patience_ns)
+    confidence = agreed ** (1.0 / drafter.sharpness)
+    confidence = min(MOST_CONFIDENCE, max(LEAST_CONFIDENCE, confidence))
+    return NextRound(k, confidence, patience_ns=patience_ns)
