@@ -17,7 +17,6 @@ from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
 from orchestrator.generation.experience import (
     MOST_ALLOWANCE_NS,
-    MOST_DEBT_NS,
     Experience,
     Recent,
     TextKind,
@@ -195,14 +194,14 @@ class AdaptivePace:
         if self._first_k and not self._begun:
             return self._first_k
         drafter, experience, kind = self._drafter, self._experience, self._kind
-        rest, allowance_ns, reads = self._rest, drafter.allowance_ns, self._unread + num_tokens
+        rest, allowance_ns = self._rest, drafter.allowance_ns
+        reads = self._unread + num_tokens
         cost_ns = FOLLOWING_COST_NS + reads * drafter.reading_ns.value
         if kind and kind.is_known:
             _, promised = self._best()
             if promised * experience.plain_ns > ENTER:
                 if LIKELY_TOKENS * (experience.plain_ns - 1.0 / promised) > cost_ns:
                     rest = min(rest, SHORT_REST)
-                    allowance_ns += MOST_DEBT_NS
             elif kind.num_unasked < self._lasting(SELDOM):
                 return 0
         if num_tokens < self._lasting(rest) or allowance_ns <= 0:
