@@ -8,6 +8,7 @@ as good as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
@@ -68,6 +69,15 @@ class SharedAcceptance:
         """Share of the drafts accepted that were reached at a position, counted from 0."""
         usual = PRIOR_TOKENS * self.mean
         return (self._accepted[position] + usual) / (self._reached[position] + PRIOR_TOKENS)
+
+    def hopeful_survivals(self, count: int) -> list[float]:
+        """For each of the first positions, the chance to be reached and accepted, at its best.
+
+        What is refused may be less by one standard error of what was seen.
+        """
+        doubt = 1.0 - 1.0 / math.sqrt(1.0 + self._all - self._good)
+        chances = (1.0 - doubt * (1.0 - self.at(position)) for position in range(count))
+        return list(accumulate(chances, mul))
 
 
 class Acceptance(SharedAcceptance):

@@ -83,10 +83,12 @@ class AdaptivePace:
         self._reads = 0  # tokens that it reads for the question at hand
         self._delay_ns = 0.0  # what the question at hand has cost plain decoding
         self._saved_ns = self._saved_before_ns = 0
-        self._first_k, self._first_promise = self._best() if self._drafter.is_known else (0, 0.0)
-        promised = self._first_promise * experience.plain_ns
-        if promised < ENTER_AT_ONCE or not self._drafter.at_once.next():
-            self._first_k = 0
+        self._first_k, self._first_promise = 0, 0.0
+        if self._drafter.is_known:  # where that is not much, what may be is tried
+            hopeful = self._drafter.acceptance.hopeful_survivals(most)
+            k, self._first_promise = self._best(hopeful)
+            pays = self._first_promise * experience.plain_ns >= ENTER_AT_ONCE
+            self._first_k = k if pays and self._drafter.at_once.next() else 0
         self._at_once = self._first_k > 0
         self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
 
