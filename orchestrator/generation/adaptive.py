@@ -32,7 +32,7 @@ EVIDENCE = 6
 """Tokens of this text that the promise rests on, at least."""
 CONFIDENCE_MEMORY = 0.95
 """What the target's confidence in a token counts when another one has come."""
-SEED_ROUNDS = 2.0
+SEED_ROUNDS = 1.0
 """Rounds that the promise counts for when the first ones are measured."""
 SLOWER = 0.8
 """What rounds before the last one count in the measured speed."""
