@@ -76,6 +76,8 @@ class AdaptivePace:
         self._acceptance = Acceptance(self._drafter.acceptance, most)
         self._confidence = Recent(0.0, CONFIDENCE_MEMORY)  # of the target in this text's tokens
         self._kind: TextKind | None = None  # of texts, which this one is
+        self._gain_ns: float | None = None  # in texts of this kind, once it is worked out
+        self._may_pay: bool | None = None  # with very good drafts, once it is worked out
         self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
         self._rest = FIRST_REST
         self._begun = self._read = self._asked = self._entered = False
@@ -164,10 +166,12 @@ class AdaptivePace:
         if not confidence:
             return
         self._confidence.observe(confidence * count, count, count)
-        self._kind = kind = self._drafter.kind_of(self._confidence.value)
+        kind = self._drafter.kind_of(self._confidence.value)
         kind.num_unasked += count
-        if kind.is_known:
-            self._acceptance.compare(kind.acceptance)
+        if kind is not self._kind:
+            self._kind, self._gain_ns = kind, None
+            if kind.is_known:
+                self._acceptance.compare(kind.acceptance)
 
     def _measure(self, round_: CheckedRound) -> None:
         """Whether rounds with drafts are still worth it, and with how many."""
@@ -195,26 +199,34 @@ class AdaptivePace:
         """
         if self._first_k and not self._begun:
             return self._first_k
-        drafter, experience, kind = self._drafter, self._experience, self._kind
-        rest, allowance_ns = self._rest, drafter.allowance_ns
-        reads = self._unread + num_tokens
-        cost_ns = FOLLOWING_COST_NS + reads * drafter.reading_ns.value
-        if kind and kind.is_known:
-            _, promised = self._best()
-            if promised * experience.plain_ns > ENTER:
-                if LIKELY_TOKENS * (experience.plain_ns - 1.0 / promised) > cost_ns:
-                    rest = min(rest, SHORT_REST)
-            elif kind.num_unasked < self._lasting(SELDOM):
-                return 0
-        if num_tokens < self._lasting(rest) or allowance_ns <= 0:
+        drafter, kind, rest = self._drafter, self._kind, self._rest
+        # This is asked all the time: what takes long comes last.
+        if drafter.allowance_ns <= 0 or num_tokens < self._lasting(min(rest, SHORT_REST)):
             return 0
-        if allowance_ns < MOST_ALLOWANCE_NS and not self._best(HOPE[: self._most])[0]:
+        reads = self._unread + num_tokens
+        if kind and kind.is_known:
+            if self._gain_ns is None:
+                self._gain_ns = self._gained()
+            if self._gain_ns > FOLLOWING_COST_NS + reads * drafter.reading_ns.value:
+                rest = min(rest, SHORT_REST)
+            elif not self._gain_ns and kind.num_unasked < self._lasting(SELDOM):
+                return 0
+        if num_tokens < self._lasting(rest):
+            return 0
+        if self._may_pay is None:
+            self._may_pay = self._best(HOPE[: self._most])[0] > 0
+        if drafter.allowance_ns < MOST_ALLOWANCE_NS and not self._may_pay:
             return 0
         if kind:
             kind.num_unasked = 0
         self._asked, self._delay_ns, self._reads = True, 0.0, reads
         allowed = int(drafter.allowance_ns / max(1.0, drafter.draft_ns.value))
         return min(self._most, FOLLOWING_DRAFTS, max(LEAST_DRAFTS, allowed))
+
+    def _gained(self) -> float:
+        """What drafts may save in a text as long as most, ns; 0 where they do not pay."""
+        plain_ns, (_, promised) = self._experience.plain_ns, self._best()
+        return LIKELY_TOKENS * (plain_ns - 1.0 / promised) if promised * plain_ns > ENTER else 0.0
 
     def followed(self, overtaken: Overtaken) -> None:
         """Learn how good drafts would have been; draft from here on if that promises enough."""
@@ -237,6 +249,7 @@ class AdaptivePace:
         agreements = proposal.agreements
         if not agreements:
             agreements = [True] * overtaken.num_matched + [False] * overtaken.missed
+        self._gain_ns = None
         accepted = drafter.would_accept(agreements)
         self._acceptance.followed(accepted)
         drafter.acceptance.followed(accepted)
