@@ -635,7 +635,7 @@ class VerifyResponse(_message.Message):
     """Time from the round's arrival to this response, ns."""
     plain_confidence: _builtins.float
     """Plain decoding: the mean probability that the target gave `plain_token_ids` and
-    `next_token_id`; 0 where the engine does not say.
+    `next_token_id`; 0 where nobody says, as in a step shared with drafts.
     """
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
