@@ -28,9 +28,8 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         room = sessions.max_length
         sequence = (room, f"tokens, but the drafter with the most room holds {room}; shorten it")
         self._lengths = {
-            "open.token_ids": sequence,
-            "advance.append_token_ids": sequence,
-            "open.sampling.logit_bias": BIAS_LENGTH,
+            "open": {"token_ids": sequence, "sampling.logit_bias": BIAS_LENGTH},
+            "advance": {"append_token_ids": sequence},
         }
 
     @rpc.handler
@@ -45,9 +44,10 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     async def Draft(self, requests: Any, context: Any) -> None:
         """A session: one `open`, then any number of `advance`, one proposal each."""
         timeout_s = min(REQUEST_TIMEOUT_S, self._sessions.settings.idle_timeout_s)
-        first = await self._read(context, timeout_s)
-        if first is None:
+        message = await rpc.read(context, timeout_s)
+        if message is None:
             return
+        first = self._request(message)
         if not isinstance(first, DraftOpen):
             raise InvalidArgumentError("DraftRequest.request: the first message must be open")
         with self._sessions.open(first) as session, self._observer.session(session):
@@ -55,7 +55,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
             last_round_id, idle_s = -1, self._sessions.settings.idle_timeout_s
             # The next request ends this one's proposal.
             asked: AsyncGenerator[DraftOpen | DraftAdvance] = rpc.read_ahead(
-                lambda: self._read(context, None), idle_s, session.interrupt
+                lambda: self._next(context), idle_s, session.interrupt
             )
             async with aclosing(asked):
                 async for request in asked:
@@ -103,11 +103,12 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._observer.proposed(session, request, arrival_ns, chunk, service_ns)
         return request.round_id
 
-    async def _read(self, context: Any, timeout_s: float | None) -> DraftOpen | DraftAdvance | None:
-        """The client's next message, None at the end. Raises `IdleTimeoutError`."""
-        message = await rpc.read(context, timeout_s)
-        if message is None:
-            return None
-        rpc.check_lengths(message, self._lengths)
+    async def _next(self, context: Any) -> DraftOpen | DraftAdvance | None:
+        """The client's next message, None at the end."""
+        message = await rpc.receive(context)
+        return None if message is None else self._request(message)
+
+    def _request(self, message: Any) -> DraftOpen | DraftAdvance:
+        rpc.check_request_lengths(message, self._lengths)
         request: DraftOpen | DraftAdvance = wire.unwrap(message)
         return request

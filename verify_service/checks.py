@@ -8,6 +8,7 @@ from __future__ import annotations
 from flyspec.config import VerifySettings
 from flyspec.engine.distributions import check_received
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
+from flyspec.rpc import Lengths
 from flyspec.rules import MAX_GUARDED_TOKENS
 from flyspec.validation import BIAS_LENGTH
 from flyspec.values.admin import ModelInfo
@@ -15,22 +16,26 @@ from flyspec.values.rounds import DraftDistributions, VerifyRound
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, TokenDistribution
 
 
-def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, tuple[int, str]]:
-    """The most entries of a request's lists, as `flyspec.rpc.check_lengths` takes them."""
+def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, Lengths]:
+    """The most entries of a request's lists."""
     context, drafts = info.context_length, settings.max_speculative_tokens
     sequence = (context, f"tokens exceed the model's context of {context}; shorten the prompt")
     top = (MAX_TOP_LOGPROBS, f"tokens are too many; send at most {MAX_TOP_LOGPROBS}")
     guarded = f"tokens are too many; send at most {MAX_GUARDED_TOKENS}"
     return {
-        "open.token_ids": sequence,
-        "open.rule.guarded_token_ids": (MAX_GUARDED_TOKENS, guarded),
-        "open.sampling.logit_bias": BIAS_LENGTH,
-        "round.append_token_ids": sequence,
-        "round.draft_token_ids": (drafts, f"drafts, this service checks at most {drafts}"),
-        "round.draft_survivals": (drafts, f"for drafts, this service checks at most {drafts}"),
-        "round.open_window.target_logprobs.top_token_ids": top,
-        "round.open_window.target_logprobs.top_logprobs": top,
-        "distributions.distributions": (drafts, _one_a_draft(drafts)),
+        "open": {
+            "token_ids": sequence,
+            "rule.guarded_token_ids": (MAX_GUARDED_TOKENS, guarded),
+            "sampling.logit_bias": BIAS_LENGTH,
+        },
+        "round": {
+            "append_token_ids": sequence,
+            "draft_token_ids": (drafts, f"drafts, this service checks at most {drafts}"),
+            "draft_survivals": (drafts, f"for drafts, this service checks at most {drafts}"),
+            "open_window.target_logprobs.top_token_ids": top,
+            "open_window.target_logprobs.top_logprobs": top,
+        },
+        "distributions": {"distributions": (drafts, _one_a_draft(drafts))},
     }
 
 

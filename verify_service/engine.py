@@ -195,7 +195,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
                     sampling=session.sampling,
                     max_tokens=steps,
                     stop_token_ids=self._judge.eos,
-                    confidences=True,
+                    confidences=round_.return_plain_confidence,
                 )
             # A window that is open needs drafts to go on.
             self._survivals[slot] = () if round_.open_window else round_.draft_survivals

@@ -102,7 +102,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     async def _first(self, context: Any) -> VerifyOpen:
         timeout_s = min(REQUEST_TIMEOUT_S, self._settings.idle_timeout_s)
-        request = await self._read(context, timeout_s)
+        message = await rpc.read(context, timeout_s)
+        request = None if message is None else self._request(message)
         if not isinstance(request, VerifyOpen):
             raise InvalidArgumentError("the first message of a stream must be `open`")
         return request
@@ -111,10 +112,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         self, context: Any, inbox: RoundInbox
     ) -> tuple[VerifyRound, list[TokenDistribution]] | None:
         """The next round with its drafts' distributions; None when the client is done."""
-        while True:
-            match await self._read(context, None):
-                case None:
-                    return None
+        while (message := await rpc.receive(context)) is not None:
+            match self._request(message):
                 case VerifyRound() as round_:
                     return round_, inbox.take(round_)
                 case DraftDistributions() as piece:
@@ -123,18 +122,14 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     raise InvalidArgumentError(
                         "a stream is one session; open another stream instead"
                     )
+        return None
 
-    async def _read(
-        self, context: Any, timeout_s: float | None
-    ) -> VerifyOpen | VerifyRound | DraftDistributions | None:
-        """The client's next message; None when it is done."""
-        message = await rpc.read(context, timeout_s)
-        if message is None:
-            return None
-        rpc.check_lengths(message, self._lengths)
-        vocab_size = self._engine.info.vocab_size
-        each = {"token_ids": (vocab_size, f"tokens are too many; send at most {vocab_size}")}
-        for index, distribution in enumerate(message.distributions.distributions):
-            rpc.check_lengths(distribution, each, f"distributions[{index}].")
+    def _request(self, message: Any) -> VerifyOpen | VerifyRound | DraftDistributions:
+        rpc.check_request_lengths(message, self._lengths)
+        if message.HasField("distributions"):
+            vocab_size = self._engine.info.vocab_size
+            each = {"token_ids": (vocab_size, f"tokens are too many; send at most {vocab_size}")}
+            for index, distribution in enumerate(message.distributions.distributions):
+                rpc.check_lengths(distribution, each, f"distributions[{index}].")
         request: VerifyOpen | VerifyRound | DraftDistributions = wire.unwrap(message)
         return request

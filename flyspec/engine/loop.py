@@ -38,9 +38,9 @@ class Ran(NamedTuple, Generic[R]):
 
 Work: TypeAlias = Generator[Draw, Ran[R], None]
 """A draw may get fewer steps than its `max_tokens`: the result tells."""
-OnStep: TypeAlias = Callable[[int, int, int], None]
-"""Told of every step, in the loop's thread: its time in ns, its sessions, its tokens. Those of one
-call are of equal times."""
+OnStep: TypeAlias = Callable[[int, int, int, int], None]
+"""Told of steps, in the loop's thread: the time of each in ns, its sessions, its tokens, and how
+many there were. Those of one call are of equal times."""
 
 
 class _Task(Generic[R]):
@@ -200,8 +200,9 @@ class StepLoop(ABC, Generic[R]):
         elapsed = perf_counter_ns() - began
         if steps > 1:
             steps = max(map(self._steps, [task.want for task, _ in chosen], results))
-        for tokens in (sum(counts), *[len(chosen)] * (steps - 1)):
-            self._on_step(elapsed // steps, len(chosen), tokens)
+        self._on_step(elapsed // steps, len(chosen), sum(counts), 1)
+        if steps > 1:  # behind the first one, a token each
+            self._on_step(elapsed // steps, len(chosen), len(chosen), steps - 1)
         for (task, _), result in zip(chosen, results, strict=True):
             task.began_ns = task.began_ns or began
             task.model_ns += elapsed

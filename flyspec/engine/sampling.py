@@ -159,6 +159,11 @@ def sample_among(
     return token_ids.gather(1, best)[:, 0]
 
 
+def is_array(rows: Tensor) -> bool:
+    """Whether NumPy can read a tensor where it is."""
+    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
+
+
 def choose_processed(
     processed: Tensor,
     sampling: SamplingParams,
@@ -169,7 +174,7 @@ def choose_processed(
     """As `choose`, from rows that `process_logits` made; row i is at positions[i]."""
     if not sampling.greedy:
         return sample(processed, positions, seed, stream)
-    if processed.device.type == "cpu" and processed.dtype in (torch.float32, torch.float64):
+    if is_array(processed):
         return torch.from_numpy(processed.numpy().argmax(axis=-1))  # with vector instructions
     # Of the same meaning as argmax, and on CPU several times faster in half precision.
     return processed.max(dim=-1).indices

@@ -12,7 +12,9 @@ from flyspec.rpc.gate import checks_of as checks_of
 from flyspec.rpc.gate import names_of as names_of
 from flyspec.rpc.server import SERVER_OPTIONS as SERVER_OPTIONS
 from flyspec.rpc.server import GrpcServer as GrpcServer
+from flyspec.rpc.sizes import Lengths as Lengths
 from flyspec.rpc.sizes import check_lengths as check_lengths
+from flyspec.rpc.sizes import check_request_lengths as check_request_lengths
 from flyspec.rpc.sizes import max_request_bytes as max_request_bytes
 from flyspec.rpc.sizes import max_streams as max_streams
 from flyspec.rpc.statuses import BUG as BUG
@@ -23,5 +25,6 @@ from flyspec.rpc.statuses import handler as handler
 from flyspec.rpc.statuses import was_said as was_said
 from flyspec.rpc.streams import read as read
 from flyspec.rpc.streams import read_ahead as read_ahead
+from flyspec.rpc.streams import receive as receive
 from flyspec.rpc.streams import unbroken as unbroken
 from flyspec.rpc.streams import write as write

@@ -34,11 +34,21 @@ def max_request_bytes(max_length: int) -> int:
     return min(MAX_MESSAGE_BYTES, BASE_REQUEST_BYTES + MAX_ID_BYTES * max_length)
 
 
-def check_lengths(message: Any, limits: Mapping[str, tuple[int, str]], within: str = "") -> None:
+Lengths = Mapping[str, tuple[int, str]]
+"""The most entries of a list, by its path in a message, and what to say of more."""
+
+
+def check_request_lengths(request: Any, limits: Mapping[str, Lengths]) -> None:
+    """As `check_lengths` of the message that a request holds, by its name."""
+    for name, lengths in limits.items():
+        if request.HasField(name):
+            check_lengths(getattr(request, name), lengths, f"{name}.")
+
+
+def check_lengths(message: Any, limits: Lengths, within: str) -> None:
     """Refuse lists before they are read, which costs several times their bytes.
 
-    `limits` has the most entries of a field, by its path in the message, and what to say of more;
-    `within` stands before the path. Raises `InvalidArgumentError`.
+    `within` stands before a path in errors. Raises `InvalidArgumentError`.
     """
     for path, (most, objection) in limits.items():
         if (size := len(attrgetter(path)(message))) > most:

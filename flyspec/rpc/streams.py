@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -23,7 +22,7 @@ class Malformed:
         self.reason = reason
 
 
-async def unbroken(reading: Coroutine[Any, Any, Any]) -> Any:
+async def unbroken(reading: Coroutine[Any, Any, T]) -> T:
     """What `reading` gives; who is cancelled here leaves it to end with its call.
 
     grpc.aio never frees the message of a read that is cancelled itself (seen in 1.85: 80 bytes when
@@ -43,7 +42,7 @@ def _forget(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def in_time(reading: Awaitable[T], idle_timeout_s: float | None) -> T:
+async def in_time(reading: Awaitable[T], idle_timeout_s: float) -> T:
     """What `reading` gives; `IdleTimeoutError` when it gives nothing for so long."""
     try:
         async with asyncio.timeout(idle_timeout_s):
@@ -65,33 +64,65 @@ async def read_ahead(
     long as a request is answered its client may be silent, between two for `idle_timeout_s`, or
     `IdleTimeoutError`.
     """
-    answered: T | None = None
-
-    def end(request: T, reading: asyncio.Future[T | None]) -> None:
-        # asyncio tells of it a turn of the loop later: by then another one may be answered.
-        if reading.cancelled() or reading.exception() or request is not answered:
-            return
-        if reading.result() is not None:
-            interrupt()
-
-    reading = asyncio.ensure_future(read())
+    reader = _Reader(read, interrupt)
     try:
-        while (request := await in_time(reading, idle_timeout_s)) is not None:
-            reading = asyncio.ensure_future(read())
-            reading.add_done_callback(partial(end, request))
-            answered = request
+        while (request := await in_time(reader.next(), idle_timeout_s)) is not None:
+            reader.answering = True
             yield request
-            answered = None
+            reader.answering = False
     finally:
-        reading.cancel()
+        reader.close()
 
 
-async def read(context: Any, idle_timeout_s: float | None) -> Any:
-    """The next message of a stream, None at its end; `IdleTimeoutError` when none comes."""
-    message = await in_time(unbroken(context.read()), idle_timeout_s)
+class _Reader(Generic[T]):
+    """Reads one request ahead, in a task that is never cancelled while it reads (`unbroken`)."""
+
+    def __init__(
+        self, read: Callable[[], Coroutine[Any, Any, T | None]], interrupt: Callable[[], None]
+    ) -> None:
+        self._read, self._interrupt = read, interrupt
+        self._came = asyncio.Queue[T | None | Exception](1)
+        self._closed = self.answering = False
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        request: T | None | Exception
+        while not self._closed:
+            try:
+                request = await self._read()
+            except Exception as error:
+                request = error
+            await self._came.put(request)
+            if request is None or isinstance(request, Exception):
+                return
+            if self.answering:  # the one before: this one waits in the queue
+                self._interrupt()
+
+    async def next(self) -> T | None:
+        """The next request; raises what reading it raised."""
+        request = await self._came.get()
+        if isinstance(request, Exception):
+            raise request
+        return request
+
+    def close(self) -> None:
+        """Nobody asks for more: the read under way ends with its call."""
+        self._closed, self.answering = True, False
+        if not self._came.empty():
+            self._came.get_nowait()
+
+
+async def receive(context: Any) -> Any:
+    """The next message of a stream, None at its end; not to be cancelled (`unbroken`)."""
+    message = await context.read()
     if isinstance(message, Malformed):
         raise InvalidArgumentError(f"the request cannot be read: {message.reason}")
     return None if message is grpc.aio.EOF else message
+
+
+async def read(context: Any, idle_timeout_s: float) -> Any:
+    """As `receive`, by whoever may be cancelled; `IdleTimeoutError` when none comes."""
+    return await in_time(unbroken(receive(context)), idle_timeout_s)
 
 
 async def write(context: Any, message: Any, idle_timeout_s: float) -> None:

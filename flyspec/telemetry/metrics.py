@@ -121,7 +121,7 @@ class OnLoop(Collector):
 
 
 class Buckets:
-    """A histogram of one event loop: plain numbers, a fifth of the time of prometheus_client's.
+    """A histogram of one thread: plain numbers, a fifth of the time of prometheus_client's.
 
     `bounds` are its buckets' upper ones, ascending, without infinity.
     """
@@ -133,12 +133,12 @@ class Buckets:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        """One more of `value`."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """So many more of `value`."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += count * value
 
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
         """As a metric: up to each bound, all below it included."""
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         counts = zip(bounds, accumulate(self._counts), strict=True)
@@ -152,34 +152,31 @@ def step_histogram(
     return Histogram(name, documentation, labels, registry=registry, buckets=STEP_SECONDS)
 
 
-class EngineMetrics:
+class EngineMetrics(Collector):
     """Steps of a service's model: how long, over how many sessions, of how many tokens."""
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
-        prefix = f"flyspec_{service}"
-        self._seconds = step_histogram(
-            registry,
-            f"{prefix}_step_seconds",
-            "Time of one step of the model over all sessions in it.",
-        )
-        self._sessions = Histogram(
-            f"{prefix}_step_sessions",
-            "Sessions that shared a step.",
-            registry=registry,
-            buckets=SESSIONS,
-        )
-        self._tokens = Histogram(
-            f"{prefix}_step_tokens",
-            "Tokens that went through the model in a step.",
-            registry=registry,
-            buckets=TOKENS,
-        )
+        self._prefix = f"flyspec_{service}_step"
+        self._seconds = Buckets(STEP_SECONDS)
+        self._sessions, self._tokens = Buckets(SESSIONS), Buckets(TOKENS)
+        registry.register(self)
 
-    def step(self, elapsed_ns: int, num_sessions: int, num_tokens: int) -> None:
-        """A step has been run; called in the engine's thread."""
-        self._seconds.observe(elapsed_ns / 1e9)
-        self._sessions.observe(num_sessions)
-        self._tokens.observe(num_tokens)
+    def step(self, elapsed_ns: int, num_sessions: int, num_tokens: int, count: int = 1) -> None:
+        """So many such steps have been run; called in the engine's thread."""
+        self._seconds.observe(elapsed_ns / 1e9, count)
+        self._sessions.observe(num_sessions, count)
+        self._tokens.observe(num_tokens, count)
+
+    def collect(self) -> Iterable[Metric]:
+        """The three histograms."""
+        for name, documentation, buckets in (
+            ("seconds", "Time of one step of the model over all sessions in it.", self._seconds),
+            ("sessions", "Sessions that shared a step.", self._sessions),
+            ("tokens", "Tokens that went through the model in a step.", self._tokens),
+        ):
+            family = HistogramMetricFamily(f"{self._prefix}_{name}", documentation)
+            buckets.add_to(family)
+            yield family
 
 
 def session_metrics(service: str, status: SessionStatus) -> Iterable[Metric]:

@@ -445,6 +445,7 @@ class VerifyRound(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     DRAFT_SURVIVALS_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Named in every response to this message; increases by round."""
     keep_length: _builtins.int
@@ -474,6 +475,10 @@ class VerifyRound(_message.Message):
     behind the other. What would be a bonus between them must be the target's own
     token. 0: all are judged as one round. Not with windows across rounds, which do
     not end with a round.
+    """
+    return_plain_confidence: _builtins.bool
+    """Plain decoding: tell `plain_confidence`, which costs a softmax a token where the
+    target's step does not have it anyway.
     """
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -513,10 +518,11 @@ class VerifyRound(_message.Message):
         traceparent: _builtins.str = ...,
         draft_survivals: _abc.Iterable[_builtins.float] | None = ...,
         num_speculative_tokens: _builtins.int = ...,
+        return_plain_confidence: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "round_id", b"round_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
@@ -634,7 +640,7 @@ class VerifyResponse(_message.Message):
     service_ns: _builtins.int
     """Time from the round's arrival to this response, ns."""
     plain_confidence: _builtins.float
-    """Plain decoding: the mean probability that the target gave `plain_token_ids` and
+    """If asked for: the mean probability that the target gave `plain_token_ids` and
     `next_token_id`; 0 where nobody says, as in a step shared with drafts.
     """
     @_builtins.property

@@ -227,7 +227,8 @@ class VerifyRound:
     `draft_survivals`, one a draft or none, are the chances that it is reached and accepted; of a
     step that is too full the least likely drafts are left out. More than `num_speculative_tokens`
     drafts are judged as several rounds of so many; 0: all as one. `traceparent` is that of the span
-    that waits for the verdict; empty if it is not traced.
+    that waits for the verdict; empty if it is not traced. `return_plain_confidence` asks verdicts
+    for that.
     """
 
     round_id: int
@@ -242,6 +243,7 @@ class VerifyRound:
     traceparent: str = ""
     draft_survivals: Sequence[float] = ()
     num_speculative_tokens: int = 0
+    return_plain_confidence: bool = False
 
 
 @dataclass(frozen=True, slots=True)

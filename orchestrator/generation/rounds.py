@@ -123,6 +123,9 @@ class Rounds:
                 proposal = proposal.cut(0, num_checked)
             round_ = self._advance(checked_of(verdict, proposal), proposal, request)
             asked = self._next.begin()
+            if asked:
+                await asyncio.sleep(0)  # its request leaves before the round is counted
+            self._count(round_)
             if asked and self._can_wait(round_):
                 self._kept.append(round_)
             else:
@@ -140,6 +143,7 @@ class Rounds:
                 yield None
                 continue
             round_ = self._advance(checked_of(verdict, NOTHING), NOTHING, request)
+            self._count(round_)
             self._next.follow()
             ends = verdict.last or self._next.is_wanted
             if ends and not self._next.is_there:
@@ -154,6 +158,7 @@ class Rounds:
         """Nothing can be drafted, so that an open window has failed."""
         yield None
         round_ = self._advance(NothingDrafted(), proposal)
+        self._count(round_)
         self._pace.window_failed()
         self._next.begin()
         await asyncio.sleep(0)  # its request leaves before the caller works
@@ -234,18 +239,18 @@ class Rounds:
             open_window=window,
             draft_survivals=self._pace.survivals(proposal),
             num_speculative_tokens=plan.judged_k if proposal is not NOTHING else 0,
+            return_plain_confidence=plan.adaptive and proposal is NOTHING,
         )
 
     def _advance(
         self, event: Event, proposal: DraftChunk, request: VerifyRound | None = None
     ) -> RoundOutcome:
-        """Do what follows from an event, and say so."""
+        """Do what the next round depends on, and say what happened."""
         start = len(self._sequence)
         verdict = event.verdict if isinstance(event, Checked) else None
         self._state, commands = step(self._state, event)
         for command in commands:
             self._carry_out(command)
-        self._watch(commands)
         now = time.perf_counter_ns()
         began_ns, self._next.began_ns = self._next.began_ns, now
         round_ns = now - began_ns
@@ -253,9 +258,6 @@ class Rounds:
         if verdict is not None:
             emitted = len(self._sequence) - start
             self._pace.checked(CheckedRound(proposal, verdict, emitted, round_ns))
-            if verdict.decisions:
-                drafted, accepted = len(proposal.token_ids), verdict.num_accepted
-                self._drafting.record(proposal.drafter, drafted, accepted, emitted, round_ns)
         return RoundOutcome(
             commands=commands,
             verdict=verdict,
@@ -267,6 +269,15 @@ class Rounds:
             round_id=request.round_id if request else self._next.round_id,
             began_ns=began_ns,
         )
+
+    def _count(self, round_: RoundOutcome) -> None:
+        """What can be done beside the drafter."""
+        self._watch(round_.commands)
+        verdict, proposal = round_.verdict, round_.proposal
+        if verdict is not None and verdict.decisions:
+            emitted = len(self._sequence) - round_.start
+            drafted, accepted = len(proposal.token_ids), verdict.num_accepted
+            self._drafting.record(proposal.drafter, drafted, accepted, emitted, round_.round_ns)
 
     def _carry_out(self, command: Command) -> None:
         """The part of a command that concerns the sequence; the caller does what concerns text."""

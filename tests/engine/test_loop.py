@@ -25,11 +25,14 @@ class Loop(StepLoop[Drafted]):
 
     def __init__(self, model: ScriptedModel, **options: Any) -> None:
         self.told: list[tuple[int, int]] = []
-        super().__init__("test", on_step=lambda _, *told: self.told.append(told), **options)
+        super().__init__("test", on_step=self.tell, **options)
         self.model, self.forward = model, model.forward
         self.gate, self.at_gate = threading.Semaphore(10**6), threading.Event()
         self.poison: int | None = None
         model.forward = self.gated  # type: ignore[method-assign]
+
+    def tell(self, _: int, sessions: int, tokens: int, count: int) -> None:
+        self.told += [(sessions, tokens)] * count
 
     def gated(self, steps: Sequence[Step]):
         self.at_gate.set()

@@ -6,17 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import History
-from flyspec.engine.sampling import SECOND_STREAM, TARGET_STREAM, choose_processed
+from flyspec.engine.sampling import SECOND_STREAM, TARGET_STREAM, choose_processed, is_array
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.criteria import Evidence
 from verify_service.rules.presets import Composition
 from verify_service.rules.readings import Column, Reading, read
+
+
+Logits = NDArray[np.float32] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ def observe(parts: Composition, round_: Round) -> Observed:
         return made[0].rows(start, stop)
 
     columns: list[Column] = [lambda start, stop: _three_logits(evidence(start, stop))]
+    if is_array(round_.logits) and is_array(processed):
+        columns = [_from_arrays(round_.logits.numpy(), processed.numpy(), drafts)]
     criterion = parts.criterion
     if not (criterion.never or criterion.always):
         columns.append(lambda start, stop: criterion.measure(evidence(start, stop)))
@@ -124,3 +131,16 @@ def _three_logits(at: Evidence) -> Tensor:
     """Those two and the drafted token's processed logit, float64 [n, 3]."""
     processed = at.processed.gather(-1, at.token_ids[:, None])
     return torch.cat([most_and_drafted(at), processed.to(torch.float64)], dim=-1)
+
+
+def _from_arrays(raw: Logits, processed: Logits, drafts: Sequence[int]) -> Column:
+    """The same of arrays [K + 1, V]: single numbers cost far less there than in tensors."""
+
+    def column(start: int, stop: int) -> NDArray[np.float64]:
+        rows = [
+            (raw[i].max(), raw[i, draft], processed[i, draft])
+            for i, draft in enumerate(drafts[start:stop], start)
+        ]
+        return np.array(rows, np.float64)
+
+    return column

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-Column = Callable[[int, int], Tensor]
+Column = Callable[[int, int], Tensor | NDArray[np.float64]]
 """Numbers of the rows from a start up to, not including, a stop: [rows, numbers]."""
 Reading = Callable[[int], Sequence[float]]
 """Numbers of one row."""
@@ -24,7 +26,7 @@ def read(
     """
     if device.type == "cpu":
         return [tensor.tolist() for tensor in whole], [_lazily(column) for column in columns]
-    tables = [column(0, rows) for column in columns] if rows else []
+    tables = [torch.as_tensor(column(0, rows)) for column in columns] if rows else []
     parts = [part.to(torch.float64).flatten() for part in (*whole, *tables)]
     numbers = torch.cat(parts).tolist()
     split, begin = [], 0
