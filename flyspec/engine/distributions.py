@@ -41,6 +41,11 @@ class Distributions:
     log_probs: Tensor
     token_ids: Tensor | None
 
+    def rows(self, start: int, stop: int) -> Distributions:
+        """Those of the positions from index `start` up to, not including, `stop`."""
+        ids = self.token_ids
+        return Distributions(self.log_probs[start:stop], None if ids is None else ids[start:stop])
+
 
 @dataclass(frozen=True)
 class RoundedDistributions:

@@ -81,12 +81,12 @@ class _Reader(Generic[T]):
         self, read: Callable[[], Coroutine[Any, Any, T | None]], interrupt: Callable[[], None]
     ) -> None:
         self._read, self._interrupt = read, interrupt
-        self._came = asyncio.Queue[T | None | Exception](1)
+        self._came = asyncio.Queue[T | Exception | None](1)
         self._closed = self.answering = False
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        request: T | None | Exception
+        request: T | Exception | None
         while not self._closed:
             try:
                 request = await self._read()

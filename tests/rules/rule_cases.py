@@ -265,7 +265,7 @@ def set_equal(case: Case, name: str, index: int) -> None:
         case.drafts, case.logits, args["sampling"], case.seed, case.start, args["history"],
         case.draft,
     )  # fmt: skip
-    at = round_.evidence(round_.processed()).rows(index, index + 1)
+    at = round_.evidence(round_.processed())(index, index + 1)
     number = float(criterion.measure(at)[0, 0].item())
     most = 1.0 if setting(case, "measure") == "normalized" or name == "epsilon" else 20.0
     if not 0.0 < number < most or not math.isfinite(number):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from flyspec.values.tokens import SamplingParams
 from verify_service.rules.criteria import Evidence
 from verify_service.rules.presets import Composition
 from verify_service.rules.readings import Column, Reading, read
-
 
 Logits = NDArray[np.float32] | NDArray[np.float64]
 
@@ -50,18 +50,21 @@ class Round:
         rows = processed[first:stop]
         return choose_processed(rows, self.sampling, positions, self.seed, stream)
 
-    def evidence(self, processed: Tensor) -> Evidence:
-        """What criteria may look at of the K drafted tokens."""
-        tokens = torch.tensor(self.drafts, dtype=torch.int64, device=self.logits.device)
-        count = len(self.drafts)
-        return Evidence(
-            self.logits[:count],
-            processed[:count],
-            tokens,
-            self.start_position,
-            self.seed,
-            self.draft,
-        )
+    def evidence(self, processed: Tensor) -> Callable[[int, int], Evidence]:
+        """What criteria may look at of the drafts from an index up to, not including, another."""
+
+        @cache
+        def at(start: int, stop: int) -> Evidence:
+            return Evidence(
+                self.logits[start:stop],
+                processed[start:stop],
+                self.drafts[start:stop],
+                self.start_position + start,
+                self.seed,
+                self.draft and self.draft.rows(start, stop),
+            )
+
+        return at
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +98,7 @@ def observe(parts: Composition, round_: Round) -> Observed:
     samples = 1 if round_.sampling.greedy else parts.preset.samples
     streams = (TARGET_STREAM, SECOND_STREAM)[:samples]
     chosen = [round_.choose(processed, 0, width, stream) for stream in streams]
-    made: list[Evidence] = []
-
-    def evidence(start: int, stop: int) -> Evidence:
-        if not made:  # matches on a CPU never ask for it
-            made.append(round_.evidence(processed))
-        return made[0].rows(start, stop)
-
+    evidence = round_.evidence(processed)
     columns: list[Column] = [lambda start, stop: _three_logits(evidence(start, stop))]
     if is_array(round_.logits) and is_array(processed):
         columns = [_from_arrays(round_.logits.numpy(), processed.numpy(), drafts)]

@@ -42,15 +42,15 @@ def speculative_sampling(round_: Round, exact_until: int) -> RoundEnd:
     evidence = round_.evidence(processed)
 
     def logits(start: int, stop: int) -> Tensor:
-        return most_and_drafted(evidence.rows(start, stop))
+        return most_and_drafted(evidence(start, stop))
 
     def chance(start: int, stop: int) -> Tensor:
-        at = evidence.rows(start, stop)
+        at = evidence(start, stop)
         u = uniform(at.positions, at.seed, ACCEPT_STREAM, device)
         return torch.stack([acceptance_ratio(at).to(torch.float64), u], dim=-1)
 
     def correction(start: int, stop: int) -> Tensor:
-        at = evidence.rows(start, stop)
+        at = evidence(start, stop)
         assert at.draft is not None
         weights = residual_log_weights(at.processed, at.draft)
         return sample(weights, at.positions, at.seed, RESIDUAL_STREAM)[:, None]

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
     """What criteria may look at: n consecutive positions of a round, each with a drafted token.
 
     `raw` and `processed` are the target's logits [n, V], the model's own and those that it samples
-    from; `token_ids` the drafted tokens, int64 [n]; `first_position` is absolute; `draft` holds the
-    drafter's distributions, n rows, if they are known.
+    from; `drafts` the drafted tokens; `first_position` is absolute; `draft` holds the drafter's
+    distributions, n rows, if they are known.
     """
 
     raw: Tensor
     processed: Tensor
-    token_ids: Tensor
+    drafts: Sequence[int]
     first_position: int
     seed: int
     draft: Distributions | None = None
 
-    def rows(self, start: int, stop: int) -> Evidence:
-        """The positions from index `start` up to, not including, `stop`."""
-        draft = self.draft
-        if draft is not None:
-            ids = draft.token_ids
-            draft = Distributions(
-                draft.log_probs[start:stop], None if ids is None else ids[start:stop]
-            )
-        return Evidence(
-            self.raw[start:stop],
-            self.processed[start:stop],
-            self.token_ids[start:stop],
-            self.first_position + start,
-            self.seed,
-            draft,
-        )
+    @cached_property
+    def token_ids(self) -> Tensor:
+        """The drafted tokens, int64 [n]."""
+        return torch.tensor(self.drafts, dtype=torch.int64, device=self.raw.device)
 
     @property
     def positions(self) -> range:
         """Absolute positions of the rows."""
-        return range(self.first_position, self.first_position + self.token_ids.shape[0])
+        return range(self.first_position, self.first_position + len(self.drafts))
 
 
 class Criterion(ABC):
