@@ -165,7 +165,7 @@ bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## docs/performance.md: mea
 $(PERFORMANCE)/%.json: | $(VENV)/.installed
 	@mkdir -p $(PERFORMANCE)
 	@echo "== flyspec bench: $*"
-	@$(SPEED) $(bench-$*) $(WRITE)
+	@$(SPEED) $(bench-$(firstword $(subst @, ,$*))) $(WRITE)
 
 $(PERFORMANCE)/round.json: | $(VENV)/.installed
 	@mkdir -p $(PERFORMANCE)

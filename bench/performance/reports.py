@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from flyspec.bench.conditions import PLAIN
+from flyspec.bench.modes import Sample
+from flyspec.bench.report import report, to_document
 from flyspec.errors import ConfigError
 
 Document = Mapping[str, Any]
@@ -19,8 +22,12 @@ _KINDS = {"groups": "speed", "hops_over_echoes": "round", "conditions": "eval"}
 
 
 def read_reports(folder: Path) -> dict[str, list[Document]]:
-    """Reports by kind, in the order of their files' names. Raises `ConfigError`."""
+    """Reports by kind, in the order of their files' names. Raises `ConfigError`.
+
+    Further runs of `piece.json` are in `piece@2.json` and so on: together they are one report.
+    """
     found: dict[str, list[Document]] = {}
+    runs: dict[str, list[Document]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             document = json.loads(path.read_text())
@@ -29,11 +36,33 @@ def read_reports(folder: Path) -> dict[str, list[Document]]:
         kind = next((k for field, k in _KINDS.items() if field in document), "")
         if not kind and "modes" in document:
             kind = "pair"
-        if kind:
+        if kind == "speed":
+            runs.setdefault(path.stem.partition("@")[0], []).append({**document, "file": path.name})
+        elif kind:
             found.setdefault(kind, []).append({**document, "file": path.name})
+    if runs:
+        found["speed"] = [_together(of) for of in runs.values()]
     if not found:
         raise ConfigError(f"{folder}: no reports of `flyspec bench` in it; `make bench` makes them")
     return found
+
+
+def _together(runs: Sequence[Document]) -> Document:
+    """Runs of one piece as a report of all their repeats."""
+    first, *others = runs
+    if not others:
+        return first
+    samples: list[Sample] = []
+    repeats = 0
+    for run in runs:
+        samples += [Sample(**{**s, "repeat": s["repeat"] + repeats}) for s in run["samples"]]
+        repeats += run["repeats"]
+    return {
+        **first,
+        **to_document(report(samples, first["others"])),
+        "repeats": repeats,
+        "samples": [asdict(sample) for sample in samples],
+    }
 
 
 def groups(documents: Sequence[Document]) -> list[tuple[str, dict[str, Any]]]:

@@ -9,7 +9,7 @@ as good as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -70,13 +70,15 @@ class SharedAcceptance:
         usual = PRIOR_TOKENS * self.mean
         return (self._accepted[position] + usual) / (self._reached[position] + PRIOR_TOKENS)
 
-    def hopeful_survivals(self, count: int) -> list[float]:
-        """For each of the first positions, the chance to be reached and accepted, at its best.
+    def survivals(self, count: int, hopeful: bool = False) -> list[float]:
+        """For each of the first positions, the chance to be reached and accepted.
 
-        What is refused may be less by one standard error of what was seen.
+        What is refused is less by one standard error of what was seen for who is `hopeful`.
         """
-        doubt = 1.0 - 1.0 / math.sqrt(1.0 + self._all - self._good)
-        chances = (1.0 - doubt * (1.0 - self.at(position)) for position in range(count))
+        chances: Iterable[float] = map(self.at, range(count))
+        if hopeful:
+            refused = 1.0 - 1.0 / math.sqrt(1.0 + self._all - self._good)
+            chances = (1.0 - refused * (1.0 - chance) for chance in chances)
         return list(accumulate(chances, mul))
 
 
@@ -98,7 +100,3 @@ class Acceptance(SharedAcceptance):
         ratio = (1.0 - self.mean) / max(1e-9, 1.0 - others.mean)
         usual = PRIOR_TOKENS * (1.0 - min(1.0, ratio * (1.0 - others.at(position))))
         return (self._accepted[position] + usual) / (self._reached[position] + PRIOR_TOKENS)
-
-    def survivals(self, count: int) -> list[float]:
-        """For each of the first positions, the chance to be reached and accepted."""
-        return list(accumulate(map(self.at, range(count)), mul))

@@ -23,6 +23,7 @@ from orchestrator.generation.experience import (
 )
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, NextRound
+from orchestrator.generation.question import Question
 from orchestrator.generation.speedup import best_k, drafting, round_ns
 
 ENTER, ENTER_AT_ONCE = 1.1, 1.2
@@ -48,10 +49,6 @@ FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 8
 """Drafts that tell something: as many as the allowance is for, within these bounds."""
 FOLLOWING_SHARE = 0.02
 """Of the time of plain decoding, what may be spent on finding out whether drafts pay."""
-FOLLOWING_COST_NS = 3_000_000
-"""What asking takes on top of the drafter's own time, in all processes."""
-READING_COST_NS = 8_000_000
-"""The most that counts of its time where it read the prompt, unless decoding was held up longer."""
 DEARER, DEAREST = 0.25, 4.0
 """How much dearer a question gets with every one before it that was in vain, and at most."""
 LIKELY_TOKENS = 64
@@ -80,14 +77,12 @@ class AdaptivePace:
         self._may_pay: bool | None = None  # with very good drafts, once it is worked out
         self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
         self._rest = FIRST_REST
-        self._begun = self._read = self._asked = self._entered = False
-        self._unread = prompt_length  # tokens that the drafter has not read when it is asked first
-        self._reads = 0  # tokens that it reads for the question at hand
-        self._delay_ns = 0.0  # what the question at hand has cost plain decoding
+        self._begun = self._entered = False
+        self._question = Question(prompt_length)
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = 0, 0.0
         if self._drafter.is_known:  # where that is not much, what may be is tried
-            hopeful = self._drafter.acceptance.hopeful_survivals(most)
+            hopeful = self._drafter.acceptance.survivals(most, hopeful=True)
             k, self._first_promise = self._best(hopeful)
             pays = self._first_promise * experience.plain_ns >= ENTER_AT_ONCE
             self._first_k = k if pays and self._drafter.at_once.next() else 0
@@ -114,7 +109,8 @@ class AdaptivePace:
         if not verdict.decisions:
             self._decoded(round_)
             return
-        self._begun, self._unread = True, 0
+        self._begun = True
+        self._question.drafted()
         self._take(round_.proposal.drafter)
         usual_ns = self._usual_ns(round_)
         self._drafter.checked(round_.proposal, verdict, usual_ns)
@@ -153,8 +149,8 @@ class AdaptivePace:
         self._hear(round_)
         if self._turn.num_drafts:  # the drafter had nothing, or was late
             self._measure(round_)
-        elif self._asked:  # the target may be slower beside the drafter
-            self._delay_ns += round_.round_ns - round_.num_emitted * experience.plain_ns
+        elif self._question.is_open:
+            self._question.delayed(round_.round_ns - round_.num_emitted * experience.plain_ns)
         else:
             forward_ns = round_.verdict.timings.forward_ns
             experience.decoded(round_.num_emitted, round_.round_ns)
@@ -203,11 +199,10 @@ class AdaptivePace:
         # This is asked all the time: what takes long comes last.
         if drafter.allowance_ns <= 0 or num_tokens < self._lasting(min(rest, SHORT_REST)):
             return 0
-        reads = self._unread + num_tokens
         if kind and kind.is_known:
             if self._gain_ns is None:
                 self._gain_ns = self._gained()
-            if self._gain_ns > FOLLOWING_COST_NS + reads * drafter.reading_ns.value:
+            if self._gain_ns > self._question.cost_ns(num_tokens, drafter):
                 rest = min(rest, SHORT_REST)
             elif not self._gain_ns and kind.num_unasked < self._lasting(SELDOM):
                 return 0
@@ -219,7 +214,7 @@ class AdaptivePace:
             return 0
         if kind:
             kind.num_unasked = 0
-        self._asked, self._delay_ns, self._reads = True, 0.0, reads
+        self._question.ask(num_tokens)
         allowed = int(drafter.allowance_ns / max(1.0, drafter.draft_ns.value))
         return min(self._most, FOLLOWING_DRAFTS, max(LEAST_DRAFTS, allowed))
 
@@ -231,19 +226,9 @@ class AdaptivePace:
     def followed(self, overtaken: Overtaken) -> None:
         """Learn how good drafts would have been; draft from here on if that promises enough."""
         proposal = overtaken.proposal
-        self._asked = False
         self._take(proposal.drafter)
         drafter = self._drafter
-        spent_ns = float(FOLLOWING_COST_NS + proposal.timings.model_ns)
-        if self._reads:
-            cost_ns = max(0.0, self._delay_ns - FOLLOWING_COST_NS)
-            drafter.reading_ns.observe(cost_ns, self._reads)
-        if self._read:
-            drafter.followed(proposal, overtaken.asked_ns)
-        else:  # the prompt, beside the target
-            spent_ns = min(spent_ns, READING_COST_NS)
-        self._read, self._unread = True, 0
-        spent_ns = max(spent_ns, self._delay_ns)
+        spent_ns = self._question.answered(overtaken, drafter)
         drafter.earn(-spent_ns * min(DEAREST, 1.0 + DEARER * drafter.num_in_vain))
         drafter.num_in_vain += 1
         agreements = proposal.agreements

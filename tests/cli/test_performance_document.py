@@ -54,6 +54,22 @@ def test_of_what_was_measured_twice_the_report_of_more_repeats_is_taken(tmp_path
     assert "| words | fly | 4.00 (4.00 to 4.00) |" in parts["others"]  # 2.0 over 0.5
 
 
+def test_runs_of_a_piece_are_one_report(tmp_path: Path) -> None:
+    for run, seconds in {"a": 0.25, "a@2": 1.0, "a@3": 0.5}.items():
+        samples = [
+            asdict(Sample("words", 0, repeat, mode, took, 10, [1] * 10))
+            for repeat in range(5)
+            for mode, took in {"plain": 2.0, "fly": seconds}.items()
+        ]
+        write(tmp_path, **{run: speed("words", {"plain": 2.0, "fly": seconds}, samples=samples)})
+    (pooled,) = read_reports(tmp_path)["speed"]
+    assert pooled["repeats"] == 15
+    assert {(s["repeat"], s["mode"]) for s in pooled["samples"]} == {
+        (repeat, mode) for repeat in range(15) for mode in ("plain", "fly")
+    }
+    assert "| words | fly | 4.00 (" in parts_of({"speed": [pooled]})["plain"]
+
+
 def test_requests_are_told_apart_by_what_the_drafter_had_to_do(tmp_path: Path) -> None:
     def sample(mode: str, seconds: float, prompt: int = 0, **did: int) -> dict[str, Any]:
         facts = {"group": "words", "prompt": prompt, "repeat": 0, "mode": mode, "seconds": seconds}
