@@ -228,11 +228,14 @@ def _pairs(documents: Sequence[Document]) -> str:
 def _rounds(documents: Sequence[Document]) -> str:
     rows = [
         [d["file"].removesuffix(".json"), d["rule"], f"{d['round_ms']:.2f}", f"{d['hops_ms']:.2f}",
-         f"{d['echoes_ms']:.2f}", f"{d['hops_over_echoes']:.2f}", f"{d['proposal_loop_ms']:.2f}"]
+         f"{d['echoes_ms']:.2f}", f"{d['hops_over_echoes']:.2f}",
+         f"{d['exchanges_ms']:.2f}", f"{d['exchanges_over_echoes']:.2f}",
+         f"{d['proposal_loop_ms']:.2f}"]
         for d in documents
     ]  # fmt: skip
     columns = ["run", "rule", "a round, ms", "outside the models, ms", "two bare echoes, ms",
-               "over the echoes", "around a proposal, ms"]  # fmt: skip
+               "over the echoes", "nothing decided, ms", "over the echoes",
+               "around a proposal, ms"]  # fmt: skip
     return markdown(columns, rows, left=2) if rows else ""
 
 

@@ -89,7 +89,8 @@ class TimelineReport:
 
     `hops` is a round outside both models and the rule, in generations without a trace, which costs
     some itself (`traced_hops`); `echoes` what two bare gRPC round trips of as many bytes take
-    outside work of equal length; `proposal_loop` the draft service's time outside its model.
+    outside work of equal length, `exchanges` the same of flyspec's messages, with threads, values
+    and time limits and nothing decided; `proposal_loop` the draft service's time outside its model.
     `text` is from a round's end until the client has its tokens, beside the next round.
     """
 
@@ -101,6 +102,8 @@ class TimelineReport:
     traced_hops_ms: float
     echoes_ms: float
     hops_over_echoes: float
+    exchanges_ms: float
+    exchanges_over_echoes: float
     proposal_loop_ms: float
     text_ms: float | None = None
 
@@ -167,6 +170,7 @@ def report(
     lines: Sequence[RoundLine],
     overheads_ns: Sequence[int],
     echoes_ns: Sequence[int],
+    exchanges_ns: Sequence[int],
     texts_ns: Sequence[int] = (),
 ) -> TimelineReport:
     """The typical round. `overheads_ns` are of rounds without a trace: outside the models.
@@ -175,7 +179,7 @@ def report(
     """
     if not lines or not overheads_ns:
         raise ValueError("no round with drafts was traced")
-    echoes = _ms(echoes_ns)
+    echoes, exchanges = _ms(echoes_ns), _ms(exchanges_ns)
     hops = _ms(overheads_ns) - _ms(line.of("judge") for line in lines)
     return TimelineReport(
         rounds=len(lines),
@@ -186,6 +190,8 @@ def report(
         traced_hops_ms=_ms(line.hops_ns for line in lines),
         echoes_ms=echoes,
         hops_over_echoes=hops / echoes,
+        exchanges_ms=exchanges,
+        exchanges_over_echoes=exchanges / echoes,
         proposal_loop_ms=_ms(line.of(*_LOOP) for line in lines),
         text_ms=_ms(texts_ns) if texts_ns else None,
     )

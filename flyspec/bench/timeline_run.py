@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from flyspec.bench.exchanges import Exchanges
 from flyspec.bench.transport import Echoes, Leg
 from flyspec.client import Client
 from flyspec.telemetry.traces import traceparent_of, wall_ns
@@ -27,21 +28,23 @@ class TracedRun:
     chunks_ns: dict[str, list[int]] = field(default_factory=dict)
     overheads_ns: list[int] = field(default_factory=list)
     echoes_ns: list[int] = field(default_factory=list)
+    exchanges_ns: list[int] = field(default_factory=list)
     legs: tuple[Leg, ...] = ()
 
 
 async def run(
     client: Client,
     echoes: Echoes,
+    exchanges: Exchanges,
     prompts: Sequence[Prompt],
     options: GenerateOptions,
     repeats: int,
     on_sample: Callable[[], None] = lambda: None,
 ) -> TracedRun:
-    """Every prompt once to warm up, then `repeats` times traced, not traced, and echoes, in turn.
+    """Every prompt once to warm up, then `repeats` times traced, not traced, and echoed, in turn.
 
-    The echoes' work is as long as the models' in a round was while warming up, their messages are
-    as long as a round's.
+    The work of both kinds of echoes is as long as the models' in a round was while warming up; the
+    bare ones' messages are as long as a round's.
     """
     done = TracedRun()
     warm = []
@@ -57,8 +60,9 @@ async def run(
             _, _, untraced = await _generate(client, prompt, options, traced=False)
             if overhead_ns := untraced.timings.round_overhead_p50_ns:
                 done.overheads_ns.append(overhead_ns)
-            echoed = [await echoes.outside_ns(done.legs) for _ in range(_ECHO_ROUNDS)]
-            done.echoes_ns += echoed[2:]  # the first find the processes asleep
+            for ways, times in ((echoes, done.echoes_ns), (exchanges, done.exchanges_ns)):
+                took = [await ways.outside_ns(done.legs) for _ in range(_ECHO_ROUNDS)]
+                times += took[2:]  # the first find the processes asleep
             on_sample()
     return done
 

@@ -10,7 +10,8 @@ _BAR, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
 TIMELINE_NOTES = (
     "Medians of each part; they add up to about the median round. hops: a round outside both "
     "models and the rule, in generations that are not traced; echoes: two bare gRPC round trips of "
-    "as many bytes, outside work of equal length, in the same run; text: from a round's end until "
+    "as many bytes, outside work of equal length, in the same run; nothing decided: the same with "
+    "flyspec's messages, values, threads and time limits; text: from a round's end until "
     "the client has its tokens, while the next round is under way."
 )
 
@@ -44,6 +45,7 @@ def timeline_summary(report: TimelineReport) -> str:
     return (
         f"hops {report.hops_ms:.2f} ms (traced {report.traced_hops_ms:.2f}), "
         f"echoes {report.echoes_ms:.2f} ms: {report.hops_over_echoes:.2f} times; "
+        f"nothing decided {report.exchanges_ms:.2f} ms: {report.exchanges_over_echoes:.2f} times; "
         "loop around a proposal "
         f"{report.proposal_loop_ms:.2f} ms{text}"
     )

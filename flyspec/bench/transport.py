@@ -77,10 +77,20 @@ async def echoes(count: int) -> AsyncIterator[Echoes]:
 @contextlib.asynccontextmanager
 async def _echo() -> Any:
     """A stream to an echo server in a process of its own."""
+    async with process(__spec__.name) as channel:
+        call: Any = channel.stream_stream(_METHOD)()
+        yield call
+        await call.done_writing()
+
+
+@contextlib.asynccontextmanager
+async def process(module: str, *arguments: str) -> AsyncIterator[Any]:
+    """A channel to a server in a process of its own, which runs a module that calls `listen`."""
     server = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "flyspec.bench.transport",
+        module,
+        *arguments,
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
@@ -88,16 +98,24 @@ async def _echo() -> Any:
         assert server.stdout is not None
         port = int(await server.stdout.readline())
         async with rpc.connect(f"127.0.0.1:{port}") as channel:
-            call: Any = channel.stream_stream(_METHOD)()
-            yield call
-            await call.done_writing()
+            yield channel
     finally:
         server.kill()
         await server.wait()
 
 
-class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers each message with the nanoseconds that its work took, and bytes as it asks for."""
+async def listen(handler: grpc.GenericRpcHandler) -> None:
+    """Serve on a free port, and say which."""
+    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    print(port, flush=True)
+    await server.wait_for_termination()
+
+
+class Work:
+    """Matrix products over as many bytes as a model of the bundled pair reads."""
 
     def __init__(self) -> None:
         numbers = np.random.default_rng(0)
@@ -108,23 +126,15 @@ class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._weights = [matrix(_WEIGHT_SHAPE) for _ in range(_NUM_WEIGHTS)]
         self._rows = matrix((_ROWS, _WEIGHT_SHAPE[0]))
 
-    def service(self, handler_call_details: Any) -> Any:
-        async def echo(_: Any, context: Any) -> None:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                work_ns, size = _ASKED.unpack_from(message)
-                worked = self._work_for(work_ns) if work_ns else self._work()
-                await context.write(_ANSWERED.pack(worked).ljust(size, b"x"))
-
-        return grpc.stream_stream_rpc_method_handler(echo)
-
-    def _work(self) -> int:
+    def once(self) -> int:
+        """One pass over all weights; the ns that it took."""
         begin = time.perf_counter_ns()
         for weight in self._weights:
             (self._rows @ weight) @ weight.T
         return time.perf_counter_ns() - begin
 
-    def _work_for(self, work_ns: int) -> int:
-        """Read weights, one after the other, until so much time is over."""
+    def last(self, work_ns: int) -> int:
+        """Read weights, one after the other, until so much time is over; the ns that it took."""
         begin, index = time.perf_counter_ns(), 0
         while (worked := time.perf_counter_ns() - begin) < work_ns:
             self._rows[:1] @ self._weights[index % _NUM_WEIGHTS]
@@ -132,14 +142,21 @@ class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
         return worked
 
 
-async def _serve() -> None:
-    server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
-    server.add_generic_rpc_handlers((_Echo(),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    print(port, flush=True)
-    await server.wait_for_termination()
+class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Answers each message with the nanoseconds that its work took, and bytes as it asks for."""
+
+    def __init__(self) -> None:
+        self._work = Work()
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def echo(_: Any, context: Any) -> None:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                work_ns, size = _ASKED.unpack_from(message)
+                worked = self._work.last(work_ns) if work_ns else self._work.once()
+                await context.write(_ANSWERED.pack(worked).ljust(size, b"x"))
+
+        return grpc.stream_stream_rpc_method_handler(echo)
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve())
+    uvloop.run(listen(_Echo()))

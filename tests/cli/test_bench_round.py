@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
+from flyspec.bench.exchanges import exchanges
 from flyspec.bench.timeline import (
     PARTS,
     RoundLine,
@@ -139,20 +140,21 @@ def line_of(ms: float) -> RoundLine:
 
 def test_the_typical_round() -> None:
     lines = [line_of(ms) for ms in (1.0, 2.0, 9.0)]
-    found = report(lines, [7_000_000, 8_000_000, 30_000_000], [2_000_000], [500_000])
+    found = report(lines, [7_000_000, 8_000_000, 30_000_000], [2_000_000], [3_000_000], [500_000])
     assert found.round_ms == 2.0 * len(PARTS)
     assert set(found.parts.values()) == {2.0}
     assert found.hops_ms == 8.0 - 2.0  # judging apart
     assert found.traced_hops_ms == 2.0 * (len(PARTS) - 3)
     assert found.hops_over_echoes == 3.0
+    assert found.exchanges_over_echoes == 1.5
     assert found.proposal_loop_ms == 4.0
     assert found.text_ms == 0.5
     with pytest.raises(ValueError, match="no round with drafts"):
-        report([], [1], [1])
+        report([], [1], [1], [1])
 
 
 def test_the_chart_has_a_row_a_part() -> None:
-    found = report([line_of(2.0)], [8_000_000], [2_000_000])
+    found = report([line_of(2.0)], [8_000_000], [2_000_000], [3_000_000])
     console = Console(width=130, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(timeline_table(found))
     shown = console.export_text()
@@ -180,6 +182,11 @@ async def test_echoes_answer_with_as_many_bytes_as_they_are_asked_for() -> None:
             await ways.outside_ns(legs[:1])
 
 
+async def test_exchanges_take_time_outside_their_work() -> None:
+    async with exchanges() as ways:
+        assert await ways.outside_ns([Leg(work_ns=1000), Leg(work_ns=1)]) > 0
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -202,7 +209,7 @@ def test_a_stack_of_its_own_is_traced(tmp_path: Path) -> None:
     assert list(document["parts"]) == [part.name for part in PARTS]
     assert document["parts"]["draft_model"] > 0 < document["parts"]["forward"]
     assert document["rounds"] == len(document["lines_ns"]) > 2
-    assert document["echoes_ms"] > 0
+    assert document["echoes_ms"] > 0 < document["exchanges_ms"]
     assert document["echo_bytes"][0] > 16
     assert len(document["echo_work_ms"]) == 2
 

@@ -118,7 +118,8 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
         h=speed("lines", {"plain": 1.0, "fly, K auto": 0.25, "fly, K 15": 0.5},
                 num_speculative_tokens=["auto", 15]),
         g={"rule": "fly", "round_ms": 5.0, "hops_ms": 3.0, "echoes_ms": 2.0,
-           "hops_over_echoes": 1.5, "proposal_loop_ms": 0.3},
+           "hops_over_echoes": 1.5, "exchanges_ms": 2.5, "exchanges_over_echoes": 1.25,
+           "proposal_loop_ms": 0.3},
     )  # fmt: skip
     document = tmp_path / "performance.md"
     document.write_text(DOCUMENT.read_text())
@@ -136,7 +137,7 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
         "| words | fly, multi_level | 4.00 (4.00 to 4.00) | 4.00 | 2.00 |",
         "| gsm8k | fly | 200 (2.00) | 200 (2.00) |",
         "| padded | fly | 2 | 3.6 | 12.5 | 5.00 | 6.25 | 80% | 1,234 | 0.25 |",
-        "| g | fly | 5.00 | 3.00 | 2.00 | 1.50 | 0.30 |",
+        "| g | fly | 5.00 | 3.00 | 2.00 | 1.50 | 2.50 | 1.25 | 0.30 |",
         "    flyspec bench --against 'a b'",
     ):
         assert expected in text, expected

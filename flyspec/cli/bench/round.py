@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,7 @@ def bench_round(
         for trace_id, chunks in done.chunks_ns.items()
         for ns in text_times_ns(chunks, round_ends(spans, trace_id))
     ]
-    found = report(lines, done.overheads_ns, done.echoes_ns, texts)
+    found = report(lines, done.overheads_ns, done.echoes_ns, done.exchanges_ns, texts)
     document = found.to_document(
         rule=conditions[0].name,
         num_speculative_tokens=num_speculative_tokens,
@@ -76,6 +77,7 @@ def bench_round(
         "lines_ns": [line.parts_ns for line in lines],
         "overheads_ns": done.overheads_ns,
         "echoes_ns": done.echoes_ns,
+        "exchanges_ns": done.exchanges_ns,
     }
     write_json(output, {**document, **samples})
     if json:
@@ -95,7 +97,8 @@ async def _run(
     problem_seed: int,
     repeats: int,
 ) -> TracedRun:
-    """A stack that writes its spans to `files`, and two echoes; all are gone at the end."""
+    """A stack that writes its spans to `files`, and echoes; all are gone at the end."""
+    from flyspec.bench.exchanges import exchanges
     from flyspec.bench.prompts import fresh_problems, to_request
     from flyspec.bench.timeline_run import count, run
     from flyspec.bench.transport import echoes
@@ -110,11 +113,12 @@ async def _run(
         stack = BenchStack(stack_options, flags, on_event=say)
         await stack.__aenter__()
     try:
-        async with Client(stack.address) as client, echoes(2) as ways:
+        async with Client(stack.address) as client, echoes(2) as bare, exchanges() as typed:
             with progress_bar(console) as progress:
                 bar = progress.add_task("measuring", total=count(len(prompts), repeats))
+                advance = partial(progress.advance, bar)
                 return await stack.guard(
-                    run(client, ways, prompts, options, repeats, lambda: progress.advance(bar))
+                    run(client, bare, typed, prompts, options, repeats, advance)
                 )
     finally:
         await stack.stop()
