@@ -20,7 +20,7 @@ import grpc
 import uvloop
 
 from flyspec import rpc, wire
-from flyspec.bench.transport import Leg, Work, listen, process
+from flyspec.bench.transport import Leg, Products, listen, process
 from flyspec.prefix import TokenSequence
 from flyspec.v1 import draft_pb2, verify_pb2
 from flyspec.values.rounds import (
@@ -91,7 +91,7 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers each message after as many ns of work as its `round_id` says."""
 
     def __init__(self, kind: str) -> None:
-        self._kind, self._work = kind, Work()
+        self._kind, self._work = kind, Products()
         self._inbox: queue.SimpleQueue[tuple[int, asyncio.Future[int]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, daemon=True).start()
 

@@ -114,7 +114,7 @@ async def listen(handler: grpc.GenericRpcHandler) -> None:
     await server.wait_for_termination()
 
 
-class Work:
+class Products:
     """Matrix products over as many bytes as a model of the bundled pair reads."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Answers each message with the nanoseconds that its work took, and bytes as it asks for."""
 
     def __init__(self) -> None:
-        self._work = Work()
+        self._work = Products()
 
     def service(self, handler_call_details: Any) -> Any:
         async def echo(_: Any, context: Any) -> None:

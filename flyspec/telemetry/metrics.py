@@ -138,7 +138,13 @@ class Buckets:
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += count * value
 
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> None:
+    def alone(self, name: str, documentation: str) -> HistogramMetricFamily:
+        """As a metric of its own, without labels."""
+        family = HistogramMetricFamily(name, documentation)
+        self.add_to(family, ())
+        return family
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
         """As a metric: up to each bound, all below it included."""
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         counts = zip(bounds, accumulate(self._counts), strict=True)
@@ -156,7 +162,7 @@ class EngineMetrics(Collector):
     """Steps of a service's model: how long, over how many sessions, of how many tokens."""
 
     def __init__(self, registry: CollectorRegistry, service: str) -> None:
-        self._prefix = f"flyspec_{service}_step"
+        self._prefix = f"flyspec_{service}"
         self._seconds = Buckets(STEP_SECONDS)
         self._sessions, self._tokens = Buckets(SESSIONS), Buckets(TOKENS)
         registry.register(self)
@@ -169,14 +175,14 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The three histograms."""
-        for name, documentation, buckets in (
-            ("seconds", "Time of one step of the model over all sessions in it.", self._seconds),
-            ("sessions", "Sessions that shared a step.", self._sessions),
-            ("tokens", "Tokens that went through the model in a step.", self._tokens),
-        ):
-            family = HistogramMetricFamily(f"{self._prefix}_{name}", documentation)
-            buckets.add_to(family)
-            yield family
+        prefix = self._prefix
+        yield self._seconds.alone(
+            f"{prefix}_step_seconds", "Time of one step of the model over all sessions in it."
+        )
+        yield self._sessions.alone(f"{prefix}_step_sessions", "Sessions that shared a step.")
+        yield self._tokens.alone(
+            f"{prefix}_step_tokens", "Tokens that went through the model in a step."
+        )
 
 
 def session_metrics(service: str, status: SessionStatus) -> Iterable[Metric]:
