@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,13 @@ def read_reports(folder: Path) -> dict[str, list[Document]]:
         kind = next((k for field, k in _KINDS.items() if field in document), "")
         if not kind and "modes" in document:
             kind = "pair"
+        if not kind:
+            continue
+        document["file"] = path.name
         if kind == "speed":
-            runs.setdefault(path.stem.partition("@")[0], []).append({**document, "file": path.name})
-        elif kind:
-            found.setdefault(kind, []).append({**document, "file": path.name})
+            runs.setdefault(path.stem.partition("@")[0], []).append(document)
+        else:
+            found.setdefault(kind, []).append(document)
     if runs:
         found["speed"] = [_together(of) for of in runs.values()]
     if not found:
@@ -52,17 +54,13 @@ def _together(runs: Sequence[Document]) -> Document:
     first, *others = runs
     if not others:
         return first
-    samples: list[Sample] = []
+    samples: list[Document] = []
     repeats = 0
     for run in runs:
-        samples += [Sample(**{**s, "repeat": s["repeat"] + repeats}) for s in run["samples"]]
+        samples += [{**sample, "repeat": sample["repeat"] + repeats} for sample in run["samples"]]
         repeats += run["repeats"]
-    return {
-        **first,
-        **to_document(report(samples, first["others"])),
-        "repeats": repeats,
-        "samples": [asdict(sample) for sample in samples],
-    }
+    modes = report([Sample(**sample) for sample in samples], first["others"])
+    return to_document(modes, **{**first, "repeats": repeats, "samples": samples})
 
 
 def groups(documents: Sequence[Document]) -> list[tuple[str, dict[str, Any]]]:

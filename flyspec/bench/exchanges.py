@@ -78,10 +78,10 @@ async def exchanges() -> AsyncIterator[Exchanges]:
     """The two services, each in a process of its own."""
     async with contextlib.AsyncExitStack() as stack:
         calls = []
-        for kind, (_, response) in _MESSAGES.items():
+        for kind, (request, response) in _MESSAGES.items():
             channel = await stack.enter_async_context(process(__spec__.name, kind))
             method = channel.stream_stream(
-                _METHOD.format(kind), lambda m: m.SerializeToString(), response.FromString
+                _METHOD.format(kind), request.SerializeToString, response.FromString
             )
             calls.append(method())
         yield Exchanges(*calls)
@@ -104,9 +104,9 @@ class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
                 reply = _reply(request, await worked)
                 await rpc.write(context, wire.encode(reply), _LIMIT_S)
 
-        request, _ = _MESSAGES[self._kind]
+        request, response = _MESSAGES[self._kind]
         return grpc.stream_stream_rpc_method_handler(
-            answer, request.FromString, lambda m: m.SerializeToString()
+            answer, request.FromString, response.SerializeToString
         )
 
     def _run(self) -> None:

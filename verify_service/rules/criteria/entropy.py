@@ -19,18 +19,13 @@ REFERENCE_GATE_OFF = 0.01
 
 def entropy_nats(logits: Tensor) -> Tensor:
     """H(p) = -sum of p log p over the vocabulary, nats; 0 log 0 = 0. [rows, V] to [rows]."""
-    return _entropy(logits).clamp_(min=0.0)
-
-
-def _entropy(logits: Tensor) -> Tensor:
-    """Rounding may leave a little less than 0."""
     entropy: Tensor = torch.special.entr(torch.softmax(computable(logits), dim=-1)).sum(dim=-1)
-    return entropy
+    return entropy.clamp_(min=0.0)
 
 
 def normalized_entropy(logits: Tensor) -> Tensor:
     """H(p) / log|V|, in [0, 1] (FLy, arXiv 2511.22972, equation 5)."""
-    return (_entropy(logits) / math.log(max(2, logits.shape[-1]))).clamp_(0.0, 1.0)
+    return (entropy_nats(logits) / math.log(max(2, logits.shape[-1]))).clamp_(max=1.0)
 
 
 def top_k_entropy(logits: Tensor, k: int) -> Tensor:
