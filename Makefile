@@ -69,7 +69,7 @@ prometheus: ## Prometheus and promtool for the tests, from Debian's packages, if
 
 unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not full and not gpu" -rsR -n $(PYTEST_WORKERS) --dist loadfile \
+	@$(BIN)/python -m pytest -m "not full and not gpu" -rfEsR -n $(PYTEST_WORKERS) --dist loadfile \
 		--no-loadscope-reorder $(PYTEST_ARGS)
 
 gpu-test: $(VENV)/.installed-dev ## the tests that need a CUDA device; skips them where there is none

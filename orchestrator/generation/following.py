@@ -48,4 +48,4 @@ class Overtaken(NamedTuple):
         if self.num_matched < self.num_behind:
             return None
         rest = self.proposal.cut(self.num_matched, self.num_matched + most)
-        return replace(rest, timings=DraftTimings()) if rest.token_ids else None
+        return replace(rest, timings=DraftTimings(), ahead=False) if rest.token_ids else None

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flyspec.rules import Rule
-from flyspec.values.rounds import DistributionSpec
+from flyspec.values.rounds import DistributionSpec, DraftChunk
+from orchestrator.generation.following import Overtaken
 from orchestrator.generation.next_proposal import AHEAD, AHEAD_MEMORY
 from tests.orchestrator.fakes import Fakes, Offer, plan_of
 from tests.orchestrator.test_output import TOKENIZER
@@ -71,6 +72,12 @@ async def test_a_wrong_guess_changes_nothing(agreement: float, delay: int) -> No
         for token in round_.proposal.token_ids:
             assert token == fakes.world.guess(prefix)
             prefix = [*prefix, token]
+
+
+def test_what_plain_decoding_overtook_is_not_ahead_of_it() -> None:
+    overtaken = Overtaken(DraftChunk(token_ids=[4, 5, 6], origins=[1] * 3, ahead=True), 1, 1, 0)
+    rest = overtaken.rest(4)
+    assert (list(rest.token_ids), rest.ahead) == ([5, 6], False)
 
 
 @pytest.mark.parametrize("kind", ["write", "read"])
