@@ -164,7 +164,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
         dtype=arguments.dtype,
         draft_dtype=arguments.dtype,
         tensor_parallel_size=arguments.tensor_parallel_size,
-        service_flags=("--max-model-len", str(arguments.max_model_len)),
+        max_model_len=arguments.max_model_len,
         log_level="warning",
     )
     async with Stack(options) as stack, Client(stack.address) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeAlias
 
 from draft_service.drafters.base import Drafter
@@ -67,7 +68,8 @@ def _load(
 
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
-            from flyspec.engine.loading import load_model
+            from flyspec.engine.cache_size import check_fits
+            from flyspec.engine.loading import load_model, own_context_length, read_config
             from flyspec.engine.native.choice import choose_model
     except ImportError as error:
         raise ConfigError(
@@ -82,7 +84,14 @@ def _load(
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
+    length, limit = settings.max_model_len, own_context_length(read_config(settings.model)[1])
+    if length > limit:
+        # Beyond its own sequences a drafter only has nothing to propose.
+        log.warning("--max-model-len %d: the draft model's own limit is %d, and holds",
+                    length, limit)  # fmt: skip
+        length = limit
+    check = partial(check_fits, settings)
+    loaded = load_model(settings.model, settings.device, settings.dtype, length, check=check)
     model = choose_model(loaded, settings)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(model, eos), MultiLevelDrafter(model, eos)]

@@ -141,8 +141,15 @@ class ModelServerSettings(ServerSettings):
     kv_cache_memory_bytes: int = Field(
         0,
         ge=0,
-        description="bytes of KV cache on each device; fewer sessions if they do not fit; "
-        "0: room for --max-sessions",
+        description="bytes of KV cache on each device; fewer sessions if they do not fit; 0: what "
+        "--gpu-memory-utilization leaves on a GPU, room for --max-sessions on a CPU",
+    )
+    gpu_memory_utilization: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for weights, activations and KV cache of this "
+        "process; fewer sessions if they do not fit; --kv-cache-memory-bytes goes before it",
     )
     max_model_len: int = Field(
         0, ge=0, description="longest sequence in tokens; 0 takes the model's own limit"

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +27,7 @@ import torch
 
 import flyspec
 from flyspec.config import VerifySettings
+from flyspec.engine.cache_size import check_fits
 from flyspec.engine.loading import LoadedModel, load_model, read_config
 from flyspec.engine.model import Model
 from flyspec.engine.native.choice import choose_model
@@ -204,13 +206,14 @@ def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel
     Each rank loads its share. All must have the same slots, and forward the same way.
     """
     device, size = (str(group.device), group.place.size) if group else (settings.device, 1)
-    loaded = load_model(settings.model, device, settings.dtype, settings.max_model_len, size)
+    check = partial(check_fits, settings)
+    loaded = load_model(settings.model, device, settings.dtype, settings.max_model_len, size, check)
     if not group:
         return loaded, choose_model(loaded, settings, settings.batch_invariant)
     own, total = weight_bytes(loaded.model)
     log.info("rank %d of %d holds %.1f of %.1f MB of weights (%.1f %%)", group.place.rank,
              size, own / 1e6, total / 1e6, 100 * own / total)  # fmt: skip
-    return loaded, LeadRunner.planned(loaded, settings, size, settings.batch_invariant)
+    return loaded, LeadRunner.planned(loaded, settings, size, settings.batch_invariant, group.least)
 
 
 def follow(settings: VerifySettings, place: Place, parent: int | None = None) -> None:

@@ -95,6 +95,8 @@ class StackOptions(ModelFlags):
             changes["draft_model"] = ""
         if self.draft_device is None:
             changes["draft_device"] = self.device
+        if changes.get("draft_model", self.draft_model):
+            changes |= self.gpu_shares()
         if self.rules_file:
             changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
         return replace(self, **changes)
@@ -258,11 +260,14 @@ class Stack:
         self._check_rules()
         o = self.options
         common = o.flags("log_level", "drain_grace_s")
-        limits = [*common, "--host", LOOPBACK, *o.flags("max_sessions"), *o.service_flags]
+        limits = [*common, "--host", LOOPBACK, *o.flags("max_sessions", "max_model_len"),
+                  *o.service_flags]  # fmt: skip
         verify = o.flags("model", "verify_port", "device", "dtype", "threads",
-                         "tensor_parallel_size", "batch_invariant")  # fmt: skip
+                         "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
+                         "kv_cache_memory_bytes")  # fmt: skip
         draft = o.flags("draft_model", "draft_port", "draft_device", "draft_dtype",
-                        "draft_threads", "drafter")  # fmt: skip
+                        "draft_threads", "drafter", "draft_gpu_memory_utilization",
+                        "draft_kv_cache_memory_bytes")  # fmt: skip
         self._on_event(f"loading the target {o.model}")
         self._on_event(f"loading the draft model {o.draft_model}" if o.draft_model
                        else "drafting by prompt lookup, without a model")  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from transformers.utils.hub import cached_file
 
 from flyspec import process
 from flyspec.config import model_source
+from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.native.family import unsupported
 from flyspec.engine.native.library import Library, find
+from flyspec.engine.out_of_memory import is_out_of_memory
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
 from flyspec.tokenizer import fingerprint
@@ -97,27 +100,44 @@ def read_config(name: str) -> tuple[str, Any]:
         raise _unloadable(name, error) from error
 
 
+def own_context_length(config: Any) -> int:
+    """The longest sequence, in tokens, that a model's configuration allows."""
+    return int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 2048)
+
+
 def load_model(
-    name: str, device: str, dtype: str, max_model_len: int = 0, tensor_parallel_size: int = 1
+    name: str,
+    device: str,
+    dtype: str,
+    max_model_len: int = 0,
+    tensor_parallel_size: int = 1,
+    check: Callable[[Checkpoint], None] = lambda _: None,
 ) -> LoadedModel:
     """Load model and tokenizer; raises `ConfigError` with what to change.
 
     With a `tensor_parallel_size` every rank of the group, joined before, calls this at once; each
-    reads from the checkpoint only its own share.
+    reads from the checkpoint only its own share. `check` may refuse with a `ConfigError` before
+    any weights are read.
     """
     where = resolve_device(device)
     source, config = read_config(name)
+    limit = own_context_length(config)
+    if max_model_len > limit:
+        raise ConfigError(f"--max-model-len {max_model_len}: the model's own limit is {limit}")
     sharded = {}
     if tensor_parallel_size > 1:
         check_tensor_parallel(name, config, tensor_parallel_size)
         plan = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)
         sharded = {"distributed_config": plan}
     try:
-        _check_files(name, source, config)
+        weights = _check_files(name, source, config)
+        run_in = resolve_dtype(dtype, where, config, not sharded and serves_natively(config))
+        length = max_model_len or limit
+        check(Checkpoint(name, config, run_in, where, length, tensor_parallel_size, weights))
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source,
             config=config,
-            dtype=resolve_dtype(dtype, where, config, not sharded and serves_natively(config)),
+            dtype=run_in,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -137,15 +157,11 @@ def load_model(
         )
     process.count_model_load()
     bundle = tokenizer_bundle(tokenizer, model.generation_config)
-    text_config = config.get_text_config()
-    limit = int(getattr(text_config, "max_position_embeddings", 0) or 2048)
-    if max_model_len > limit:
-        raise ConfigError(f"--max-model-len {max_model_len}: the model's own limit is {limit}")
     info = ModelInfo(
         name=name,
         tokenizer_fingerprint=bundle.fingerprint,
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
-        context_length=max_model_len or limit,
+        context_length=length,
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(where),
         num_parameters=model.num_parameters(),
@@ -173,6 +189,11 @@ def _unloadable(name: str, error: Exception) -> ConfigError:
             "use a model of an architecture that transformers has itself"
         )
     reason = " ".join(str(error).split()) or repr(error)
+    if is_out_of_memory(error):
+        return ConfigError(
+            f"--model {name}: out of memory while its weights were loaded: {reason:.300}; use a "
+            "device with more memory, more of them (--tensor-parallel-size) or a smaller --dtype"
+        )
     return ConfigError(f"--model {name}: cannot be loaded: {reason:.300}")
 
 
@@ -200,8 +221,10 @@ def tokenizer_bundle(tokenizer: Any, generation_config: GenerationConfig) -> Tok
     )
 
 
-def _check_files(name: str, source: str, config: Any) -> None:
-    """Refuse a checkpoint that is not of safetensors throughout. Raises `ConfigError`, `OSError`.
+def _check_files(name: str, source: str, config: Any) -> Path:
+    """The file of weights, or their index; refuses what is not of safetensors throughout.
+
+    Raises `ConfigError`, `OSError`.
 
     `source` is a directory or hub id, `name` what the user calls it.
     """
@@ -215,7 +238,7 @@ def _check_files(name: str, source: str, config: Any) -> None:
             continue
         if str(candidate).endswith(_INDEX_SUFFIX):
             _check_index(name, Path(found))
-        return
+        return Path(found)
     raise _unsafe(name, f"there is no {' and no '.join(map(str, candidates))}")
 
 

@@ -31,7 +31,7 @@ class KVCachePlan(NamedTuple):
     def __str__(self) -> str:
         return (
             f"KV cache: {self.num_slots} slots x {self.max_length} tokens, "
-            f"{_readable(self.bytes_per_slot)} each, {_readable(self.total_bytes)} in all"
+            f"{readable(self.bytes_per_slot)} each, {readable(self.total_bytes)} in all"
         )
 
 
@@ -61,7 +61,7 @@ def plan_slots(
     if fitting < 1:
         raise ConfigError(
             f"--kv-cache-memory-bytes {budget_bytes}: one session needs {least} bytes "
-            f"({_readable(least)}); raise it, or lower --max-model-len"
+            f"({readable(least)}); raise it, or lower --max-model-len"
         )
     return min(max_sessions, fitting)
 
@@ -97,7 +97,7 @@ def _heads(config: Any) -> Iterator[tuple[int, int]]:
         yield kv_heads, getattr(layer, "head_dim", None) or layer.hidden_size // heads
 
 
-def _readable(num_bytes: int) -> str:
+def readable(num_bytes: int) -> str:
     """As "12.6 MB", in three digits; units are powers of 1000."""
     value, unit = float(num_bytes), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):

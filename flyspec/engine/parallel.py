@@ -142,6 +142,12 @@ class RankGroup:
         """Return when every rank has called this."""
         dist.barrier(self._control)
 
+    def least(self, number: int) -> int:
+        """The least of the numbers with which all ranks call this."""
+        common = torch.tensor([number])
+        dist.all_reduce(common, dist.ReduceOp.MIN, self._control)
+        return int(common)
+
     def send(self, plan: Tensor) -> None:
         """Rank 0: tell the others what to do next. Thread-safe."""
         with self._lock:

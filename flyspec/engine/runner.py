@@ -6,8 +6,8 @@ products see all tokens at once, attention sees each sequence alone (`attention`
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Self
 
 import torch
@@ -17,16 +17,16 @@ from flyspec.engine import batch_invariance, stepwise
 from flyspec.engine.attention import hook
 from flyspec.engine.attention.base import AttentionBackend, Segment
 from flyspec.engine.attention.slot import SlotAttention
+from flyspec.engine.cache_size import plan_cache
+from flyspec.engine.device_memory import peak_bytes
 from flyspec.engine.loading import LoadedModel, weights_fingerprint
-from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
+from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
 from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_model
 from flyspec.errors import ConfigError
 from flyspec.values.tokens import Drafted
-
-log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -69,18 +69,34 @@ class ModelRunner:
         settings: ModelServerSettings,
         tensor_parallel_size: int = 1,
         batch_invariant: bool | None = False,
+        agree: Callable[[int], int] = lambda own: own,
     ) -> Self:
-        """A service's: slots for its sessions, or as many as fit. Raises `ConfigError`."""
-        plan = plan_kv_cache(
-            loaded.model.config,
-            loaded.info.context_length,
-            loaded.model.dtype,
-            settings.max_sessions,
-            settings.kv_cache_memory_bytes,
-            tensor_parallel_size,
-        )
-        log.info("%s", plan)
-        return cls(loaded, plan.num_slots, batch_invariant=batch_invariant)
+        """A service's: slots for its sessions, or as many as fit. Raises `ConfigError`.
+
+        `agree` is that of `plan_cache`.
+        """
+        measure = partial(cls._step_bytes, loaded, settings)
+        with naming_memory(loaded.info.name, "room was looked for"):
+            plan = plan_cache(loaded, settings, tensor_parallel_size, measure, agree)
+            return cls(loaded, plan.num_slots, batch_invariant=batch_invariant)
+
+    @classmethod
+    def _step_bytes(cls, loaded: LoadedModel, settings: ModelServerSettings) -> int:
+        """Bytes of a GPU that a step takes for a while: the largest one, all rows with logits, and
+        a piece of a prompt behind the longest context."""
+        runner, info, device = cls(loaded, 1), loaded.info, loaded.model.device
+        length = info.context_length
+        tokens = min(settings.max_num_batched_tokens, length)
+        piece = min(settings.prefill_chunk, length)
+        ids = [i % info.vocab_size for i in range(tokens)]
+        steps = Step(0, 0, ids, tokens), Step(0, length - piece, ids[:piece])
+        try:
+            runner.forward([Step(0, 0, ids[:1])])  # the slot is allocated
+            return sum(peak_bytes(device, partial(runner.forward, [step])) for step in steps)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return 0  # the trial tells what is wrong with the model
 
     def _backend(self) -> AttentionBackend:
         if self.batch_invariant:

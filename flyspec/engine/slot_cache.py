@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, zeros
+from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from flyspec.engine.lazy_memory import lazy_zeros
 from flyspec.engine.slots import Copy, SlotTable
 
 SPARE_ROWS = 512
@@ -21,7 +22,8 @@ SPARE_ROWS = 512
 class SlotLayer(CacheLayerMixin):
     """A layer's keys and values, [slots, max_length, kv_heads, head_dim], allocated when used.
 
-    Under tensor parallelism they are those of the rank's own heads.
+    On a CPU its pages are taken from the machine as they are written (`lazy_memory`). Under tensor
+    parallelism they are those of the rank's own heads.
     """
 
     is_sliding = False
@@ -38,7 +40,7 @@ class SlotLayer(CacheLayerMixin):
         def allocate(like: Tensor) -> Tensor:
             shape = (rows + SPARE_ROWS, like.shape[1], like.shape[3])
             # Zeros: attention of fixed shape reads beyond the live part, and a mask hides no NaN.
-            return zeros(shape, dtype=like.dtype, device=like.device)
+            return lazy_zeros(shape, like.dtype, like.device)
 
         self._flat = [allocate(key_states), allocate(value_states)]
         self.keys, self.values = (

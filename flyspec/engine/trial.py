@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.model import Model, Step
+from flyspec.engine.out_of_memory import is_out_of_memory, no_memory
 from flyspec.engine.supported import unserved
 from flyspec.errors import ConfigError
 
@@ -34,17 +35,15 @@ def check_model(runner: Model, model: Any, windows: Mapping[int, int | None]) ->
     expected = _own_logits(name, model, ids)
     try:
         got = _through_slots(runner, ids)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            f"--model {name}: no memory for {runner.cache.num_slots} sessions of "
-            f"{runner.info.context_length} tokens; lower --max-sessions, --max-model-len or "
-            "--kv-cache-memory-bytes"
-        ) from error
     except NotImplementedError as error:
         raise unserved(name, str(error)) from error
     except (
         Exception
     ) as error:  # whatever a model makes of a cache and attention that are not its own
+        if is_out_of_memory(error):
+            slots, length = runner.cache.num_slots, runner.info.context_length
+            doing = f"a KV cache of {slots} slots x {length} tokens was tried"
+            raise no_memory(name, doing, error) from error
         raise unserved(name, f"{type(error).__name__}: {_line(error)}") from error
     _check_windows(name, model.config.get_text_config(), windows)
     difference = float((got - expected).abs().max() / expected.abs().max())
@@ -67,6 +66,8 @@ def _own_logits(name: str, model: Any, ids: list[int]) -> Tensor:
             logits: Tensor = model(tokens, use_cache=False).logits[0]
             return logits
     except Exception as error:
+        if is_out_of_memory(error):
+            raise no_memory(name, "a short text was tried", error) from error
         raise ConfigError(
             f"--model {name}: does not run in {model.dtype} on {model.device}: {_line(error)}; "
             "try another --dtype or --device"

@@ -22,7 +22,7 @@ async def stack(bundled_models):
         dtype="float64",
         draft_dtype="float64",
         log_level="warning",
-        service_flags=("--max-model-len", "2560"),
+        max_model_len=2560,
     )
     async with Stack(options) as running:
         yield running

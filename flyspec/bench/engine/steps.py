@@ -27,7 +27,7 @@ from flyspec.bench.engine.steps_report import (
     StepCost,
 )
 from flyspec.config import VerifySettings
-from flyspec.engine.loading import read_config
+from flyspec.engine.loading import own_context_length, read_config
 from flyspec.engine.model import Model, Step
 from flyspec.engine.parallel import weight_bytes
 from flyspec.engine.slots import Copy
@@ -55,7 +55,7 @@ def count(options: EngineOptions) -> int:
 def context_limit(model: str) -> int:
     """The longest sequence that a model's configuration allows. Raises `ConfigError`."""
     _, config = read_config(model)
-    return int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 2048)
+    return own_context_length(config)
 
 
 def check(options: EngineOptions) -> None:

@@ -26,6 +26,15 @@ def setting(settings: type[ServerSettings], name: str, **known: Any) -> Flag:
 
 _verify = partial(setting, VerifySettings, group=_GROUP)
 _security = partial(setting, OrchestratorSettings, group="Who may connect")
+_SHARES = {"gpu_memory_utilization": 0.7, "draft_gpu_memory_utilization": 0.2}
+"""Of a GPU that target and draft model share: a draft model is smaller, and caches less a token."""
+
+
+def _utilization(name: str, **known: Any) -> Flag:
+    """`--gpu-memory-utilization` of one of the two models."""
+    alone = VerifySettings.model_fields["gpu_memory_utilization"].default
+    shown = f"{alone:g}; {_SHARES[name]:g} if target and draft model share a GPU"
+    return _verify("gpu_memory_utilization", default=shown, **known)
 
 
 def to_flags(**values: Any) -> list[str]:
@@ -61,11 +70,35 @@ class ModelFlags:
     draft_threads: Annotated[int, _stack(
         "CPU threads of the draft model.", min=0, default=_ALL,
     )] = 0
+    max_model_len: Annotated[int | None, _verify(
+        "max_model_len", default="the target's own limit",
+        help="Longest sequence in tokens; of the draft model as far as its own limit allows.",
+    )] = None
+    gpu_memory_utilization: Annotated[float | None, _utilization("gpu_memory_utilization")] = None
+    draft_gpu_memory_utilization: Annotated[float | None, _utilization(
+        "draft_gpu_memory_utilization", help="--gpu-memory-utilization of the draft model.",
+    )] = None
+    kv_cache_memory_bytes: Annotated[int | None, _verify(
+        "kv_cache_memory_bytes", default="0",
+    )] = None
+    draft_kv_cache_memory_bytes: Annotated[int | None, _verify(
+        "kv_cache_memory_bytes", default="0", help="--kv-cache-memory-bytes of the draft model.",
+    )] = None
     batch_invariant: Annotated[bool | None, _verify("batch_invariant")] = None
     tensor_parallel_size: Annotated[int, _verify("tensor_parallel_size")] = 1
     rules_file: Annotated[str | None, setting(
         OrchestratorSettings, "rules_file", group=_GROUP,
     )] = None
+
+    def gpu_shares(self) -> dict[str, float]:
+        """What each model takes of a GPU that both would have, as far as it is not given."""
+        target, draft = self.device, self.draft_device or self.device
+        if "cpu" in (target, draft):
+            return {}
+        first, own = (int("0" + "".join(filter(str.isdigit, d))) for d in (target, draft))
+        if not first <= own < first + self.tensor_parallel_size:
+            return {}
+        return {name: share for name, share in _SHARES.items() if getattr(self, name) is None}
 
     def given(self) -> list[str]:
         """The flags that differ from their defaults, as they are typed."""

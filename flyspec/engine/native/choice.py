@@ -8,15 +8,15 @@ import time
 import torch
 
 from flyspec.config import ModelServerSettings
+from flyspec.engine.cache_size import plan_cache
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.model import Model
 from flyspec.engine.native.family import unsupported
 from flyspec.engine.native.library import find
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.trial import try_out
+from flyspec.engine.out_of_memory import naming_memory
 from flyspec.engine.runner import ModelRunner
-from flyspec.errors import ConfigError
 from flyspec.process import available_cores
 
 log = logging.getLogger(__name__)
@@ -51,29 +51,19 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
     if isinstance(library, str):
         return f"no native step: {library}"
     began = time.perf_counter()
-    plan = plan_kv_cache(
-        model.config,
-        info.context_length,
-        model.dtype,
-        settings.max_sessions,
-        settings.kv_cache_memory_bytes,
-    )
+    plan = plan_cache(loaded, settings)
+    threads = settings.threads or available_cores()
     try:
-        native = NativeModel(loaded, plan.num_slots, library, settings.threads or available_cores())
+        with naming_memory(info.name, f"it was packed with {plan.num_slots} slots"):
+            native = NativeModel(loaded, plan.num_slots, library, threads)
     except ValueError as error:
         return f"{info.name}: {error}"
-    except OSError as error:
-        raise ConfigError(
-            f"--model {info.name}: no memory for {plan.num_slots} sessions of "
-            f"{info.context_length} tokens; lower --max-sessions, --max-model-len or "
-            "--kv-cache-memory-bytes"
-        ) from error
     packed = time.perf_counter()
     try:
-        outcome = try_out(native, loaded)
+        with naming_memory(info.name, "it was tried against transformers"):
+            outcome = try_out(native, loaded)
     except ArithmeticError as error:
         return f"the native step failed its trial: {error}"
-    log.info("%s", plan)
     log.debug("packed in %.2f s, tried in %.2f s: %s",
               packed - began, time.perf_counter() - packed, outcome)  # fmt: skip
     if reason := outcome.refusal():

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from flyspec.engine import stepwise
+from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.loading import LoadedModel, weights_fingerprint
 from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
 from flyspec.engine.native.library import BatchStruct, Library
-from flyspec.engine.native.weights import PANEL, PackedWeights, allocate
+from flyspec.engine.native.weights import PANEL, PackedWeights
 from flyspec.engine.slots import SlotTable
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution

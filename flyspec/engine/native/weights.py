@@ -7,15 +7,14 @@ each in turn. Norms and biases are float32, padded alike.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.native.family import head_dim
 from flyspec.engine.native.library import LayerStruct, ShapeStruct
 
@@ -190,12 +189,3 @@ def in_turn(gate: Tensor, up: Tensor) -> Tensor:
         gate, up = (torch.cat([x, x.new_zeros(short, *x.shape[1:])]) for x in (gate, up))
     both = torch.stack([x.reshape(-1, half, *x.shape[1:]) for x in (gate, up)], dim=1)
     return both.flatten(0, 2)
-
-
-def allocate(num_bytes: int, large_pages: bool = True) -> mmap.mmap:
-    """Zeros at the start of a page, taken from the machine as they are touched."""
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if large_pages:
-        with suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory

@@ -1,0 +1,193 @@
+"""How many sessions a service has room for on its device: before weights are read, and after.
+
+Before, from the checkpoint's headers: a plan that cannot work ends at once, not when 140 GB have
+been read (`check_fits`). After, from what is really free (`plan_cache`), unless
+`--kv-cache-memory-bytes` says how much.
+
+On a GPU the KV cache takes its memory when it is made, so it gets what `--gpu-memory-utilization`
+leaves. A CPU's memory is taken as slots are written (`lazy_memory`), so all sessions get a slot as
+long as one of them could be used to its end, and the log warns if not all could at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from flyspec.config import ModelServerSettings
+from flyspec.engine.checkpoint import Checkpoint
+from flyspec.engine.device_memory import DeviceMemory, device_memory, give_back
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.memory import KVCachePlan, plan_kv_cache, readable
+from flyspec.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_ACTIVATIONS = 4
+"""Of a step, before it can be measured: numbers of a token's hidden state, and of its MLP's, that
+are alive at once. Its row of logits comes to them."""
+
+
+class Fit(NamedTuple):
+    """What a service takes of its device besides its KV cache, in bytes, and what it may take.
+
+    `taken` is what each part is called and how large it is, `slot` the cache of one session.
+    """
+
+    name: str
+    device: torch.device
+    settings: ModelServerSettings
+    memory: DeviceMemory
+    taken: dict[str, int]
+    slot: KVCachePlan
+
+    @property
+    def limit(self) -> int:
+        """Bytes that this process may hold, with what it holds already."""
+        utilization = 1.0
+        if self.device.type == "cuda" and not self.settings.kv_cache_memory_bytes:
+            utilization = self.settings.gpu_memory_utilization
+        return self.memory.room(utilization) + self.memory.own
+
+    @property
+    def left(self) -> int:
+        """Bytes that are left for the KV cache; less than 0 if the rest does not fit."""
+        return self.limit - sum(self.taken.values())
+
+    @property
+    def most(self) -> int:
+        """Bytes that the KV cache may be large: on a CPU, where it is taken as it is written, all.
+
+        Slots beyond a machine's memory could never be used.
+        """
+        return self.left if self.device.type == "cuda" else self.memory.total
+
+    def require_one(self) -> None:
+        """Refuse what has no room for one session. Raises `ConfigError`."""
+        if self.left < self.slot.total_bytes:
+            raise ConfigError(
+                f"--model {self.name}: not one session fits on {self.device}: "
+                f"{self.sum_of(self.slot)}, of {self._allowed()}; {self._advice()}"
+            )
+
+    def sum_of(self, plan: KVCachePlan) -> str:
+        """The addition of all that is taken with this cache."""
+        parts = [f"{what} {readable(size)}" for what, size in self.taken.items()]
+        slots = f"{plan.num_slots} slot{'s' * (plan.num_slots > 1)}"
+        parts.append(f"KV cache {slots} x {plan.max_length} tokens {readable(plan.total_bytes)}")
+        total = sum(self.taken.values()) + plan.total_bytes
+        return f"{' + '.join(parts)} = {readable(total)}"
+
+    def tell(self, plan: KVCachePlan) -> None:
+        """Log the whole comparison in a line; what may be too much is a warning."""
+        line = f"memory of {self.device}: {self.sum_of(plan)}, of {self._allowed()}"
+        if plan.total_bytes <= self.left:
+            log.info("%s", line)
+        else:
+            log.warning(
+                "%s: the service fails or is killed when it is all used; lower --max-sessions, "
+                "--max-model-len or --kv-cache-memory-bytes", line
+            )  # fmt: skip
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether `--gpu-memory-utilization` keeps it from taking what is free."""
+        return self.limit < self.memory.free + self.memory.own
+
+    def _allowed(self) -> str:
+        free = f"{readable(self.memory.free)} free"
+        if not self._is_shared:
+            return free if not self.memory.own else f"{readable(self.limit)} ({free})"
+        share, total = self.settings.gpu_memory_utilization, readable(self.memory.total)
+        return f"{readable(self.limit)} (--gpu-memory-utilization {share:g} of {total}; {free})"
+
+    def _advice(self) -> str:
+        """What to change, what helps most first."""
+        room = self.left - self.slot.spare_bytes
+        length = max(0, room) * self.slot.max_length // self.slot.bytes_per_slot
+        ways = [f"lower --max-model-len to {length} or less"] if length else []
+        if self.device.type == "cuda" and hasattr(self.settings, "tensor_parallel_size"):
+            ways.append("raise --tensor-parallel-size")
+        if self._is_shared:
+            ways.append("raise --gpu-memory-utilization")
+        if not length:
+            ways.append("use a smaller model or another --dtype")
+        return ", ".join([*ways, "or free memory there"])
+
+
+def check_fits(settings: ModelServerSettings, model: Checkpoint) -> None:
+    """Compare what is planned with what is free, before weights are read, and log it.
+
+    Says nothing where either cannot be told. Raises `ConfigError` if not one session fits.
+    """
+    memory, weights = device_memory(model.device), model.loaded_bytes()
+    if memory is None or weights is None:
+        return
+    plan = partial(
+        plan_kv_cache,
+        model.config,
+        model.context_length,
+        model.dtype,
+        tensor_parallel_size=model.tensor_parallel_size,
+    )
+    # At least: what transformers' plan does not split, each device holds whole.
+    taken = {"weights": weights // model.tensor_parallel_size}
+    if model.device.type == "cuda":
+        taken |= {"CUDA": memory.own, "activations": activation_bytes(settings, model)}
+    fit = Fit(model.name, model.device, settings, memory, taken, plan(max_sessions=1))
+    fit.require_one()
+    budget = settings.kv_cache_memory_bytes or fit.most
+    fit.tell(plan(max_sessions=settings.max_sessions, budget_bytes=budget))
+
+
+def plan_cache(
+    loaded: LoadedModel,
+    settings: ModelServerSettings,
+    tensor_parallel_size: int = 1,
+    measure_step: Callable[[], int] = lambda: 0,
+    agree: Callable[[int], int] = lambda own: own,
+) -> KVCachePlan:
+    """The KV cache of a model that is loaded, and the log says it. Raises `ConfigError`.
+
+    `measure_step` runs the largest steps of a service and gives the bytes that they take of a GPU;
+    `agree` gives the least of a number over all ranks, since all must have the same slots.
+    """
+    device, name = loaded.model.device, loaded.info.name
+    plan = partial(
+        plan_kv_cache,
+        loaded.model.config,
+        loaded.info.context_length,
+        loaded.model.dtype,
+        tensor_parallel_size=tensor_parallel_size,
+    )
+    budget = settings.kv_cache_memory_bytes
+    if not budget:
+        taken = {}
+        if device.type == "cuda":
+            taken["activations"] = measure_step()
+            give_back(device)
+        memory = device_memory(device)
+        if memory is not None:
+            if memory.own:
+                taken["weights and CUDA"] = memory.own
+            fit = Fit(name, device, settings, memory, taken, plan(max_sessions=1))
+            budget = agree(fit.most)
+            fit.require_one()
+            if budget < fit.slot.total_bytes:
+                raise ConfigError(f"--model {name}: another rank has no room for one session")
+    chosen = plan(max_sessions=settings.max_sessions, budget_bytes=budget)
+    log.info("%s", chosen)
+    return chosen
+
+
+def activation_bytes(settings: ModelServerSettings, model: Checkpoint) -> int:
+    """An estimate of what the largest step takes on a GPU besides weights and KV cache."""
+    config: Any = model.config.get_text_config()
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    numbers = config.vocab_size + _ACTIVATIONS * (config.hidden_size + inner)
+    tokens = min(settings.max_num_batched_tokens, model.context_length)
+    return int(tokens * numbers * model.dtype.itemsize)

@@ -1,0 +1,361 @@
+"""How many sessions have room: planned from headers, sized from what is free, refused with sums."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from random_models import loaded_model, make_model
+from safetensors.torch import save_file
+from transformers import LlamaConfig
+
+from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
+from flyspec.engine import cache_size, device_memory, runner
+from flyspec.engine.cache_size import check_fits, plan_cache
+from flyspec.engine.checkpoint import Checkpoint
+from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory, host_memory
+from flyspec.engine.memory import plan_kv_cache
+from flyspec.engine.runner import ModelRunner
+from flyspec.errors import ConfigError
+
+GB = 10**9
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+LLAMA_70B = LlamaConfig(
+    vocab_size=128_256,
+    hidden_size=8192,
+    intermediate_size=28_672,
+    num_hidden_layers=80,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+    max_position_embeddings=131_072,
+    dtype=torch.bfloat16,
+)
+PARAMETERS_70B = 70_553_706_496
+# 80 layers x 8 heads x 128 x (key + value) x 2 bytes, a quarter of it on each of four GPUs.
+BYTES_A_TOKEN = 80 * 8 * 128 * 2 * 2 // 4
+
+
+def write_header(path: Path, **tensors: tuple[str, list[int], int]) -> Path:
+    """A safetensors file of (dtype, shape, bytes) without the data."""
+    header, at = {}, 0
+    for name, (dtype, shape, size) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at := at + size]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+    return path
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Checkpoint:
+    """Llama 3 70B on the first of four GPUs; its header alone."""
+    weights = write_header(
+        tmp_path / "model.safetensors", w=("BF16", [PARAMETERS_70B], 2 * PARAMETERS_70B)
+    )
+    return Checkpoint("llama", LLAMA_70B, torch.bfloat16, CUDA, 131_072, 4, weights)
+
+
+def settings_of(**given: Any) -> VerifySettings:
+    return VerifySettings(model="llama", tensor_parallel_size=4, **given)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, total: float, free: float, own: float = 0) -> None:
+    """A device of so many GB."""
+    memory = DeviceMemory(*(int(n * GB) for n in (total, free, own)))
+    monkeypatch.setattr(cache_size, "device_memory", lambda device: memory)
+
+
+# --- before weights are read ----------------------------------------------------------------
+
+
+def test_the_plan_is_compared_with_what_is_free_and_logged(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    # What it would have taken: 64 slots of the model's whole context.
+    whole = plan_kv_cache(LLAMA_70B, 131_072, torch.bfloat16, 64, 0, 4)
+    assert whole.total_bytes // GB == 687
+    pretend(monkeypatch, total=85, free=84, own=1)
+    check_fits(settings_of(max_sessions=64), llama)
+    assert caplog.messages == [
+        "memory of cuda:0: weights 35.3 GB + CUDA 1 GB + activations 1.13 GB + KV cache 3 slots x "
+        "131072 tokens 32.3 GB = 69.7 GB, of 76.5 GB (--gpu-memory-utilization 0.9 of 85 GB; 84 GB "
+        "free)"
+    ]
+
+
+def test_not_one_session_is_refused_with_the_sum_and_what_to_change(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, total=51, free=50, own=1)
+    with pytest.raises(ConfigError) as caught:
+        check_fits(settings_of(), llama)
+    message = str(caught.value)
+    fitting = int(re.search(r"--max-model-len to (\d+) or less", message)[1])  # type: ignore[index]
+    assert message == (
+        "--model llama: not one session fits on cuda:0: weights 35.3 GB + CUDA 1 GB + activations "
+        "1.13 GB + KV cache 1 slot x 131072 tokens 10.8 GB = 48.2 GB, of 45.9 GB "
+        "(--gpu-memory-utilization 0.9 of 51 GB; 50 GB free); "
+        f"lower --max-model-len to {fitting} or less, raise --tensor-parallel-size, "
+        "raise --gpu-memory-utilization, or free memory there"
+    )
+    # What it advises works, and is not less than it must be.
+    check_fits(settings_of(), llama._replace(context_length=fitting))
+    with pytest.raises(ConfigError):
+        check_fits(settings_of(), llama._replace(context_length=fitting + 1))
+    check_fits(settings_of(gpu_memory_utilization=0.95), llama)
+
+
+def test_weights_that_do_not_fit_alone_need_another_model_or_more_devices(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, total=25, free=24, own=1)
+    with pytest.raises(ConfigError) as caught:
+        check_fits(settings_of(gpu_memory_utilization=1.0), llama)
+    message = str(caught.value)
+    assert message.endswith(
+        "of 25 GB (24 GB free); raise --tensor-parallel-size, use a smaller model or another "
+        "--dtype, or free memory there"
+    )
+    # A draft service has one device.
+    with pytest.raises(ConfigError) as caught:
+        check_fits(DraftSettings(gpu_memory_utilization=1.0), llama)
+    assert "--tensor-parallel-size" not in str(caught.value)
+
+
+def test_what_others_hold_of_a_gpu_is_not_counted_as_free(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, total=85, free=40, own=1)
+    with pytest.raises(ConfigError, match=r"of 41 GB \(40 GB free\)"):
+        check_fits(settings_of(), llama)
+
+
+def test_bytes_that_are_given_go_before_a_share(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    pretend(monkeypatch, total=85, free=84, own=1)
+    given = {"gpu_memory_utilization": 0.3, "max_model_len": 8192}
+    short = llama._replace(context_length=8192)
+    with pytest.raises(ConfigError, match="not one session fits"):
+        check_fits(settings_of(**given), short)
+    check_fits(settings_of(**given, kv_cache_memory_bytes=30 * GB), short)
+    assert "KV cache 32 slots x 8192 tokens" in caplog.messages[-1]
+    assert caplog.records[-1].levelno == logging.INFO
+    # More than there is: as it was asked for, and with a warning.
+    check_fits(settings_of(**given, kv_cache_memory_bytes=60 * GB, max_sessions=4096), short)
+    assert "KV cache 89 slots x 8192 tokens" in caplog.messages[-1]
+    assert "the service fails or is killed when it is all used" in caplog.messages[-1]
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_on_a_cpu_one_session_must_fit_and_all_are_let_in(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = llama._replace(device=CPU, tensor_parallel_size=1)
+    pretend(monkeypatch, total=512, free=150)
+    with pytest.raises(ConfigError) as caught:
+        check_fits(VerifySettings(model="llama"), host)
+    assert str(caught.value).startswith(
+        "--model llama: not one session fits on cpu: weights 141 GB + KV cache 1 slot x 131072 "
+        "tokens 43.1 GB = 184 GB, of 150 GB free; lower --max-model-len to "
+    )
+    assert "gpu" not in str(caught.value)
+    pretend(monkeypatch, total=512, free=200)
+    check_fits(VerifySettings(model="llama"), host)
+    # Its memory is taken as it is used, but never more than the machine has: 11 of 32.
+    (line,) = caplog.messages
+    assert "KV cache 11 slots x 131072 tokens 473 GB = 614 GB, of 200 GB free: " in line
+
+
+def test_where_nobody_knows_nothing_is_said(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(cache_size, "device_memory", lambda device: None)
+    check_fits(settings_of(), llama)
+    pretend(monkeypatch, total=1, free=1)
+    check_fits(settings_of(), llama._replace(weights=llama.weights.with_name("none")))
+    assert not caplog.messages
+
+
+# --- after loading --------------------------------------------------------------------------
+
+
+def loaded(config: Any = LLAMA_70B, device: torch.device = CUDA, length: int = 8192) -> Any:
+    """What is asked of a model that is loaded."""
+    model = SimpleNamespace(config=config, dtype=torch.bfloat16, device=device)
+    info = SimpleNamespace(name="llama", context_length=length)
+    return SimpleNamespace(model=model, info=info)
+
+
+def test_the_cache_gets_what_is_left_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=85, free=46, own=38)
+    order = []
+
+    def measure() -> int:
+        order.append("measured")
+        return 2 * GB
+
+    def agree(own: int) -> int:
+        order.append("agreed")
+        return own
+
+    plan = plan_cache(loaded(), settings_of(max_sessions=64), 4, measure, agree)
+    left = 0.9 * 85 * GB - 38 * GB - 2 * GB
+    assert plan.num_slots == int((left - plan.spare_bytes) // (8192 * BYTES_A_TOKEN)) == 54
+    assert plan.total_bytes <= left < plan.total_bytes + plan.bytes_per_slot
+    assert order == ["measured", "agreed"]
+    # Not more than sessions are let in, and as many as the rank with the least.
+    assert plan_cache(loaded(), settings_of(max_sessions=8), 4, measure).num_slots == 8
+    fewer = plan_cache(loaded(), settings_of(), 4, measure, lambda own: min(own, 7 * GB))
+    assert fewer.num_slots == 10
+    with pytest.raises(ConfigError, match="another rank has no room for one session"):
+        plan_cache(loaded(), settings_of(), 4, measure, lambda own: 0)
+
+
+def test_what_is_left_after_loading_may_be_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=85, free=46, own=38)
+    with pytest.raises(ConfigError) as caught:
+        plan_cache(loaded(length=131_072), settings_of(), 4, lambda: 30 * GB)
+    assert (
+        "not one session fits on cuda:0: activations 30 GB + weights and CUDA 38 GB + KV cache"
+    ) in str(caught.value)
+
+
+def test_bytes_that_are_given_need_no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, total=85, free=1, own=38)
+    settings = settings_of(kv_cache_memory_bytes=10 * GB)
+    assert plan_cache(loaded(), settings, 4, measure_step=pytest.fail).num_slots == 14
+
+
+def test_on_a_cpu_slots_are_as_many_as_a_machine_could_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pretend(monkeypatch, total=100, free=44)
+    of_host = loaded(device=CPU, length=131_072)
+    settings = VerifySettings(model="llama", max_sessions=64)
+    assert plan_cache(of_host, settings, measure_step=pytest.fail).num_slots == 2
+    assert plan_cache(loaded(device=CPU), settings).num_slots == 37
+    pretend(monkeypatch, total=100, free=43)
+    with pytest.raises(ConfigError, match="not one session fits on cpu: KV cache 1 slot x"):
+        plan_cache(of_host, settings)
+    monkeypatch.setattr(cache_size, "device_memory", lambda device: None)
+    assert plan_cache(of_host, settings).num_slots == 64
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("context_length", [160, 20])
+def test_the_largest_steps_are_tried_to_measure_them(
+    monkeypatch: pytest.MonkeyPatch, context_length: int
+) -> None:
+    """A step of as many tokens as there may be, and a piece of a prompt at the context's end."""
+    tried = []
+
+    def peak(device: torch.device, work: Any) -> int:
+        (rows,) = work()
+        tried.append((len(rows.logits), work.args[0][0].start, len(work.args[0][0].token_ids)))
+        return 10 ** len(tried)
+
+    monkeypatch.setattr(runner, "peak_bytes", peak)
+    settings = ModelServerSettings(max_num_batched_tokens=150, prefill_chunk=32)
+    model = loaded_model(make_model("llama"), context_length)
+    assert ModelRunner._step_bytes(model, settings) == 110
+    most, piece = min(150, context_length), min(32, context_length)
+    assert tried == [(most, 0, most), (1, context_length - piece, piece)]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_a_model_cannot_do_is_left_to_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ModelServerSettings()
+    model = loaded_model(make_model("nemotron", dtype=torch.float32))
+    assert ModelRunner._step_bytes(model, settings) == 0
+    with pytest.raises(ConfigError, match="passes no arguments on"):
+        ModelRunner(model, 2).warm_up()
+
+
+# --- what is read ---------------------------------------------------------------------------
+
+
+def test_headers_tell_what_weights_take_once_they_are_loaded(
+    llama: Checkpoint, tmp_path: Path
+) -> None:
+    file = write_header(
+        tmp_path / "a.safetensors",
+        half=("BF16", [3, 5], 30),
+        wide=("F32", [7], 28),
+        scalar=("F16", [], 2),
+        packed=("I32", [11], 44),
+    )
+    assert llama._replace(weights=file).loaded_bytes() == 2 * (15 + 7 + 1) + 44
+    assert llama._replace(weights=file, dtype=torch.float64).loaded_bytes() == 8 * 23 + 44
+    other = tmp_path / "b.safetensors"
+    save_file({"w": torch.zeros(6, 6)}, other, metadata={"format": "pt"})
+    index = tmp_path / "model.safetensors.index.json"
+    names = {"x": file.name, "y": other.name, "z": file.name}
+    index.write_text(json.dumps({"metadata": {"total_size": 400}, "weight_map": names}))
+    sharded = llama._replace(weights=index)
+    assert sharded.loaded_bytes() == 2 * (23 + 36) + 44
+    # Not all of them are here yet.
+    other.unlink()
+    assert sharded.loaded_bytes() == 400
+    assert sharded._replace(dtype=torch.float32).loaded_bytes() == 800
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{]", b"\x01" * 50])
+def test_a_damaged_header_is_left_to_whoever_loads_it(
+    llama: Checkpoint, tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "damaged.safetensors"
+    file.write_bytes(content)
+    assert llama._replace(weights=file).loaded_bytes() is None
+
+
+MEMINFO = "MemTotal:       8000 kB\nMemFree:        10 kB\nMemAvailable:   5000 kB\nHuge:  0\n"
+
+
+def test_a_host_has_what_the_kernel_calls_available_within_a_containers_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    group = tuple(tmp_path / name for name in ("limit", "used", "stat"))
+    monkeypatch.setattr(device_memory, "_MEMINFO", meminfo)
+    monkeypatch.setattr(device_memory, "_CGROUPS", ((*group, "inactive_file"),))
+    assert host_memory() is None
+    meminfo.write_text(MEMINFO)
+    assert host_memory() == DeviceMemory(8_192_000, 5_120_000)
+    for path, text in zip(group, ("max", "1000000", "anon 3\ninactive_file 200000\n"), strict=True):
+        path.write_text(text)
+    assert host_memory() == DeviceMemory(8_192_000, 5_120_000)
+    group[0].write_text("2000000")
+    assert host_memory() == DeviceMemory(2_000_000, 1_200_000)
+    group[1].write_text("3000000")
+    assert host_memory() == DeviceMemory(2_000_000, 0)
+    assert device_memory.device_memory(CPU) == host_memory()
+    assert device_memory.device_memory(torch.device("meta")) is None
+
+
+def test_a_gpu_is_asked_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    cuda = SimpleNamespace(
+        mem_get_info=lambda device: asked.append(device) or (30, 80),
+        memory_reserved=lambda device: asked.append(device) or 7,
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    assert device_memory.device_memory(CUDA) == DeviceMemory(80, 30, 7 + OUTSIDE_TORCH)
+    assert asked == [CUDA, CUDA]
+    for name in ("mem_get_info", "memory_reserved"):
+        assert callable(getattr(cuda, name))
+
+
+def test_room_is_within_the_share_and_what_is_free() -> None:
+    memory = DeviceMemory(total=100, free=50, own=30)
+    assert memory.room() == 50
+    assert memory.room(0.6) == 30
+    assert memory.room(0.2) == 0

@@ -1,0 +1,154 @@
+"""Running out of memory is called that, not taken for a family of models that is not served."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, NoReturn
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from native_steps import SETS, compiled, needs_step, small_model
+from random_models import loaded_model, make_model, make_runner
+
+from flyspec.config import ModelServerSettings
+from flyspec.engine import lazy_memory
+from flyspec.engine.lazy_memory import lazy_zeros
+from flyspec.engine.model import Step
+from flyspec.engine.native import choice
+from flyspec.engine.native.choice import choose_model
+from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
+from flyspec.engine.runner import ModelRunner
+from flyspec.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CPU_ALLOCATOR = RuntimeError(
+    "[enforce fail at alloc_cpu.cpp:125] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 8589934592 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+def caught(work: Any) -> BaseException:
+    with pytest.raises(BaseException) as info:  # noqa: PT011
+        work()
+    return info.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CPU_ALLOCATOR,
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        # What really happens here.
+        caught(lambda: torch.empty(1 << 60)),
+        caught(lambda: np.zeros(1 << 55)),
+        caught(lambda: lazy_zeros((1 << 56,), torch.uint8, torch.device("cpu"))),
+    ],
+)
+def test_what_is_out_of_memory(error: BaseException) -> None:
+    assert is_out_of_memory(error)
+    wrapped = ValueError("it failed")
+    wrapped.__cause__ = error
+    assert is_out_of_memory(wrapped)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        None,
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("shapes cannot be multiplied"),
+        ValueError("out of memory, says the prompt"),
+        OSError(errno.ENOENT, "No such file"),
+    ],
+)
+def test_what_is_not(error: BaseException | None) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    with pytest.raises(ZeroDivisionError), naming_memory("m", "it was tried"):
+        _ = 1 // 0
+    refused = ConfigError("--model m: refused")
+    refused.__cause__ = MemoryError()
+    with pytest.raises(ConfigError, match="refused"), naming_memory("m", "it was tried"):
+        raise refused
+
+
+def test_a_cache_without_room_is_no_unknown_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **known: Any) -> NoReturn:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(lazy_memory.mmap, "mmap", full)
+    with pytest.raises(ConfigError) as info:
+        make_runner(make_model("llama"), num_slots=7, context_length=131_072).warm_up()
+    message = str(info.value)
+    assert message == (
+        "--model llama: out of memory while a KV cache of 7 slots x 131072 tokens was tried: "
+        "[Errno 12] Cannot allocate memory; lower --max-model-len, --max-sessions or "
+        "--kv-cache-memory-bytes"
+    )
+
+
+@pytest.mark.parametrize("where", ["own", "slots"])
+def test_a_trial_without_room_says_so(where: str) -> None:
+    model = make_model("llama")
+    runner = make_runner(model)
+    owner = model.model if where == "own" else runner
+    with (
+        mock.patch.object(owner, "forward", side_effect=CPU_ALLOCATOR),
+        pytest.raises(ConfigError) as info,
+    ):
+        runner.warm_up()
+    assert "--model llama: out of memory while " in str(info.value)
+    assert "you tried to allocate 8589934592 bytes" in str(info.value)
+    assert "use a decoder" not in str(info.value)
+    assert "--dtype" not in str(info.value)
+
+
+def test_more_slots_than_can_be_listed_are_out_of_memory_too() -> None:
+    settings = ModelServerSettings(max_sessions=4096, kv_cache_memory_bytes=1 << 62)
+    with pytest.raises(ConfigError, match="out of memory while room was looked for"):
+        ModelRunner.planned(loaded_model(make_model("llama"), 1 << 40), settings)
+
+
+@needs_step
+@pytest.mark.parametrize("name", ["NativeModel", "try_out"])
+def test_the_native_step_without_room_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "find", lambda: compiled(SETS[0]))
+    monkeypatch.setattr(choice, name, mock.Mock(side_effect=CPU_ALLOCATOR))
+    monkeypatch.setattr(choice, "unsupported", lambda config: None)
+    model = small_model("llama")
+    with pytest.raises(ConfigError, match="out of memory while it was"):
+        choose_model(loaded_model(model), ModelServerSettings(max_sessions=2))
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory and no file's."""
+    with open("/proc/self/status") as file:
+        (line,) = (line for line in file if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
+
+
+def test_a_cache_takes_memory_as_it_is_written() -> None:
+    """An idle service holds its weights, not all of its sessions."""
+    model = make_model("llama", dtype=torch.float32, max_position_embeddings=8192)
+    runner = make_runner(model, num_slots=256, context_length=8192)
+    before = resident()
+    runner.forward([Step(0, 0, [1])])
+    assert runner.cache.bytes_per_slot * 256 > 400_000_000
+    for slot in range(0, 256, 16):
+        runner.forward([Step(slot, 0, [1, 2, 3])])
+        _, read = runner.forward([Step(slot, 3, [4]), Step(slot + 1, 0, [1, 2, 3, 4])])
+        torch.testing.assert_close(read.logits, runner.forward([Step(slot, 3, [4])])[0].logits)
+    assert resident() - before < 40 << 20
+    # What nobody wrote reads as zeros.
+    for states in runner.cache.slot_layers[0].read(9, 0, 100):
+        assert not states.any()
+    assert resident() - before < 40 << 20
