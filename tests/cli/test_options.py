@@ -9,8 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flyspec.cli.options import with_flags
+from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.service import Child
+from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import GenerateOptions
+from flyspec.config import DraftSettings, VerifySettings, from_command_line
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.tokens import SamplingParams
@@ -144,3 +147,80 @@ def test_help_names_every_preset() -> None:
     _, output = parse("--help")
     for name in RULE_PRESETS:
         assert name in output
+
+
+MEMORY: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
+    ([], {}, {}),
+    (["--max-model-len", "512"], {"max_model_len": 512}, {"max_model_len": 512}),
+    (["--kv-cache-memory-bytes", "9000"], {"kv_cache_memory_bytes": 9000}, {}),
+    (["--draft-kv-cache-memory-bytes", "9000"], {}, {"kv_cache_memory_bytes": 9000}),
+    (["--gpu-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}, {}),
+    (["--draft-gpu-memory-utilization", "0.3"], {}, {"gpu_memory_utilization": 0.3}),
+]
+
+
+class _Started(Exception):
+    """As far as a stack gets here."""
+
+
+@pytest.mark.parametrize(("arguments", "verify", "draft"), MEMORY)
+async def test_flags_of_memory_reach_the_services(
+    arguments: list[str],
+    verify: dict[str, Any],
+    draft: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From `serve`, `generate --local`, `bench` and `eval`, which all have `ModelFlags`."""
+    asked: list[ModelFlags] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_flags
+    def command(models: ModelFlags) -> None:
+        asked.append(models)
+
+    # Nothing that is shared, so that nothing is said that was not asked for.
+    devices = ["--device", "cuda:0", "--draft-device", "cuda:1"]
+    typed = ["--model", "m", "--draft-model", "d", *devices, *arguments]
+    assert CliRunner().invoke(app, typed).exit_code == 0
+    started: dict[str, list[str]] = {}
+
+    async def start(name: str, module: str, flags: list[str], *_: Any) -> Child:
+        started[name] = flags
+        if len(started) == 2:
+            raise _Started
+        return None  # type: ignore[return-value]
+
+    monkeypatch.setattr(Child, "start", start)
+    with pytest.raises(_Started):
+        await Stack(StackOptions(**vars(asked[0])))._start()
+    for name, kind, expected in (
+        ("verify", VerifySettings, verify),
+        ("draft", DraftSettings, draft),
+    ):
+        settings = from_command_line(kind, name, started[name])
+        for field in ("max_model_len", "kv_cache_memory_bytes", "gpu_memory_utilization"):
+            default = kind.model_fields[field].default
+            assert getattr(settings, field) == expected.get(field, default)
+
+
+@pytest.mark.parametrize(
+    ("given", "shares"),
+    [
+        ({}, (0.7, 0.2)),
+        ({"device": "cuda", "draft_device": "cuda:0"}, (0.7, 0.2)),
+        ({"device": "cuda", "tensor_parallel_size": 4, "draft_device": "cuda:3"}, (0.7, 0.2)),
+        ({"device": "cuda", "tensor_parallel_size": 4, "draft_device": "cuda:4"}, (None, None)),
+        ({"device": "cuda:0", "draft_device": "cuda:1"}, (None, None)),
+        ({"draft_device": "cpu"}, (None, None)),
+        ({"device": "cpu"}, (None, None)),
+        ({"draft_model": ""}, (None, None)),
+        ({"gpu_memory_utilization": 0.4}, (0.4, 0.2)),
+        ({"draft_gpu_memory_utilization": 0.4}, (0.7, 0.4)),
+    ],
+)
+def test_a_gpu_that_both_models_have_is_shared(
+    given: dict[str, Any], shares: tuple[float | None, float | None]
+) -> None:
+    options = StackOptions(**{"model": "m", "draft_model": "d", **given}).resolved()
+    assert (options.gpu_memory_utilization, options.draft_gpu_memory_utilization) == shares

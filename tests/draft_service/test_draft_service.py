@@ -24,6 +24,8 @@ from draft_harness import (
 
 from draft_service.drafters.model import ModelDrafter
 from flyspec import wire
+from flyspec.engine import cache_size, loading
+from flyspec.engine.device_memory import DeviceMemory
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
@@ -415,6 +417,28 @@ async def test_max_model_len_bounds_sequences(service_with: StartService) -> Non
             assert len(tokens_of(await client.advance(8))) == 2
             client = await service.client().open([1] * 11, drafter=drafter)
             assert "holds 10" in (await client.status())[1]
+
+
+async def test_a_target_may_be_longer_than_its_drafter(
+    service_with: StartService, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`flyspec serve --max-model-len` is of both, and a draft model's limit may be less."""
+    limit = loaded.info.context_length
+    async with service_with(max_model_len=limit + 7) as service:
+        for drafter, longest in (("model", limit), ("prompt_lookup", limit + 7)):
+            client = await service.client().open([1] * (longest - 2), drafter=drafter)
+            assert len(tokens_of(await client.advance(longest - 2))) == 2
+    assert f"--max-model-len {limit + 7}: the draft model's own limit is {limit}" in caplog.text
+
+
+async def test_a_draft_model_that_does_not_fit_is_refused_before_it_is_read(
+    service_with: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_size, "device_memory", lambda _: DeviceMemory(10**6, 10**4))
+    monkeypatch.setattr(loading, "AutoModelForCausalLM", None)
+    with pytest.raises(ConfigError, match=r"not one session fits on cpu: weights .* kB"):
+        async with service_with():
+            pass
 
 
 def test_reference_is_what_the_service_streams(loaded: LoadedModel) -> None:

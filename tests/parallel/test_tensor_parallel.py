@@ -345,3 +345,26 @@ def test_exactness_of_tensor_parallel(size):
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+_LEAST = """
+import sys, torch
+from flyspec.engine.parallel import Place, RankGroup
+rank, port = map(int, sys.argv[1:])
+group = RankGroup.join(Place(rank, 2, rank, 2, "127.0.0.1", port), torch.device("cpu"))
+print(group.least(10**13 + rank))
+group.leave()
+"""
+
+
+def test_ranks_agree_on_the_least():
+    """Of bytes that each has room for, more than 32 bits of them."""
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _LEAST, str(rank), str(port)],
+            stdout=subprocess.PIPE, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, cwd=ROOT,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert [int(rank.communicate(timeout=120)[0]) for rank in ranks] == [10**13, 10**13]

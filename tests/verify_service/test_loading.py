@@ -8,8 +8,12 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from flyspec.config import VerifySettings
+from flyspec.engine import cache_size, loading
+from flyspec.engine.device_memory import DeviceMemory
 from flyspec.engine.loading import load_model
 from flyspec.errors import ConfigError
+from verify_service.ranks import load
 
 WEIGHTS = "model.safetensors"
 
@@ -53,3 +57,26 @@ def test_tied_weights_need_not_be_stored(target_dir, tmp_path):
     _without_the_head(tmp_path / "model")
     _configured(tmp_path / "model", tie_word_embeddings=True)
     assert load_model(str(tmp_path / "model"), "cpu", "float32").info.vocab_size == 400
+
+
+def test_what_does_not_fit_is_refused_before_weights_are_read(target_dir, monkeypatch):
+    monkeypatch.setattr(cache_size, "device_memory", lambda device: DeviceMemory(10**6, 4 * 10**5))
+    monkeypatch.setattr(loading, "AutoModelForCausalLM", None)
+    settings = VerifySettings(model=target_dir, device="cpu", dtype="float64")
+    with pytest.raises(ConfigError, match=r"not one session fits on cpu: weights \d+.* kB \+ KV"):
+        load(settings, None)
+
+
+def test_a_length_beyond_the_models_is_refused_before_weights_are_read(target_dir, monkeypatch):
+    monkeypatch.setattr(loading, "AutoModelForCausalLM", None)
+    with pytest.raises(ConfigError, match="--max-model-len 9999999: the model's own limit is"):
+        load_model(target_dir, "cpu", "float64", 9_999_999)
+
+
+def test_weights_without_room_are_out_of_memory(target_dir, monkeypatch):
+    def full(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9")
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", full)
+    with pytest.raises(ConfigError, match="out of memory while its weights were loaded"):
+        load_model(target_dir, "cpu", "float64")
