@@ -63,12 +63,11 @@ def _load(
     model_source(settings.model)  # what is wrong with it is said before torch is imported
     try:
         with large_imports():
-            import torch
-
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
             from flyspec.engine.loading import load_model
             from flyspec.engine.native.choice import choose_model
+            from flyspec.engine.threads import set_threads
     except ImportError as error:
         raise ConfigError(
             f"--model {settings.model}: needs torch and transformers ({error}); "
@@ -76,12 +75,10 @@ def _load(
         ) from error
 
     def prepare() -> None:
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        set_threads(settings.threads)
         model.warm_up()
 
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    set_threads(settings.threads)
     loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
     model = choose_model(loaded, settings)
     eos = loaded.tokenizer.eos_token_ids
