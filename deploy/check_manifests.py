@@ -3,7 +3,8 @@
 - kubectl renders every overlay of k8s/ into build/manifests/.
 - kubernetes-validate (strict) holds them against Kubernetes' schemas. It has none for custom kinds:
   those of Prometheus' operator and cert-manager are held against the types that @kubernetes-models
-  has of them; of a LeaderWorkerSet the pods' templates are checked, as Pods.
+  has of them; a LeaderWorkerSet against its definition's schema (leader_worker_set.yaml), and its
+  pods' templates as Pods.
 - checkov looks for what is unsafe; k8s/checkov.yaml has what is left out, with reasons.
 - Grafana's dashboards are held against @grafana/schema's types.
 - docker-compose reads the compose files, with every profile.
@@ -25,6 +26,7 @@ from typing import Any
 
 import yaml
 
+from deploy import leader_worker_set
 from deploy.findings import Log
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,6 +140,10 @@ def check_custom(paths: list[Path], log: Log) -> None:
         for document in read(path):
             package = MODELS.get(document["apiVersion"])
             kind = document["kind"]
+            if kind == "LeaderWorkerSet":
+                found = leader_worker_set.errors(document)
+                log.check(f"{kind} {document['metadata']['name']}", not found, "\n".join(found))
+                continue
             if package is None:
                 print(f"  unchecked but for its pods: {kind} {document['metadata']['name']} "
                       f"({path.name}): no schema to be had")  # fmt: skip

@@ -64,13 +64,12 @@ def _load(
     model_source(settings.model)  # what is wrong with it is said before torch is imported
     try:
         with large_imports():
-            import torch
-
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
             from flyspec.engine.cache_size import check_fits
             from flyspec.engine.loading import load_model, own_context_length, read_config
             from flyspec.engine.native.choice import choose_model
+            from flyspec.engine.threads import set_threads
     except ImportError as error:
         raise ConfigError(
             f"--model {settings.model}: needs torch and transformers ({error}); "
@@ -78,12 +77,10 @@ def _load(
         ) from error
 
     def prepare() -> None:
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
+        set_threads(settings.threads)
         model.warm_up()
 
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    set_threads(settings.threads)
     length, limit = settings.max_model_len, own_context_length(read_config(settings.model)[1])
     if length > limit:
         # Beyond its own sequences a drafter only has nothing to propose.

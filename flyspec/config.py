@@ -135,7 +135,7 @@ class ModelServerSettings(ServerSettings):
         0,
         ge=0,
         description="CPU threads of the model; 0: the native step takes every core that nothing "
-        "else wants, and torch decides for itself",
+        "else wants, and torch decides for itself, within a container's CPU limit",
     )
     max_sessions: int = Field(32, ge=1, le=4096, description="maximum concurrent sessions")
     kv_cache_memory_bytes: int = Field(

@@ -23,10 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import torch
-
 import flyspec
 from flyspec.config import VerifySettings
+from flyspec.engine import threads
 from flyspec.engine.cache_size import check_fits
 from flyspec.engine.loading import LoadedModel, load_model, read_config
 from flyspec.engine.model import Model
@@ -52,7 +51,6 @@ EXIT_LOST_RANK = os.EX_TEMPFAIL
 EXIT_GRACE_S = 5.0
 _LAST_WORDS_S = 1.0
 _POLL_S = 0.1
-_ALL_THREADS = torch.get_num_threads()
 
 
 class Ranks:
@@ -194,10 +192,8 @@ def find_place(settings: VerifySettings) -> Place | None:
 
 
 def set_threads(settings: VerifySettings, place: Place | None) -> None:
-    """Give this thread, and those it starts, the CPU threads of its rank. 0 leaves it to torch."""
-    local_size = 1 if place is None else place.local_size
-    if settings.threads or local_size > 1:
-        torch.set_num_threads(max(1, (settings.threads or _ALL_THREADS) // local_size))
+    """Give this thread, and those it starts, the CPU threads of its rank."""
+    threads.set_threads(settings.threads, 1 if place is None else place.local_size)
 
 
 def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel, Model]:
