@@ -5,7 +5,8 @@ drafted from the start. Elsewhere decoding is plain; after a while the drafter f
 is asked what it would have said and what it says next. Once drafts promise more tokens a second
 than plain decoding gives, rounds draft; when the rounds themselves show that they do not, decoding
 is plain again, longer each time. What finding out costs is taken from an allowance, which is a
-share of the time of plain decoding and what drafts have saved.
+share of the time of plain decoding and what drafts have saved. Among others it drafts only where
+that makes all of them together faster (`load_trials`).
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class AdaptivePace:
         self._question = Question(prompt_length)
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = 0, 0.0
-        if self._drafter.is_known:  # where that is not much, what may be is tried
+        if (
+            self._drafter.is_known and experience.may_draft
+        ):  # where that is not much, what may be is tried
             hopeful = self._drafter.acceptance.survivals(most, hopeful=True)
             k, self._first_promise = self._best(hopeful)
             pays = self._first_promise * experience.plain_ns >= ENTER_AT_ONCE
@@ -106,6 +109,8 @@ class AdaptivePace:
     def checked(self, round_: CheckedRound) -> None:
         """Learn; go on, with another K perhaps, or decode plainly from here on."""
         experience, verdict = self._experience, round_.verdict
+        if self._begun:  # before that its time is the prompt's
+            experience.emitted(round_.num_emitted, round_.round_ns)
         if not verdict.decisions:
             self._decoded(round_)
             return
@@ -124,6 +129,8 @@ class AdaptivePace:
         if self._at_once:
             self._drafter.at_once.saved(saved_ns)
         self._measure(round_._replace(round_ns=usual_ns))
+        if not experience.may_draft:
+            self._turn = NextRound(0)
 
     def _usual_ns(self, round_: CheckedRound) -> int:
         """What the round would have taken behind another one.
@@ -197,6 +204,8 @@ class AdaptivePace:
             return self._first_k
         drafter, kind, rest = self._drafter, self._kind, self._rest
         # This is asked all the time: what takes long comes last.
+        if not self._experience.may_draft:
+            return 0
         if drafter.allowance_ns <= 0 or num_tokens < self._lasting(min(rest, SHORT_REST)):
             return 0
         if kind and kind.is_known:
@@ -272,6 +281,8 @@ class AdaptivePace:
     def _enter(self, k: int, promised: float) -> None:
         """Draft from here on; the promise, tokens a ns, counts as if some rounds had kept it."""
         self._drafter.num_in_vain = 0
+        if not self._experience.may_draft:
+            return
         self._time_ns = SEED_ROUNDS * self._round_ns(k)
         self._tokens = promised * self._time_ns
         self._turn = self._drafting(k, promised)

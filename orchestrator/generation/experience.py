@@ -16,6 +16,7 @@ from flyspec.step_costs import StepCosts
 from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk, Outcome, Verdict
 from orchestrator.generation.acceptance import SharedAcceptance
+from orchestrator.generation.load_trials import LoadTrials
 
 MEMORY = 0.8
 """What an observation is worth when another one has been made."""
@@ -222,6 +223,7 @@ class Experience:
         self._scale, self._cold_ns = Recent(1.0), Recent(0.0)
         self._plain_ns = Recent(0.0, PLAIN_MEMORY)
         self._drafters: dict[tuple[str, str], DrafterExperience] = {}
+        self._load = LoadTrials()
         self.running = 0
 
     @contextmanager
@@ -239,6 +241,17 @@ class Experience:
         if key not in self._drafters:
             self._drafters[key] = DrafterExperience(not RULE_PRESETS[rule].token_exact)
         return self._drafters[key]
+
+    @property
+    def may_draft(self) -> bool:
+        """Whether generations may draft under the present load."""
+        trial = self._load.at(self.running)
+        return trial is None or trial.drafts
+
+    def emitted(self, num_tokens: int, duration_ns: int) -> None:
+        """One of the generations had so many tokens in this time, drafted or not."""
+        if trial := self._load.at(self.running):
+            trial.emitted(num_tokens, duration_ns, self.running, self.plain_ns)
 
     def decoded(self, num_tokens: int, duration_ns: int) -> None:
         """So many tokens came of plain decoding in this time, one after the other."""

@@ -1,0 +1,94 @@
+"""Generations at once draft only where all of them together are faster for it."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+
+import pytest
+
+from flyspec.values.admin import MeasuredStep
+from flyspec.values.rounds import DraftChunk, Verdict
+from orchestrator.generation.adaptive import AdaptivePace
+from orchestrator.generation.experience import Experience
+from orchestrator.generation.load_trials import LoadTrials
+from orchestrator.generation.pace import CheckedRound
+from tests.orchestrator.simulation import MS
+
+
+class World:
+    """`running` generations that take 5 ms for a plain token and `gain` times less with drafts."""
+
+    def __init__(self, running: int, gain: float, noise: float = 0.1) -> None:
+        self.trials, self.running, self.gain, self.noise = LoadTrials(), running, gain, noise
+        self._random = random.Random(7)
+
+    def run(self, seconds: float) -> tuple[float, float]:
+        """Tokens a second beside plain decoding's, and the share of tokens that was drafted."""
+        spent_ns, tokens, drafted = 0.0, 0, 0
+        trial = self.trials.at(self.running)
+        assert trial is not None
+        while spent_ns < seconds * 1e9:
+            drafts = trial.drafts
+            usual_ns = 5 * MS / (self.gain if drafts else 1.0)
+            round_ns = usual_ns * self._random.uniform(1 - self.noise, 1 + self.noise)
+            for _ in range(self.running):
+                trial.emitted(1, round_ns, self.running, 5 * MS)
+            spent_ns, tokens, drafted = spent_ns + round_ns, tokens + 1, drafted + drafts
+        return tokens * 5 * MS / spent_ns, drafted / tokens
+
+
+@pytest.mark.parametrize("running", [2, 7, 32])
+@pytest.mark.parametrize("gain", [0.3, 0.6, 0.95])
+def test_where_drafting_slows_everybody_down_it_is_hardly_tried(running, gain):
+    world = World(running, gain)
+    speed, drafted = world.run(60)
+    assert speed > 0.96
+    assert drafted < 0.08
+    speed, drafted = world.run(300)  # and ever more seldom
+    assert speed > 0.99
+    assert drafted < 0.02
+
+
+@pytest.mark.parametrize("running", [2, 7, 32])
+@pytest.mark.parametrize("gain", [1.2, 2.5])
+def test_where_everybody_gets_faster_all_draft(running, gain):
+    speed, drafted = World(running, gain).run(60)
+    assert speed > 1 + 0.8 * (gain - 1)
+    assert drafted > 0.8
+
+
+def test_what_was_found_is_given_up_when_it_no_longer_holds():
+    world = World(4, 2.0)
+    assert world.run(30)[1] > 0.8
+    world.gain = 0.6
+    world.run(10)
+    assert world.run(60)[1] < 0.08
+    world.gain = 2.0
+    world.run(30)
+    assert world.run(30)[1] > 0.8
+
+
+def test_every_level_of_load_is_found_out_by_itself_and_one_alone_is_free():
+    trials = LoadTrials()
+    assert trials.at(0) is trials.at(1) is None
+    assert trials.at(2) is trials.at(3) is not trials.at(4)
+    assert trials.at(4) is trials.at(7) is not trials.at(8)
+
+
+def test_a_generation_neither_drafts_nor_asks_while_others_decode_plainly():
+    experience = Experience([MeasuredStep(1, 5 * MS)])
+    pace = AdaptivePace(experience, "d", "exact", 8)
+    plain = CheckedRound(DraftChunk(), Verdict(0, 1), 1, 5 * MS)
+    with ExitStack() as others:
+        for _ in range(2):
+            others.enter_context(experience.shared())
+        assert not experience.may_draft
+        for _ in range(3):
+            pace.checked(plain)
+            assert not pace.turn().num_drafts
+            assert not pace.follows(1000)
+        while not experience.may_draft:
+            pace.checked(plain)
+        assert pace.follows(1000)
+    assert experience.may_draft
