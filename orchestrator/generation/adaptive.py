@@ -82,9 +82,8 @@ class AdaptivePace:
         self._question = Question(prompt_length)
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = 0, 0.0
-        if (
-            self._drafter.is_known and experience.may_draft
-        ):  # where that is not much, what may be is tried
+        # Where not much is known, what may be is tried.
+        if self._drafter.is_known and experience.may_draft:
             hopeful = self._drafter.acceptance.survivals(most, hopeful=True)
             k, self._first_promise = self._best(hopeful)
             pays = self._first_promise * experience.plain_ns >= ENTER_AT_ONCE
@@ -204,9 +203,9 @@ class AdaptivePace:
             return self._first_k
         drafter, kind, rest = self._drafter, self._kind, self._rest
         # This is asked all the time: what takes long comes last.
-        if not self._experience.may_draft:
-            return 0
         if drafter.allowance_ns <= 0 or num_tokens < self._lasting(min(rest, SHORT_REST)):
+            return 0
+        if not self._experience.may_draft:
             return 0
         if kind and kind.is_known:
             if self._gain_ns is None:

@@ -7,6 +7,7 @@ what gave everybody more tokens a second goes on. One generation alone decides b
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator
 
 LEAST_WINDOW_NS, WINDOW_TOKENS = 100e6, 16
@@ -26,14 +27,11 @@ class LoadTrials:
     """With one target, for each number of generations at once, by powers of two."""
 
     def __init__(self) -> None:
-        self._trials: dict[int, LoadTrial] = {}
+        self._trials: defaultdict[int, LoadTrial] = defaultdict(LoadTrial)
 
     def at(self, num_running: int) -> LoadTrial | None:
         """What was found with so many at once; None where one decides by itself."""
-        level = num_running.bit_length()
-        if level < 2:
-            return None
-        return self._trials.setdefault(level, LoadTrial())
+        return self._trials[num_running.bit_length()] if num_running > 1 else None
 
 
 class LoadTrial:
