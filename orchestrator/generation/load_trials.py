@@ -7,20 +7,21 @@ what gave everybody more tokens a second goes on. One generation alone decides b
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Generator
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator
+from statistics import fmean
 
-LEAST_WINDOW_NS, WINDOW_TOKENS = 100e6, 16
+LEAST_WINDOW_NS, WINDOW_TOKENS = 100e6, 8
 """The time in which speed is measured once: so long, and so many plain tokens of each generation,
-at least."""
+at least. One such speed tells little: on a busy machine they differ by a quarter."""
 BETTER = 1.03
-"""Drafting begins where it is so many times as fast as plain decoding, twice in a row."""
-FIRST_REST, LONGEST_REST = 4, 256
-"""Windows of plain decoding before drafting is tried again; doubled each time it was no better."""
-LATEST = 4
-"""Windows of plain decoding that tell its speed now, at most."""
-DRAFTING = 16
-"""Windows of drafting between two of plain decoding."""
+"""Drafting goes on while it is so many times as fast as plain decoding."""
+FIRST_REST, LONGEST_REST = 16, 512
+"""Windows of plain decoding before drafting is tried; doubled each time it was no better."""
+LATEST = 32
+"""Windows that tell the speed now, of plain decoding and of drafting."""
+PROBES = 2
+"""Windows of plain decoding behind so many of drafting."""
 
 
 class LoadTrials:
@@ -54,25 +55,32 @@ class LoadTrial:
 
 def _turns() -> Generator[bool, float]:
     """Whether the next window drafts; is sent the speed in it."""
+    plain: deque[float] = deque(maxlen=LATEST)
+    drafted: deque[float] = deque(maxlen=LATEST)
+
+    def pays() -> bool:
+        return fmean(drafted) > BETTER * fmean(plain)
+
     rest = FIRST_REST
     while True:
-        wins = 0
-        plain = yield from _speed(False, rest)
-        while wins < 2 and (yield from _speed(True, 1)) > BETTER * plain:
-            wins += 1
-            plain = yield from _speed(False, 1)
-        rest = min(LONGEST_REST, 2 * rest) if wins < 2 else FIRST_REST
-        while wins == 2:
-            drafted = yield from _speed(True, DRAFTING)
-            plain = yield from _speed(False, 1)
-            wins -= drafted < plain
+        yield from _measure(False, rest, plain)
+        drafted.clear()
+        rest = min(LONGEST_REST, 2 * rest)
+        while (yield from _measure(True, LATEST, drafted, pays)):
+            rest = FIRST_REST
+            yield from _measure(False, PROBES, plain)
 
 
-def _speed(drafts: bool, windows: int) -> Generator[bool, float, float]:
-    """The mean speed of the latest windows, behind one in which generations change over."""
+def _measure(
+    drafts: bool, windows: int, speeds: deque[float], go_on: Callable[[], bool] = lambda: True
+) -> Generator[bool, float, bool]:
+    """Add the speeds of so many windows, behind one in which generations change over.
+
+    Whether it went on until then.
+    """
     yield drafts
-    speeds = []
     for _ in range(windows):
         speeds.append((yield drafts))
-    latest = speeds if drafts else speeds[-LATEST:]
-    return sum(latest) / len(latest)
+        if not go_on():
+            return False
+    return True

@@ -17,7 +17,10 @@ from tests.orchestrator.simulation import MS
 
 
 class World:
-    """`running` generations that take 5 ms for a plain token and `gain` times less with drafts."""
+    """`running` generations that take 5 ms for a plain token and `gain` times less with drafts.
+
+    For 100 ms at a time all are faster or slower by up to `noise`, as on a machine that is shared.
+    """
 
     def __init__(self, running: int, gain: float, noise: float = 0.1) -> None:
         self.trials, self.running, self.gain, self.noise = LoadTrials(), running, gain, noise
@@ -25,13 +28,15 @@ class World:
 
     def run(self, seconds: float) -> tuple[float, float]:
         """Tokens a second beside plain decoding's, and the share of tokens that was drafted."""
-        spent_ns, tokens, drafted = 0.0, 0, 0
+        spent_ns, tokens, drafted, pace = 0.0, 0, 0, 1.0
         trial = self.trials.at(self.running)
         assert trial is not None
         while spent_ns < seconds * 1e9:
             drafts = trial.drafts
             usual_ns = 5 * MS / (self.gain if drafts else 1.0)
-            round_ns = usual_ns * self._random.uniform(1 - self.noise, 1 + self.noise)
+            if not tokens % 20:
+                pace = self._random.uniform(1 - self.noise, 1 + self.noise)
+            round_ns = usual_ns * pace
             for _ in range(self.running):
                 trial.emitted(1, round_ns, self.running, 5 * MS)
             spent_ns, tokens, drafted = spent_ns + round_ns, tokens + 1, drafted + drafts
@@ -40,11 +45,12 @@ class World:
 
 @pytest.mark.parametrize("running", [2, 7, 32])
 @pytest.mark.parametrize("gain", [0.3, 0.6, 0.95])
-def test_where_drafting_slows_everybody_down_it_is_hardly_tried(running, gain):
-    world = World(running, gain)
+@pytest.mark.parametrize("noise", [0.1, 0.4])
+def test_where_drafting_slows_everybody_down_it_is_hardly_tried(running, gain, noise):
+    world = World(running, gain, noise)
     speed, drafted = world.run(60)
     assert speed > 0.96
-    assert drafted < 0.08
+    assert drafted < (0.08 if noise < 0.2 else 0.15)
     speed, drafted = world.run(300)  # and ever more seldom
     assert speed > 0.99
     assert drafted < 0.02
