@@ -7,20 +7,20 @@ what gave everybody more tokens a second goes on. One generation alone decides b
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Generator
 from statistics import fmean
 
-LEAST_WINDOW_NS, WINDOW_TOKENS = 100e6, 8
+LEAST_WINDOW_NS, WINDOW_TOKENS = 200e6, 8
 """The time in which speed is measured once: so long, and so many plain tokens of each generation,
 at least. One such speed tells little: on a busy machine they differ by a quarter."""
 BETTER = 1.03
 """Drafting goes on while it is so many times as fast as plain decoding."""
 FIRST_REST, LONGEST_REST = 16, 512
 """Windows of plain decoding before drafting is tried; doubled each time it was no better."""
-LATEST = 32
+LATEST = 16
 """Windows that tell the speed now, of plain decoding and of drafting."""
-PROBES = 2
+PROBES = 1
 """Windows of plain decoding behind so many of drafting."""
 
 
@@ -28,18 +28,31 @@ class LoadTrials:
     """With one target, for each number of generations at once, by powers of two."""
 
     def __init__(self) -> None:
-        self._trials: defaultdict[int, LoadTrial] = defaultdict(LoadTrial)
+        self._trials: dict[int, LoadTrial] = {}
 
     def at(self, num_running: int) -> LoadTrial | None:
         """What was found with so many at once; None where one decides by itself."""
-        return self._trials[num_running.bit_length()] if num_running > 1 else None
+        if num_running < 2:
+            return None
+        level = num_running.bit_length()
+        if level not in self._trials:
+            # Steps with more generations are longer, so what does not pay for fewer waits here too.
+            fewer = (self._trials[i].rest for i in range(level) if i in self._trials)
+            self._trials[level] = LoadTrial(max(fewer, default=FIRST_REST))
+        return self._trials[level]
 
 
 class LoadTrial:
-    """At one level of load; `drafts` says whether those that run may draft now."""
+    """At one level of load; `drafts` says whether those that run may draft now.
 
-    def __init__(self) -> None:
-        self._turns = _turns()
+    `rest` are the windows of plain decoding before the next trial.
+    """
+
+    def __init__(self, rest: int = FIRST_REST) -> None:
+        self.rest = rest
+        self._plain: deque[float] = deque(maxlen=LATEST)
+        self._drafted: deque[float] = deque(maxlen=LATEST)
+        self._turns = self._take_turns()
         self.drafts = next(self._turns)
         self._tokens = self._time_ns = 0.0  # in this window, of a generation
 
@@ -52,35 +65,25 @@ class LoadTrial:
             self._tokens = self._time_ns = 0.0
             self.drafts = self._turns.send(speed)
 
+    def _take_turns(self) -> Generator[bool, float]:
+        """Whether the next window drafts; is sent the speed in it."""
+        while True:
+            yield from self._measure(False, self.rest)
+            self._drafted.clear()
+            self.rest = min(LONGEST_REST, 2 * self.rest)
+            while (yield from self._measure(True, LATEST)):
+                self.rest = FIRST_REST
+                yield from self._measure(False, PROBES)
 
-def _turns() -> Generator[bool, float]:
-    """Whether the next window drafts; is sent the speed in it."""
-    plain: deque[float] = deque(maxlen=LATEST)
-    drafted: deque[float] = deque(maxlen=LATEST)
+    def _measure(self, drafts: bool, windows: int) -> Generator[bool, float, bool]:
+        """Take the speeds of so many windows, behind one in which generations change over.
 
-    def pays() -> bool:
-        return fmean(drafted) > BETTER * fmean(plain)
-
-    rest = FIRST_REST
-    while True:
-        yield from _measure(False, rest, plain)
-        drafted.clear()
-        rest = min(LONGEST_REST, 2 * rest)
-        while (yield from _measure(True, LATEST, drafted, pays)):
-            rest = FIRST_REST
-            yield from _measure(False, PROBES, plain)
-
-
-def _measure(
-    drafts: bool, windows: int, speeds: deque[float], go_on: Callable[[], bool] = lambda: True
-) -> Generator[bool, float, bool]:
-    """Add the speeds of so many windows, behind one in which generations change over.
-
-    Whether it went on until then.
-    """
-    yield drafts
-    for _ in range(windows):
-        speeds.append((yield drafts))
-        if not go_on():
-            return False
-    return True
+        Of drafting only while it pays, which is the answer.
+        """
+        yield drafts
+        speeds = self._drafted if drafts else self._plain
+        for _ in range(windows):
+            speeds.append((yield drafts))
+            if drafts and fmean(speeds) <= BETTER * fmean(self._plain):
+                return False
+        return True

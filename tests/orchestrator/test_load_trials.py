@@ -11,7 +11,7 @@ from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk, Verdict
 from orchestrator.generation.adaptive import AdaptivePace
 from orchestrator.generation.experience import Experience
-from orchestrator.generation.load_trials import LoadTrials
+from orchestrator.generation.load_trials import FIRST_REST, LoadTrials
 from orchestrator.generation.pace import CheckedRound
 from tests.orchestrator.simulation import MS
 
@@ -98,3 +98,12 @@ def test_a_generation_neither_drafts_nor_asks_while_others_decode_plainly():
             pace.checked(plain)
         assert pace.follows(1000)
     assert experience.may_draft
+
+
+def test_what_does_not_pay_for_fewer_is_tried_later_with_more():
+    world = World(2, 0.6)
+    world.run(60)
+    trials, fewer = world.trials, world.trials.at(2)
+    assert fewer is not None
+    assert fewer.rest > FIRST_REST
+    assert [trial.rest for n in (4, 32) if (trial := trials.at(n))] == 2 * [fewer.rest]
