@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import sys
 import time
 from contextlib import aclosing
@@ -22,15 +23,15 @@ from dataclasses import asdict
 from bench import command
 from bench.admin import left_open, settled
 from bench.chaos.work import prompt_of
-from bench.restartable import Restartable
+from bench.restartable import free_port
 from bench.soak_report import Kill, ProcessMemory, SoakReport, growth, plot, show
 from demo.corpus import problems
-from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, Completion, GenerateOptions
 from flyspec.errors import FlyspecError, ResourceExhaustedError
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
+from loadtest.sampler import resident_mib
 
 RULES = ("exact", "fly", "fly-paper", "margin", "fuzzy", "typical", "rejection", "random")
 DRAFTERS = ("", "model", "prompt_lookup", "multi_level")
@@ -39,36 +40,10 @@ SETTLE_S = 5.0
 """So long after a service is back, a request may still begin that fails for its absence."""
 
 
-class RestartableStack(Stack):
-    """A stack whose services can be killed and come back where they were."""
-
-    def __init__(self, options: StackOptions) -> None:
-        super().__init__(options)
-        self.restartable: dict[str, Restartable] = {}
-
-    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Child:
-        restartable = Restartable(name, module, flags, threads, self._on_log)
-        self.restartable[name] = restartable
-        self.services[name] = await restartable.spawn()
-        return self.services[name]
-
-    async def _ready(self, service: Child) -> None:
-        await self.restartable[service.name].ready()
-        self._on_event(f"the {service.name} service is ready")
-
-    async def restart(self, name: str) -> None:
-        """Kill a service and start it again; returns when it is ready."""
-        restartable = self.restartable[name]
-        try:
-            await restartable.restart()
-        finally:
-            self.services[name] = restartable.service
-
-
 class SoakRun:
     """A run: the stack, its clients, what disturbs them, and what is seen of it."""
 
-    def __init__(self, args: argparse.Namespace, stack: RestartableStack) -> None:
+    def __init__(self, args: argparse.Namespace, stack: Stack) -> None:
         self._args, self._stack = args, stack
         self._rng = random.Random(args.seed)
         self.report = SoakReport()
@@ -171,6 +146,7 @@ class SoakRun:
                 await asyncio.sleep(0.05)
             killed, served = self._now(), self.report.sessions
             self._down.add(name)
+            self._stack.services[name].send(signal.SIGKILL)
             await self._stack.restart(name)
             self._down.discard(name)
             self._calm_since = time.monotonic()
@@ -183,9 +159,10 @@ class SoakRun:
             await asyncio.sleep(self._args.every)
 
     def _measure(self) -> None:
-        for name, service in self._stack.restartable.items():
-            if (mib := service.resident_mib) is not None:
-                entry = ProcessMemory(self._now(), self.report.sessions, name, service.lives, mib)
+        for name, service in self._stack.services.items():
+            if name not in self._down and (mib := resident_mib(service.pid)) is not None:
+                lives = sum(fault.service == name for fault in self.report.faults)
+                entry = ProcessMemory(self._now(), self.report.sessions, name, lives, mib)
                 self.report.memory.append(entry)
 
     async def _end(self) -> None:
@@ -199,8 +176,11 @@ class SoakRun:
 
 
 async def _main(args: argparse.Namespace) -> SoakReport:
-    options = StackOptions(log_level="error", max_sessions=args.max_sessions, dtype=args.dtype)
-    async with RestartableStack(options) as stack:
+    options = StackOptions(
+        log_level="error", max_sessions=args.max_sessions, dtype=args.dtype,
+        draft_port=free_port(), verify_port=free_port(),
+    )  # fmt: skip
+    async with Stack(options) as stack:
         return await SoakRun(args, stack).run()
 
 

@@ -7,12 +7,14 @@ import contextlib
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from flyspec.cli.options import ListeningFlags, with_flags
 from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.supervisor import supervise
 from flyspec.flags import Flag
 
 _DEFAULTS = StackOptions(
@@ -28,7 +30,10 @@ def serve(
         bool, Flag("Print addresses and process ids as one JSON line when ready.")
     ] = False,
 ) -> None:
-    """Start draft service, verify service and orchestrator; stop them on Ctrl-C."""
+    """Start draft service, verify service and orchestrator; stop them on Ctrl-C.
+
+    A service that dies is started again.
+    """
     from flyspec.cli.runtime import run_async
 
     options = replace(
@@ -40,7 +45,7 @@ def serve(
 
 
 async def _serve(options: StackOptions, json: bool) -> int:
-    """Serve until SIGINT or SIGTERM; exit code 0. A dead service is an error."""
+    """Serve until SIGINT or SIGTERM; exit code 0. Services that die are started again."""
     from flyspec.cli.runtime import error_console, narrate, print_json
 
     console = error_console()
@@ -48,10 +53,11 @@ async def _serve(options: StackOptions, json: bool) -> int:
     with narrate(console) as say:
         stack = Stack(
             options,
-            on_event=say,
+            on_event=lambda text: say(text),
             on_log=lambda line: console.print(line, style="dim", markup=False),
         )
         await stack.__aenter__()
+    say = partial(console.print, markup=False)  # without the spinner
     try:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -62,15 +68,15 @@ async def _serve(options: StackOptions, json: bool) -> int:
             print(_welcome(stack))
             sys.stdout.flush()
         stopped = asyncio.ensure_future(stop.wait())
-        died = asyncio.ensure_future(stack.wait())
-        await asyncio.wait([stopped, died], return_when=asyncio.FIRST_COMPLETED)
+        kept = asyncio.ensure_future(supervise(stack))
+        await asyncio.wait([stopped, kept], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if died.done():
+        if kept.done():
             console.print("stopping the others", markup=False)
-            await died
-        died.cancel()
+            await kept
+        kept.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await died
+            await kept
     finally:
         stop.clear()
         await _stop(stack, stop)

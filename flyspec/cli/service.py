@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Child:
         flags: list[str],
         threads: int,
         on_log: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
     ) -> Child:
         """Start `python -m MODULE FLAGS`; it ends with this process, however this one ends."""
         read_fd, write_fd = os.pipe()
@@ -63,7 +64,7 @@ class Child:
                 pass_fds=[write_fd],
                 start_new_session=True,  # the terminal's Ctrl-C is for this process alone
                 env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads),
-                     "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1"},
+                     "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
             )  # fmt: skip
         except BaseException:
             os.close(read_fd)
@@ -103,15 +104,31 @@ class Child:
     async def failure(self) -> FlyspecError:
         """Why it ended, once it has: its own message, or its exit code and last lines."""
         code = await self.ended()
-        errors = [match[1] for line in self.lines if (match := _ERROR.match(line))]
-        if code == 2 and errors:
-            message = errors[-1]
+        if code == 2 and self._errors:
+            message = self._errors[-1]
             if self.name == "draft":
                 message = _DRAFT_FLAGS.sub(r"--draft-\1", message)
             return ConfigError(f"{self.name} service: {message}")
-        how = f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         said = "".join(f"\n  {line}" for line in self.lines) or " none"
-        return ServiceDiedError(f"the {self.name} service ended with {how}; its last lines:{said}")
+        return ServiceDiedError(f"{await self.how_it_ended()}; its last lines:{said}")
+
+    @property
+    def _errors(self) -> list[str]:
+        """What it said was wrong."""
+        return [match[1] for line in self.lines if (match := _ERROR.match(line))]
+
+    async def how_it_ended(self) -> str:
+        """With which code or signal, once it has."""
+        code = await self.ended()
+        how = f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        why = f": {self._errors[-1]}" if self._errors else ""
+        return f"the {self.name} service ended with {how}{why}"
+
+    async def buried(self) -> None:
+        """Wait for its end, and end what it has started and left behind."""
+        await self.ended()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> None:
         """Signal it if it is still there; a kill is for all that it started, too."""

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
+from flyspec.cli import preflight
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
+from flyspec.cli.preflight import LOOPBACK
 from flyspec.cli.service import ROOT, Child, ServiceDiedError
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings, from_command_line
 from flyspec.errors import ConfigError
@@ -27,7 +28,13 @@ from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation
 T = TypeVar("T")
 
 DEMO_MODELS = ROOT / "demo" / "models"
-LOOPBACK = "127.0.0.1"
+_MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrator": "orchestrator"}
+_PORTS_OF = {
+    "verify": {"verify_port": "port"},
+    "draft": {"draft_port": "port"},
+    "orchestrator": {"port": "port", "admin_port": "admin_port"},
+}
+"""Options that are ports, by service, and what it calls them when it is ready."""
 _PORTS = "Where to listen"
 _port = partial(Flag, min=0, group=_PORTS)
 _orchestrator = partial(setting, OrchestratorSettings)
@@ -118,35 +125,30 @@ class Stack:
     ) -> None:
         self.options = (options or StackOptions()).resolved()
         self.services: dict[str, Child] = {}
-        self._on_event = on_event
+        self.say = on_event
         self._on_log = on_log
 
     # --- where things are -------------------------------------------------------------------
 
-    def _address_of(self, name: str, port: str = "port", host: str = LOOPBACK) -> str:
-        reachable = LOOPBACK if host in ("0.0.0.0", "") else "::1" if host == "::" else host
-        bracketed = f"[{reachable}]" if ":" in reachable else reachable
-        return f"{bracketed}:{self.services[name].facts[port]}"
-
     @property
     def address(self) -> str:
         """Where clients generate."""
-        return self._address_of("orchestrator", host=self.options.host)
+        return _address(self.options.host, self.options.port)
 
     @property
     def admin_address(self) -> str:
         """Where the operator asks."""
-        return self._address_of("orchestrator", "admin_port", self.options.admin_host)
+        return _address(self.options.admin_host, self.options.admin_port)
 
     @property
     def draft_address(self) -> str:
         """The draft service."""
-        return self._address_of("draft")
+        return _address(LOOPBACK, self.options.draft_port)
 
     @property
     def verify_address(self) -> str:
         """The verify service."""
-        return self._address_of("verify")
+        return _address(LOOPBACK, self.options.verify_port)
 
     # --- life -------------------------------------------------------------------------------
 
@@ -156,9 +158,7 @@ class Stack:
                 await self._start()
         except TimeoutError:
             await self.stop(0.0)
-            raise ServiceDiedError(
-                f"the stack was not ready after {self.options.start_timeout_s:.0f} s"
-            ) from None
+            raise self._not_ready("the stack") from None
         except BaseException:
             await self.stop(0.0)
             raise
@@ -192,6 +192,20 @@ class Stack:
                 pending.cancel()
             await asyncio.gather(task, watch, return_exceptions=True)
 
+    async def restart(self, name: str) -> None:
+        """Start a service again when it has ended, where it was. Raises why it does not start."""
+        await self.services[name].buried()
+        service = await self._spawn(name)
+        try:
+            async with asyncio.timeout(self.options.start_timeout_s):
+                await self._ready(service)
+        except TimeoutError:
+            service.send(signal.SIGKILL)
+            raise self._not_ready(f"the {name} service") from None
+
+    def _not_ready(self, what: str) -> ServiceDiedError:
+        return ServiceDiedError(f"{what} was not ready after {self.options.start_timeout_s:.0f} s")
+
     async def stop(self, grace_s: float | None = None) -> None:
         """End all services: the orchestrator drains first; what is left after it is killed."""
         grace = self.options.drain_grace_s if grace_s is None else grace_s
@@ -209,95 +223,79 @@ class Stack:
             for service in self.services.values():
                 await service.ended()
 
-    def _check_ports(self) -> None:
-        """Find a port in use now, not when a large model has been loaded."""
-        o = self.options
-        for flag, host, port in (
-            ("--port", o.host, o.port),
-            ("--admin-port", o.admin_host, o.admin_port),
-            ("--draft-port", LOOPBACK, o.draft_port),
-            ("--verify-port", LOOPBACK, o.verify_port),
-        ):
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            with socket.socket(family) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((host, port))
-                except (OSError, OverflowError) as error:
-                    raise ConfigError(
-                        f"{flag} {port}: cannot listen on {host}: "
-                        f"{getattr(error, 'strerror', None) or error}; stop the other process or "
-                        "choose another port (0 picks a free one)"
-                    ) from None
-
-    def _check_rules(self) -> None:
-        """Find a rule or a rules file that cannot work now, not when a model has been loaded."""
-        from orchestrator.generation.rule_files import load_rules
-
-        o = self.options
-        load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
-
-    def _check_security(self) -> None:
-        """Find certificates or keys that cannot work now, and ports that are open by oversight."""
-        from flyspec.security import ApiKeys
-
-        o = self.options
-        flags = ["--host", o.host, "--admin-host", o.admin_host, *o.orchestrator_flags]
-        settings = from_command_line(OrchestratorSettings, "orchestrator", flags)
-        settings.port_security.credentials()
-        settings.admin_security.credentials()
-        if settings.api_keys_file:
-            ApiKeys(settings.api_keys_file)
-
     def _services_speak_tls(self) -> bool:
         """Whether draft and verify service have certificates, by flags or by environment."""
         flags = ["--model", str(self.options.model), *self.options.service_flags]
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
 
     async def _start(self) -> None:
-        self._check_security()
-        self._check_ports()
-        self._check_rules()
+        preflight.check(self.options)
         o = self.options
-        common = o.flags("log_level", "drain_grace_s")
-        limits = [*common, "--host", LOOPBACK, *o.flags("max_sessions", "max_model_len"),
-                  *o.service_flags]  # fmt: skip
-        verify = o.flags("model", "verify_port", "device", "dtype", "threads",
-                         "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
-                         "kv_cache_memory_bytes")  # fmt: skip
-        draft = o.flags("draft_model", "draft_port", "draft_device", "draft_dtype",
-                        "draft_threads", "drafter", "draft_gpu_memory_utilization",
-                        "draft_kv_cache_memory_bytes")  # fmt: skip
-        self._on_event(f"loading the target {o.model}")
-        self._on_event(f"loading the draft model {o.draft_model}" if o.draft_model
+        self.say(f"loading the target {o.model}")
+        self.say(f"loading the draft model {o.draft_model}" if o.draft_model
                        else "drafting by prompt lookup, without a model")  # fmt: skip
-        first = [
-            await self._spawn("verify", "verify_service", [*limits, *verify], o.threads),
-            await self._spawn("draft", "draft_service", [*limits, *draft], o.draft_threads),
-        ]
-        await _all_or_first_error([self._ready(service) for service in first])
-        orchestrator = [*common, *o.flags("host", "port", "admin_host", "admin_port", "rule",
-                                          "num_speculative_tokens", "rules_file"),
-                        "--verify-address", self.verify_address,
-                        "--draft-address", self.draft_address]  # fmt: skip
-        if not self._services_speak_tls():  # they listen on loopback in the clear
-            orchestrator += ["--upstream-tls", "false"]
-        orchestrator += o.orchestrator_flags
-        self._on_event("starting the orchestrator")
-        last = await self._spawn("orchestrator", "orchestrator", orchestrator, 1)
-        await self.guard(self._ready(last))
+        first = [await self._spawn("verify"), await self._spawn("draft")]
+        await all_or_first_error([self._ready(service) for service in first])
+        self.say("starting the orchestrator")
+        await self.guard(self._ready(await self._spawn("orchestrator")))
 
-    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Child:
-        service = await Child.start(name, module, flags, threads or torch_threads(), self._on_log)
+    async def _spawn(self, name: str) -> Child:
+        """Start a service; where the one before it had its metrics if there was one."""
+        o, was = self.options, self.services.get(name)
+        threads = {"verify": o.threads, "draft": o.draft_threads, "orchestrator": 1}[name]
+        environment = {}
+        if was is not None and (port := was.facts.get("metrics_port")):
+            environment = {f"FLYSPEC_{name.upper()}_METRICS_PORT": str(port)}
+        service = await Child.start(
+            name, self.module_of(name), self.flags_of(name), threads or torch_threads(),
+            self._on_log, environment,
+        )  # fmt: skip
+        if was is not None:
+            service.facts = was.facts  # as long as it has none of its own
         self.services[name] = service
         return service
 
+    def module_of(self, name: str) -> str:
+        """The module that is run as a service."""
+        return _MODULES[name]
+
+    def flags_of(self, name: str) -> list[str]:
+        """The flags that a service is started with now."""
+        o = self.options
+        common = o.flags("log_level", "drain_grace_s")
+        if name == "orchestrator":
+            flags = [*common, *o.flags("host", "port", "admin_host", "admin_port", "rule",
+                                       "num_speculative_tokens", "rules_file"),
+                     "--verify-address", self.verify_address,
+                     "--draft-address", self.draft_address]  # fmt: skip
+            if not self._services_speak_tls():  # they listen on loopback in the clear
+                flags += ["--upstream-tls", "false"]
+            return [*flags, *o.orchestrator_flags]
+        if name == "verify":
+            own = o.flags("model", "verify_port", "device", "dtype", "threads",
+                          "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
+                          "kv_cache_memory_bytes")  # fmt: skip
+        else:
+            own = o.flags("draft_model", "draft_port", "draft_device", "draft_dtype",
+                          "draft_threads", "drafter", "draft_gpu_memory_utilization",
+                          "draft_kv_cache_memory_bytes")  # fmt: skip
+        limits = o.flags("max_sessions", "max_model_len")
+        return [*common, "--host", LOOPBACK, *limits, *o.service_flags, *own]
+
     async def _ready(self, service: Child) -> None:
         await service.ready()
-        self._on_event(f"the {service.name} service is ready")
+        found = {option: service.facts[fact] for option, fact in _PORTS_OF[service.name].items()}
+        self.options = replace(self.options, **found)
+        self.say(f"the {service.name} service is ready")
 
 
-async def _all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:
+def _address(host: str, port: int) -> str:
+    """Where a service that listens on this host is reached from this machine."""
+    reachable = LOOPBACK if host in ("0.0.0.0", "") else "::1" if host == "::" else host
+    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
+
+
+async def all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:
     """Do all at once; the first error cancels the rest and is raised as it is."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:

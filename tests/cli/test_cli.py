@@ -11,9 +11,7 @@ import socket
 import sys
 import termios
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,54 +19,8 @@ from flyspec.cli.render import visible
 from flyspec.cli.stack import DEMO_MODELS, ROOT, ServiceDiedError, Stack, StackOptions
 from flyspec.client import Client
 from flyspec.errors import ConfigError
+from tests.cli.processes import COMMAND, ENVIRONMENT, FREE_PORTS, all_gone, flyspec, start
 from tests.cli.terminal import Terminal
-from tests.tiny import make_model
-from tests.waiting import is_gone, until
-
-COMMAND = [sys.executable, "-m", "flyspec.cli"]
-FREE_PORTS = ["--port", "0", "--admin-port", "0", "--draft-port", "0", "--verify-port", "0"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-
-
-@dataclass
-class Result:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def documents(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-async def start(*arguments: str) -> asyncio.subprocess.Process:
-    pipe = asyncio.subprocess.PIPE
-    return await asyncio.create_subprocess_exec(
-        *COMMAND, *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT, cwd=ROOT
-    )
-
-
-async def flyspec(*arguments: str, stdin: str = "") -> Result:
-    process = await start(*arguments)
-    out, err = await process.communicate(stdin.encode())
-    result = Result(process.returncode or 0, out.decode(), err.decode())
-    assert "Traceback" not in result.err
-    return result
-
-
-async def all_gone(pids: list[int]) -> bool:
-    return await until(lambda: all(map(is_gone, pids)))
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Flags that name a tiny pair."""
-    folder = tmp_path_factory.mktemp("models")
-    target = make_model(folder / "target", seed=0)
-    draft = make_model(folder / "draft", seed=1, hidden_size=32)
-    return ["--model", str(target), "--draft-model", str(draft)]
 
 
 @pytest.fixture(scope="module")
@@ -474,17 +426,6 @@ async def test_a_rules_file_names_rules_and_limits_requests(
         assert "rule.name must be one of exact, margin, careful on this server" in result.err
         result = await flyspec(*generate, "--max-loose-tokens", "1", "x")
         assert "speculation.max_loose_tokens must be between 0 and 0 on this server" in result.err
-
-
-async def test_serve_names_the_service_that_died(models: list[str]) -> None:
-    process = await start("serve", *models, *FREE_PORTS, "--json")
-    assert process.stdout is not None
-    facts = json.loads(await process.stdout.readline())
-    os.kill(facts["pids"]["verify"], signal.SIGKILL)
-    _, err = await process.communicate()
-    assert process.returncode == 1
-    assert "error: the verify service ended with signal SIGKILL; its last lines:" in err.decode()
-    assert await all_gone(list(facts["pids"].values()))
 
 
 async def test_services_end_when_serve_is_killed(models: list[str]) -> None:

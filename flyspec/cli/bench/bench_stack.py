@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
 
 
@@ -24,6 +23,10 @@ class BenchStack(Stack):
         super().__init__(options, on_event)
         self._flags, self._modules = flags, modules or {}
 
-    async def _spawn(self, name: str, module: str, flags: list[str], threads: int) -> Child:
-        more = self._flags.get(name, ())
-        return await super()._spawn(name, self._modules.get(name, module), [*flags, *more], threads)
+    def module_of(self, name: str) -> str:
+        """The one given in its place, if there is one."""
+        return self._modules.get(name) or super().module_of(name)
+
+    def flags_of(self, name: str) -> list[str]:
+        """Its own, and those given beside them."""
+        return [*super().flags_of(name), *self._flags.get(name, ())]

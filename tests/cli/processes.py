@@ -1,0 +1,49 @@
+"""The command line as a process: started, awaited, with what it printed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from flyspec.cli.stack import ROOT
+from tests.waiting import is_gone, until
+
+COMMAND = [sys.executable, "-m", "flyspec.cli"]
+FREE_PORTS = ["--port", "0", "--admin-port", "0", "--draft-port", "0", "--verify-port", "0"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+
+
+@dataclass
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def documents(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+async def start(*arguments: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *COMMAND, *arguments, stdin=pipe, stdout=pipe, stderr=pipe, env=ENVIRONMENT, cwd=ROOT
+    )
+
+
+async def flyspec(*arguments: str, stdin: str = "") -> Result:
+    process = await start(*arguments)
+    out, err = await process.communicate(stdin.encode())
+    result = Result(process.returncode or 0, out.decode(), err.decode())
+    assert "Traceback" not in result.err
+    return result
+
+
+async def all_gone(pids: list[int]) -> bool:
+    return await until(lambda: all(map(is_gone, pids)))
