@@ -61,8 +61,9 @@ def knee(points: Sequence[Point]) -> int | None:
     """The index of the point with the most throughput for its latency (Kleinrock's power).
 
     Up to there throughput grows faster than latency, relatively; from there on slower. None if
-    nothing was completed anywhere.
+    nothing was completed anywhere, or the last point is the best: more load may be better still.
     """
     power = [p.rate / p.latency if p.latency > 0 else -1.0 for p in points]
     best = max(power, default=-1.0)
-    return power.index(best) if best > 0 else None
+    at = power.index(best) if best > 0 else len(power) - 1
+    return at if at < len(power) - 1 else None

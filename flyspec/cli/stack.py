@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from flyspec.cli import preflight
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
-from flyspec.cli.preflight import LOOPBACK
+from flyspec.cli.preflight import check_port, check_security
 from flyspec.cli.service import ROOT, Child, ServiceDiedError
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings, from_command_line
 from flyspec.errors import ConfigError
@@ -28,6 +27,7 @@ from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation
 T = TypeVar("T")
 
 DEMO_MODELS = ROOT / "demo" / "models"
+LOOPBACK = "127.0.0.1"
 _MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrator": "orchestrator"}
 _PORTS_OF = {
     "verify": {"verify_port": "port"},
@@ -228,8 +228,22 @@ class Stack:
         flags = ["--model", str(self.options.model), *self.options.service_flags]
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
 
+    def _check(self) -> None:
+        """Find what cannot work now, not when a large model has been loaded."""
+        from orchestrator.generation.rule_files import load_rules
+
+        o = self.options
+        check_security(
+            ["--host", o.host, "--admin-host", o.admin_host, *o.orchestrator_flags]
+        )
+        check_port("--port", o.host, o.port)
+        check_port("--admin-port", o.admin_host, o.admin_port)
+        check_port("--draft-port", LOOPBACK, o.draft_port)
+        check_port("--verify-port", LOOPBACK, o.verify_port)
+        load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
+
     async def _start(self) -> None:
-        preflight.check(self.options)
+        self._check()
         o = self.options
         self.say(f"loading the target {o.model}")
         self.say(f"loading the draft model {o.draft_model}" if o.draft_model

@@ -68,12 +68,15 @@ def highlights(document: dict[str, Any]) -> list[str]:
     """What the scenario found, in sentences."""
     found, lines = document["found"], []
     for series, curve in (found.get("curves") or {}).items():
-        lines.append(
-            f"{series}: knee at {curve['knee_load']}, {number(curve['knee_tokens_per_s'])} "
-            f"tokens/s with {duration(curve['knee_e2e_p50_ms'])} end to end (p50), "
-            f"{duration(curve['knee_e2e_p99_ms'])} (p99); "
-            f"at most {number(curve['most_tokens_per_s'])} tokens/s"
-        )
+        if "knee" in curve:
+            knee = (
+                f"knee at {curve['knee_load']}, {number(curve['knee_tokens_per_s'])} "
+                f"tokens/s with {duration(curve['knee_e2e_p50_ms'])} end to end (p50), "
+                f"{duration(curve['knee_e2e_p99_ms'])} (p99)"
+            )
+        else:
+            knee = f"knee not reached by {curve['last_load']}, ramp further"
+        lines.append(f"{series}: {knee}; at most {number(curve['most_tokens_per_s'])} tokens/s")
     for what in ("memory", "latency"):
         if growth := found.get(f"{what}_growth"):
             said = ", ".join(f"{name} {share:+.1%}" for name, share in growth.items())

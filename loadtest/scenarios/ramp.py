@@ -60,18 +60,20 @@ class Ramp(Scenario):
                 yield Phase(name, load, each, [variant_of(options)], series=series)
 
     def found(self, done: Sequence[PhaseResult]) -> dict[str, Any]:
-        """The knee of each curve, and the most that came out."""
+        """The knee of each curve if it was reached, and the most that came out."""
         curves: dict[str, Any] = {}
         for series in dict.fromkeys(r.phase.series for r in done if r.phase.series):
             points = [r for r in done if r.phase.series == series]
-            at = knee(points)
-            if at is not None:
-                curves[series] = {
+            curves[series] = {
+                "last_load": str(points[-1].phase.load),
+                "most_tokens_per_s": max(p.rate for p in points),
+            }
+            if (at := knee(points)) is not None:
+                curves[series] |= {
                     "knee": points[at].phase.name,
                     "knee_load": str(points[at].phase.load),
                     "knee_tokens_per_s": points[at].rate,
                     "knee_e2e_p50_ms": points[at].figures.e2e.p50,
                     "knee_e2e_p99_ms": points[at].figures.e2e.p99,
-                    "most_tokens_per_s": max(p.rate for p in points),
                 }
         return {"curves": curves}

@@ -15,6 +15,9 @@ from flyspec.errors import UnavailableError
 from flyspec.rules import Rule
 from tests.waiting import until
 
+DEPENDS_ON_THE_MACHINE = (
+    "p99 of accepted", "refusals take", "normal latency", "the generator is late", "memory of",
+)  # fmt: skip
 LONG = GenerateOptions(rule=Rule("exact"), max_tokens=120, ignore_eos=True)
 
 
@@ -32,8 +35,7 @@ async def test_ten_times_the_load_is_refused_with_when_to_retry():
     assert load.refusals_without_retry == 0
     assert not any(report.left.values())
     assert report.memory
-    document = report.to_document()
-    assert document["passed"] == (not document["broken"])
+    assert [why for why in report.broken() if not why.startswith(DEPENDS_ON_THE_MACHINE)] == []
     assert overload.table(report).row_count == len(report.phases)
     assert "p99 of accepted" in overload.summary(report)
 

@@ -135,16 +135,21 @@ def test_a_column_that_says_nothing_is_left_out():
 def test_findings_are_told_in_sentences():
     found = document()
     found["found"] = {
-        "curves": {"fly": {"knee_load": "4 users", "knee_tokens_per_s": 400.0,
-                           "knee_e2e_p50_ms": 900.0, "knee_e2e_p99_ms": 1500.0,
-                           "most_tokens_per_s": 450.0}},
+        "curves": {"fly": {"knee": "4 users, fly", "knee_load": "4 users",
+                           "knee_tokens_per_s": 400.0, "knee_e2e_p50_ms": 900.0,
+                           "knee_e2e_p99_ms": 1500.0, "last_load": "8 users",
+                           "most_tokens_per_s": 450.0},
+                   "exact": {"last_load": "8 users", "most_tokens_per_s": 350.0}},
         "memory_growth": {"verify": 0.01},
         "normal_e2e_ms": 900.0,
         "normal_again_after_s": None,
         "turns": [{"activate_ms": 5.0, "drain_ms": 80.0}],
     }  # fmt: skip
     said = " ".join(highlights(found))
-    for text in ("knee at 4 users, 400 tokens/s", "verify +1.0%", "no request", "1 swaps moved 0"):
+    for text in (
+        "fly: knee at 4 users, 400 tokens/s", "exact: knee not reached by 8 users",
+        "verify +1.0%", "no request", "1 swaps moved 0",
+    ):  # fmt: skip
         assert text in said
 
 
