@@ -306,9 +306,10 @@ class OrchestratorSettings(ServerSettings):
         "its generations go elsewhere",
     )
     reopen_timeout_s: float = Field(
-        60.0,
+        1800.0,
         ge=0,
-        description="seconds that a generation waits for a lost verify service to come back",
+        description="seconds that a generation without a deadline waits for a lost verify service "
+        "to come back; one with a deadline waits until then",
     )
 
     @property

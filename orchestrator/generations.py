@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
@@ -83,7 +84,8 @@ class Generations:
         timings = ledger.timings
         recoveries = Recoveries(observation.recovered)
         accounts = ledger.metrics, recoveries, observation.correlation
-        reopen_s = self._settings.reopen_timeout_s
+        # Its own deadline ends the visit.
+        reopen_s = self._settings.reopen_timeout_s if visit.deadline is None else math.inf
         async with visit.slot(plan.max_total_tokens):
             timings.queue_ns = time.perf_counter_ns() - arrived
             with (

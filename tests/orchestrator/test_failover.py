@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from flyspec.client import AdminClient, Chunk, Client, Completion, GenerateOptions, Started
 from flyspec.config import OrchestratorSettings
-from flyspec.errors import UnavailableError
+from flyspec.errors import DeadlineExceededError, UnavailableError
 from flyspec.rules import Rule
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.tokens import SamplingParams
@@ -143,6 +144,32 @@ async def test_a_request_while_no_target_answers_says_so(model_dirs):
         await one.restart_verify()
         await until_ready(admin, 1)
         assert (await client.complete(PROMPT, GenerateOptions(max_tokens=4))).token_ids
+
+
+async def test_a_request_waits_for_a_target_until_its_own_deadline(model_dirs, greedy):
+    async with (
+        start_stack(model_dirs) as one,
+        orchestrator_over(one, reopen_timeout_s=0.0) as (client, admin),
+    ):
+        slow(one)
+        options = GenerateOptions(rule=EXACT, max_tokens=60, ignore_eos=True, timeout_s=60.0)
+        restarts = []
+
+        async def come_back():
+            await until_ready(admin, 0)
+            await one.restart_verify()
+
+        async def kill():
+            await one.verify_server.stop(0)
+            restarts.append(asyncio.create_task(come_back()))
+
+        tokens, ids, completion = await generate(client, PROMPT, options, kill)
+        assert tokens == greedy(ids, 60)
+        assert completion.recoveries[0].kind is RecoveryKind.TARGET_REOPENED
+        await asyncio.gather(*restarts)
+        await one.verify_server.stop(0)
+        with pytest.raises(DeadlineExceededError):
+            await client.complete(PROMPT, replace(options, timeout_s=0.5))
 
 
 async def test_sessions_are_spread_over_replicas(model_dirs):
