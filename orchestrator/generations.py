@@ -61,7 +61,7 @@ class Generations:
         or throw into it what ended it. What of the options goes beside a request, its ids and its
         timeout, is the caller's. Raises `FlyspecError`.
         """
-        with self._observer.request(caller.request_id, caller.traceparent) as observation:
+        with self._observer.request(caller) as observation:
             visit = self._admission.visit(caller.client, caller.deadline, caller.key)
             async with visit, aclosing(self._admitted(request, caller, visit, observation)) as told:
                 async for event in told:
@@ -158,7 +158,7 @@ class Generations:
 
     def refuse(self, error: FlyspecError, caller: Caller = NOBODY) -> NoReturn:
         """Count a request that its face could not read, and raise why."""
-        with self._observer.request(caller.request_id, caller.traceparent):
+        with self._observer.request(caller):
             raise error
 
     def models(self) -> Models:

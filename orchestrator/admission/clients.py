@@ -48,16 +48,21 @@ class Caller:
         does not stop one that lies; where keys are needed it does not count. Raises
         `InvalidArgumentError` for a long name.
         """
-        if self.key is not None:
-            return f"key:{self.key.name}"
-        if not self.client_id:
-            return self.address
-        if len(self.client_id) > MAX_CLIENT_ID_CHARACTERS:
+        if self.key is None and len(self.client_id) > MAX_CLIENT_ID_CHARACTERS:
             raise InvalidArgumentError(
                 f"{CLIENT_ID_KEY}: at most {MAX_CLIENT_ID_CHARACTERS} characters, "
                 f"got {len(self.client_id)}"
             )
-        return f"id:{self.client_id}"
+        return self.shown
+
+    @property
+    def shown(self) -> str:
+        """The name of the client in logs and traces: the same, cut where it is too long."""
+        if self.key is not None:
+            return f"key:{self.key.name}"
+        if self.client_id:
+            return f"id:{self.client_id[:MAX_CLIENT_ID_CHARACTERS]}"
+        return self.address
 
 
 NOBODY = Caller()

@@ -25,8 +25,8 @@ from orchestrator.generation.window import Token
 NOBODY = "none"
 """Drafter of rounds without drafts."""
 OTHERS = "other"
-"""Stands for all drafters beyond `MAX_DRAFTERS`."""
-MAX_DRAFTERS = 64
+"""Stands for all drafters beyond `MAX_DRAFTERS`, all keys beyond `MAX_KEYS`."""
+MAX_DRAFTERS, MAX_KEYS = 64, 256
 LABELS = ("drafter", "rule")
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24, 32, 48, 64)
 PARTS = ("draft_queue", "draft", "verify_queue", "verify_step", "judge", "network")
@@ -47,6 +47,14 @@ class Tally:
     origins: list[int] = field(default_factory=lambda: [0] * (len(Origin) + 1))
 
 
+def _bounded(name: str, names: set[str], most: int) -> str:
+    """The name as a label; `OTHERS` if there are that many others already."""
+    if name not in names and len(names) >= most:
+        return OTHERS
+    names.add(name)
+    return name
+
+
 class GenerationMetrics:
     """The metrics of all generations of an orchestrator.
 
@@ -57,6 +65,7 @@ class GenerationMetrics:
         self.tallies: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         self.times: defaultdict[str, Times] = defaultdict(Times)
         self._drafters: set[str] = {NOBODY}
+        self._keys: set[str] = set()
         make = partial(Counter, registry=registry)
         seconds = partial(Histogram, registry=registry, buckets=REQUEST_SECONDS)
         self.requests = make(
@@ -66,6 +75,16 @@ class GenerationMetrics:
         )
         for status in STATUSES:
             self.requests.labels(status, "stop" if status == "OK" else "")
+        self._key_requests = make(
+            "flyspec_key_requests",
+            "Requests with an API key that ended, by the key's name and by gRPC status.",
+            ["key", "status"],
+        )
+        self._key_output_tokens = make(
+            "flyspec_key_output_tokens",
+            "Tokens that became final in requests with an API key, by the key's name.",
+            ["key"],
+        )
         self.recoveries = make(
             "flyspec_recoveries",
             "What kept generations going when a service failed, or was taken from them.",
@@ -111,12 +130,13 @@ class GenerationMetrics:
 
     def label(self, drafter: str) -> str:
         """A drafter's name as a label."""
-        name = drafter or NOBODY
-        if name not in self._drafters:
-            if len(self._drafters) > MAX_DRAFTERS:
-                return OTHERS
-            self._drafters.add(name)
-        return name
+        return _bounded(drafter or NOBODY, self._drafters, MAX_DRAFTERS + 1)
+
+    def count_key(self, key: str, status: str, num_output_tokens: int) -> None:
+        """A request with that API key has ended."""
+        name = _bounded(key, self._keys, MAX_KEYS)
+        self._key_requests.labels(name, status).inc()
+        self._key_output_tokens.labels(name).inc(num_output_tokens)
 
     def collect(self) -> Iterator[Metric]:
         """The tallies as metrics."""

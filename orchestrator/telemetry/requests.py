@@ -15,6 +15,7 @@ from flyspec.errors import FlyspecError
 from flyspec.telemetry import Telemetry, fields, new_request_id
 from flyspec.telemetry.traces import Attributes, Traces
 from flyspec.values.generation import Recovery
+from orchestrator.admission.clients import Caller
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.output import Output, Update
 from orchestrator.generation.plan import GenerationPlan
@@ -46,26 +47,28 @@ class RequestObserver:
         self.metrics = GenerationMetrics(telemetry.registry)
         telemetry.collect(self.metrics.collect)
 
-    def request(self, request_id: str = "", traceparent: str = "") -> Observation:
+    def request(self, caller: Caller) -> Observation:
         """A block that is a request, from its arrival to its end; a new id if it has none."""
-        return Observation(self.metrics, self._traces, request_id or new_request_id(), traceparent)
+        return Observation(self.metrics, self._traces, caller)
 
 
 class Observation(AbstractContextManager["Observation"]):
     """Of one request. `correlation` is what the services are told of it."""
 
-    def __init__(
-        self, metrics: GenerationMetrics, traces: Traces, request_id: str, traceparent: str
-    ) -> None:
-        self.request_id = request_id
+    def __init__(self, metrics: GenerationMetrics, traces: Traces, caller: Caller) -> None:
+        self.request_id = request_id = caller.request_id or new_request_id()
         self._metrics = metrics
         self._arrived_ns = time.perf_counter_ns()
-        span = traces.begin(traceparent, self._arrived_ns)
+        span = traces.begin(caller.traceparent, self._arrived_ns)
         self._trace = GenerationTrace(traces, span, request_id) if span is not None else None
         self._finish_reason = ""
         self._name = "request"
-        self._facts: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {"client": caller.shown}
+        if self._trace is not None:
+            self._trace.describe({"enduser.id": caller.shown})
         self._counter: RoundCounter | None = None
+        self._key = caller.key.name if caller.key else ""
+        self._num_output_tokens = 0
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._end("OK" if error is None else _status_of(error))
@@ -98,6 +101,7 @@ class Observation(AbstractContextManager["Observation"]):
         """A round has been recorded in the ledger."""
         assert self._counter is not None
         self._counter.count(round_, update.final)
+        self._num_output_tokens += len(update.final)
         if self._trace is not None:
             self._trace.round(round_, len(update.final))
 
@@ -147,6 +151,8 @@ class Observation(AbstractContextManager["Observation"]):
         if status == "CANCELLED" and self._finish_reason:
             status = "OK"  # its client had the completion and hung up, before the call was over
         self._metrics.requests.labels(status, self._finish_reason).inc()
+        if self._key:
+            self._metrics.count_key(self._key, status, self._num_output_tokens)
         if self._trace is not None:
             error = "" if status == "OK" else status
             self._trace.end(self._name, ended_ns, error)

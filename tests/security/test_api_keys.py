@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from flyspec import rpc
 from flyspec.client import AdminClient, Client, Credentials, GenerateOptions
 from flyspec.errors import (
+    InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
     UnauthenticatedError,
@@ -107,6 +108,21 @@ async def test_a_key_opens_the_ports_of_its_scopes(keys):
             await admin.status()
     async with keys.admin("operator") as admin:
         assert (await admin.status()).ready
+
+
+async def test_what_a_key_used_is_counted_logged_and_traced_by_its_name(keys, caplog):
+    before = await settled(keys.registry)
+    caplog.set_level("INFO", logger="orchestrator.telemetry.requests")
+    async with keys.client("team", client_id="somebody else") as client:
+        await client.complete("a", SHORT)
+        with pytest.raises(InvalidArgumentError):
+            await client.complete("", SHORT)
+    added = (await settled(keys.registry)).since(before)
+    assert added.total("flyspec_key_requests_total", key="team") == 2
+    assert added.total("flyspec_key_requests_total", key="team", status="OK") == 1
+    assert added.total("flyspec_key_output_tokens_total", key="team") == 4
+    ended = [r for r in caplog.records if r.message == "request ended"]
+    assert {r.fields["client"] for r in ended} == {"key:team"}
 
 
 async def test_health_is_open_and_reflection_is_not(keys):
