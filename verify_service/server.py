@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flyspec import rpc, serving
 from flyspec.config import VerifySettings
+from flyspec.engine.out_of_memory import naming_memory
 from flyspec.engine.scheduler import StepBudget
 from flyspec.serving import OnePort
 from flyspec.step_costs import StepCosts
@@ -34,10 +35,11 @@ def build(
     prepare()
     loaded, model = load(settings, ranks.start() if ranks else None)
     try:
-        model.warm_up()
-        if ranks is not None:
-            ranks.lead(model)
-        costs = StepCosts(measure_steps(model))
+        with naming_memory(loaded.info.name, "it was warmed up"):
+            model.warm_up()
+            if ranks is not None:
+                ranks.lead(model)
+            costs = StepCosts(measure_steps(model))
     except Exception as error:
         if ranks is not None:
             ranks.failed(error)

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from flyspec.config import VerifySettings
@@ -13,6 +14,7 @@ from flyspec.engine import cache_size, loading
 from flyspec.engine.device_memory import DeviceMemory
 from flyspec.engine.loading import load_model
 from flyspec.errors import ConfigError
+from verify_service import server
 from verify_service.ranks import load
 
 WEIGHTS = "model.safetensors"
@@ -80,3 +82,13 @@ def test_weights_without_room_are_out_of_memory(target_dir, monkeypatch):
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", full)
     with pytest.raises(ConfigError, match="out of memory while its weights were loaded"):
         load_model(target_dir, "cpu", "float64")
+
+
+def test_measuring_steps_without_room_is_out_of_memory(target_dir, monkeypatch):
+    def full(model):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(server, "measure_steps", full)
+    settings = VerifySettings(model=target_dir, device="cpu", dtype="float64", max_sessions=1)
+    with pytest.raises(ConfigError, match="out of memory while it was warmed up: .*2.00 GiB"):
+        server.build(settings)
