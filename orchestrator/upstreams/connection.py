@@ -189,7 +189,7 @@ async def read(call: Any) -> Any:
 def _readable(message: Any) -> Any:
     """The message; grpc.aio gives None for bytes that are none."""
     if message is None:
-        raise UnreadableError("it sent bytes that are no message")
+        raise UnreadableError("bytes that are no message")
     return message
 
 

@@ -33,10 +33,8 @@ from orchestrator.upstreams.connection import (
 )
 from orchestrator.upstreams.proposal_checks import (
     Answer,
-    DrafterFaultError,
     DraftFault,
     check_description,
-    check_end,
 )
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation, UnreadableError
 
@@ -183,12 +181,12 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         while True:
             answer = self._owed[0]
             while not answer.complete:
-                message = await self._next()
-                answer.check_size(message.ByteSize())
                 try:
+                    message = await self._next()
+                    answer.check_size(message.ByteSize())
                     chunk = wire.decode(DraftChunk, message)
-                except InvalidArgumentError as error:
-                    raise DrafterFaultError(DraftFault.UNREADABLE, f"sent {error}") from error
+                except (UnreadableError, InvalidArgumentError) as error:
+                    answer.refuse(DraftFault.UNREADABLE, str(error))
                 self._count(message, chunk.distributions)
                 answer.add(chunk, time.perf_counter_ns())
             self._owed.popleft()
@@ -200,8 +198,8 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         """The next message."""
         try:
             return await read(self._call)
-        except UnreadableError as error:
-            raise DrafterFaultError(DraftFault.UNREADABLE, str(error)) from error
+        except UnreadableError:
+            raise
         except (FlyspecError, grpc.aio.AioRpcError) as error:
             await self._check_end(error)
             raise
@@ -213,7 +211,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             error = error_of_end(code, error.details() or "")
         assert isinstance(error, FlyspecError)
         status = code.name if code is grpc.StatusCode.OK else error.status
-        check_end(status, str(error), not self._answered)
+        self._owed[0].check_end(status, str(error), not self._answered)
 
     def _count(self, message: Any, distributions: Sequence[TokenDistribution]) -> None:
         """Count a chunk's bytes; takes the distributions out of the message, which is read."""

@@ -137,7 +137,7 @@ class Answer:
             token += limits.listed_bytes * spec.top_k or whole
         most = limits.answer_bytes + self._left * token + len(self._request.append_token_ids)
         if num_bytes > most:
-            self._refuse(DraftFault.SIZE, f"a message of {num_bytes} bytes, {most} at most")
+            self.refuse(DraftFault.SIZE, f"a message of {num_bytes} bytes, {most} at most")
 
     def add(self, chunk: DraftChunk, now_ns: int) -> None:
         """Take the next piece. Raises `DrafterFaultError`."""
@@ -155,50 +155,50 @@ class Answer:
         """Whether it answers this question, and goes on where the last piece ended."""
         drafted = self.proposal
         if chunk.round_id != self.round_id:
-            self._refuse(DraftFault.ROUND, f"an answer to round {chunk.round_id}")
+            self.refuse(DraftFault.ROUND, f"an answer to round {chunk.round_id}")
         begins = drafted.start_position
         # A draft model with fewer ids than the target has another one stand for what it lacks.
         stands_in = chunk.next_token_id < self._next_token_id >= self._open.drafter_vocab_size
         if chunk.keep_length != begins - 1 or not (
             chunk.next_token_id == self._next_token_id or stands_in
         ):
-            self._refuse(
+            self.refuse(
                 DraftFault.POSITION,
                 f"tokens that follow {chunk.keep_length} and then {chunk.next_token_id}, not "
                 f"{begins - 1} and then {self._next_token_id}",
             )
         expected = begins + len(drafted.token_ids)
         if chunk.start_position != expected:
-            self._refuse(
+            self.refuse(
                 DraftFault.POSITION, f"position {chunk.start_position}, {expected} comes next"
             )
         if not chunk.token_ids and not chunk.last:
-            self._refuse(DraftFault.CHUNKS, "a piece with no token that is not the last")
+            self.refuse(DraftFault.CHUNKS, "a piece with no token that is not the last")
 
     def _check_tokens(self, chunk: DraftChunk) -> None:
         """Number, ids and origins."""
         if len(chunk.token_ids) > self._left:
-            self._refuse(DraftFault.TOKENS, f"{len(chunk.token_ids)} tokens, {self._left} are left")
+            self.refuse(DraftFault.TOKENS, f"{len(chunk.token_ids)} tokens, {self._left} are left")
         size = self._open.drafter_vocab_size or LIMITS.vocab_size
         if max(chunk.token_ids, default=0) >= size:
-            self._refuse(DraftFault.VOCABULARY, f"id {max(chunk.token_ids)}, there are {size}")
+            self.refuse(DraftFault.VOCABULARY, f"id {max(chunk.token_ids)}, there are {size}")
         if not LIMITS.origins.issuperset(chunk.origins):
             names = ", ".join(sorted({Origin(o).name for o in chunk.origins}))
-            self._refuse(DraftFault.ORIGINS, f"origins {names}")
+            self.refuse(DraftFault.ORIGINS, f"origins {names}")
 
     def _check_confidences(self, chunk: DraftChunk) -> None:
         """What it holds of its tokens, and of those that are appended."""
         drafted = self.proposal
         for confidence in chunk.confidences:
             if not 0.0 <= confidence <= LIMITS.confidence:  # NaN too
-                self._refuse(DraftFault.CONFIDENCES, f"confidence {confidence:g}")
+                self.refuse(DraftFault.CONFIDENCES, f"confidence {confidence:g}")
         known = len(drafted.confidences) + len(chunk.confidences)
         if known not in (0, len(drafted.token_ids) + len(chunk.token_ids)):
-            self._refuse(DraftFault.CONFIDENCES, f"confidences of {known} tokens, not of all")
+            self.refuse(DraftFault.CONFIDENCES, f"confidences of {known} tokens, not of all")
         scored = len(self._request.append_token_ids) if self._request.score else 0
         count = len(chunk.agreements)
         if count > (0 if drafted.token_ids else scored):
-            self._refuse(DraftFault.AGREEMENTS, f"scores of {count} tokens, of {scored} in all")
+            self.refuse(DraftFault.AGREEMENTS, f"scores of {count} tokens, of {scored} in all")
 
     def _check_timings(self, chunk: DraftChunk, elapsed_ns: int) -> None:
         """Times within what passed here, in the last piece."""
@@ -207,7 +207,7 @@ class Answer:
         if times != _NO_TIMINGS and (
             times.service_ns > most or max(times.queue_ns, times.model_ns) > times.service_ns
         ):
-            self._refuse(
+            self.refuse(
                 DraftFault.TIMINGS,
                 f"{times.queue_ns} ns in its queue and {times.model_ns} ns in its model of "
                 f"{times.service_ns} ns, within {elapsed_ns} ns",
@@ -216,14 +216,14 @@ class Answer:
     def _check_distributions(self, chunk: DraftChunk) -> None:
         wanted = len(chunk.token_ids) if self._open.distribution else 0
         if len(chunk.distributions) != wanted:
-            self._refuse(
+            self.refuse(
                 DraftFault.DISTRIBUTIONS,
                 f"{len(chunk.distributions)} distributions, {wanted} were asked for: run the same "
                 "release of both",
             )
         for token_id, distribution in zip(chunk.token_ids, chunk.distributions, strict=False):
             if objection := self._objection(distribution, token_id):
-                self._refuse(DraftFault.DISTRIBUTIONS, objection)
+                self.refuse(DraftFault.DISTRIBUTIONS, objection)
 
     def _objection(self, distribution: TokenDistribution, token_id: int) -> str:
         """What is wrong with a distribution that `token_id` came of; empty if nothing is."""
@@ -250,7 +250,18 @@ class Answer:
                 return f"probability 0 for {token_id}, which was drawn from it"
         return ""
 
-    def _refuse(self, fault: DraftFault, came: str) -> NoReturn:
+    def check_end(self, status: str, details: str, is_first: bool) -> None:
+        """Refuse an end of the stream that no drafter's has; `is_first`: it never answered before.
+
+        `OK` is for a drafter that ends it of its own accord. Raises `DrafterFaultError`.
+        """
+        if status == "RESOURCE_EXHAUSTED" and "larger than max" in details:  # says gRPC here
+            self.refuse(DraftFault.SIZE, f"a message beyond all bounds ({details})")
+        if status not in LAWFUL_ENDS and not (status == "FAILED_PRECONDITION" and is_first):
+            self.refuse(DraftFault.STATUS, f"the end of the stream, {status} ({details})")
+
+    def refuse(self, fault: DraftFault, came: str) -> NoReturn:
+        """Say what came, and what was asked. Raises `DrafterFaultError`."""
         request, spec = self._request, self._open.distribution
         also = "".join((
             f", scores of {len(request.append_token_ids)}" if request.score else "",
@@ -261,20 +272,6 @@ class Answer:
             f"sent {came}; asked for at most {request.max_tokens} tokens at position "
             f"{self.proposal.start_position} in round {request.round_id}{also}",
         )
-
-
-def check_end(status: str, details: str, is_first: bool) -> None:
-    """Refuse a status that no drafter ends a stream with; `is_first` is for the first question.
-
-    `OK` is for a stream that the drafter ended of its own accord. Raises `DrafterFaultError`.
-    """
-    if status == "RESOURCE_EXHAUSTED" and "larger than max" in details:  # says gRPC here
-        raise DrafterFaultError(DraftFault.SIZE, f"sent a message beyond all bounds: {details}")
-    if status in LAWFUL_ENDS or (status == "FAILED_PRECONDITION" and is_first):
-        return
-    raise DrafterFaultError(
-        DraftFault.STATUS, f"ended the stream with {status} {details}; asked for a proposal"
-    )
 
 
 def check_description(info: DraftServiceInfo) -> None:
