@@ -116,7 +116,8 @@ class LyingDrafter:
         return await self._honest.AddTokenizer(requests)
 
     async def _draft(self, requests: Any, context: Any) -> None:
-        call, before = self._honest.Draft(), []
+        call = self._honest.Draft()
+        before: list[draft_pb2.DraftResponse] = []
         self.num_opened += 1
         try:
             for number in itertools.count():
@@ -266,7 +267,7 @@ def _log_probs(*values: float) -> Callable[[Any], None]:
     return change
 
 
-def _each(change: Callable[[Any], None]) -> Callable[[Any], None]:
+def _each(change: Callable[[Any], Any]) -> Callable[[Any], None]:
     """A change to every distribution."""
 
     def change_all(message: Any) -> None:

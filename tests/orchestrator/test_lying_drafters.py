@@ -105,7 +105,7 @@ async def test_a_lie_costs_nobody_but_the_liar(probed, fault_free, lie):
 async def test_a_drafter_that_lies_is_not_registered(probed):
     async with LyingDrafter(f"127.0.0.1:{probed.draft_server.port}") as drafter:
         drafter.lie = LIES[0].tell
-        with pytest.raises(FlyspecError, match="cannot draft for this target.* asked for"):
+        with pytest.raises(FlyspecError, match=r"cannot draft for this target.* asked for"):
             await probed.admin.register_drafter("liar", drafter.address, "model")
 
 
