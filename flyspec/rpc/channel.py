@@ -13,7 +13,6 @@ from flyspec.security import ChannelSecurity
 RETIRED_S = 1e8
 """A channel whose certificates are old ends with its last call, however long that takes."""
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -30,13 +29,18 @@ def connect(
     credentials: grpc.ChannelCredentials | None = None,
     interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     server_name: str = "",
+    max_receive_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
     """Open a channel to `host:port`; it connects on first use and reconnects by itself.
 
     In the clear without `credentials`. `interceptors` see every call, the first one first.
     `server_name` is the name that the server's certificate must have; empty: the address's host.
+    A call ends with RESOURCE_EXHAUSTED at a message of more than `max_receive_bytes`.
     """
-    options: list[tuple[str, int | str]] = [*CHANNEL_OPTIONS]
+    options: list[tuple[str, int | str]] = [
+        *CHANNEL_OPTIONS,
+        ("grpc.max_receive_message_length", max_receive_bytes),
+    ]
     if credentials is None:
         return grpc.aio.insecure_channel(address, options, interceptors=[*interceptors])
     if server_name:
@@ -49,7 +53,7 @@ class Link:
 
     When the certificates' files change, new calls get a new channel; those under way go on over the
     old one. `server_name` is the name that the server's certificate must have; empty: that of
-    `security`, or else the address's host.
+    `security`, or else the address's host. `max_receive_bytes` as of `connect`.
     """
 
     def __init__(
@@ -58,8 +62,10 @@ class Link:
         security: ChannelSecurity | None = None,
         server_name: str = "",
         interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+        max_receive_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.address = address
+        self._max_receive_bytes = max_receive_bytes
         self._security = security
         self._server_name = (security.target_name if security else "") or server_name
         self._interceptors = interceptors
@@ -80,7 +86,11 @@ class Link:
             self._retire()
             self._credentials = credentials
             self._channel = connect(
-                self.address, credentials, self._interceptors, self._server_name
+                self.address,
+                credentials,
+                self._interceptors,
+                self._server_name,
+                self._max_receive_bytes,
             )
         return self._channel
 

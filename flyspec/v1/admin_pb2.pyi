@@ -111,6 +111,8 @@ class UpstreamStatus(_message.Message):
     PROCESS_FIELD_NUMBER: _builtins.int
     BREAKER_FIELD_NUMBER: _builtins.int
     ACTIVE_GENERATIONS_FIELD_NUMBER: _builtins.int
+    FAULTS_TOTAL_FIELD_NUMBER: _builtins.int
+    LAST_FAULT_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Address, host:port."""
     ready: _builtins.bool
@@ -121,6 +123,12 @@ class UpstreamStatus(_message.Message):
     """What its circuit breaker says of it."""
     active_generations: _builtins.int
     """Generations of this orchestrator that use it."""
+    faults_total: _builtins.int
+    """Messages of a drafter that were wrong. After a few it is out for a while, and
+    longer each time.
+    """
+    last_fault: _builtins.str
+    """The last of them: what came, and what was asked."""
     @_builtins.property
     def sessions(self) -> _common_pb2.SessionStatus:
         """Its sessions."""
@@ -144,10 +152,12 @@ class UpstreamStatus(_message.Message):
         process: _common_pb2.ProcessInfo | None = ...,
         breaker: Global___BreakerState.ValueType = ...,
         active_generations: _builtins.int = ...,
+        faults_total: _builtins.int = ...,
+        last_fault: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "active_generations", b"active_generations", "address", b"address", "breaker", b"breaker", "error", b"error", "model", b"model", "process", b"process", "ready", b"ready", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "active_generations", b"active_generations", "address", b"address", "breaker", b"breaker", "error", b"error", "faults_total", b"faults_total", "last_fault", b"last_fault", "model", b"model", "process", b"process", "ready", b"ready", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015

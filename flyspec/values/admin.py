@@ -140,7 +140,11 @@ class TokenizerFacts:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
-    """A service behind the orchestrator; `error` says what is wrong when it is not ready."""
+    """A service behind the orchestrator; `error` says what is wrong when it is not ready.
+
+    `faults_total` counts what a drafter sent that was wrong, `last_fault` says what was asked and
+    what came.
+    """
 
     address: str = ""
     ready: bool = False
@@ -150,6 +154,8 @@ class UpstreamStatus:
     process: ProcessInfo = field(default_factory=ProcessInfo)
     breaker: BreakerState = BreakerState.CLOSED
     active_generations: int = 0
+    faults_total: int = 0
+    last_fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class DraftOpen:
     """Opens a draft session with the sequence so far, `prompt_length` of it the prompt (0: all).
 
     `tokenizer_fingerprint` is that of the ids' tokenizer; empty: the drafter's own.
+    `drafter_vocab_size` does not travel: how many ids the drafter has, for who checks its answers;
+    0 where nobody knows.
     """
 
     token_ids: Sequence[int]
@@ -94,6 +96,7 @@ class DraftOpen:
     prompt_length: int = 0
     distribution: DistributionSpec | None = None
     tokenizer_fingerprint: str = ""
+    drafter_vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ PREFIXES = {rounds.Budget: "remaining_"}
 LOCAL = {
     GenerateOptions: ("timeout_s", "request_id", "traceparent"),
     admin.TokenizerBundle: ("tokenizer_json",),
+    rounds.DraftOpen: ("drafter_vocab_size",),
     DraftChunk: ("drafter", "arrived_ns", "ahead"),
     Verdict: ("start_length",),
 }

@@ -13,6 +13,12 @@ from flyspec.values.admin import BreakerState
 
 SETTLED_S = 20.0
 """A service that did not fail for so long is as good as one that never did."""
+MAX_FAULTS = 3
+"""So many times what a service sends may be wrong; then it is out."""
+OUT_FIRST_S, OUT_LONGEST_S = 30.0, 1800.0
+"""Its rest when it is out: twice as long each time."""
+FORGIVEN_S = 600.0
+"""Without a fault for so long after its rest, it has done none."""
 
 
 class Breaker:
@@ -25,6 +31,9 @@ class Breaker:
     The rest starts anew after `SETTLED_S` without a failure, not with the first success: a drafter
     may be fast enough for the one on trial and too slow for all who follow, and every return of
     theirs costs each a deadline.
+
+    What a service sends may be wrong, too (`faulted`). It may work in between and so come back at
+    once, but after `MAX_FAULTS` it is out: it rests for long, and longer each time.
     """
 
     def __init__(
@@ -37,12 +46,14 @@ class Breaker:
     ) -> None:
         self._first_s, self._longest_s = first_s, longest_s
         self._trials, self._trial_s, self._jitter = trials, trial_s, jitter
-        self._failures = 0
-        self._failed_at = 0.0
+        self._failures = self._faults = 0
+        self._failed_at = self._forgiven_at = 0.0
         self._trial_until = 0.0
         self.state = BreakerState.CLOSED
         self.retry_at = 0.0
         """When an open one is worth asking again."""
+        self.is_out = False
+        """Whether it rests because too much of what it sent was wrong."""
 
     def allows(self, now: float) -> bool:
         """Whether something may be sent."""
@@ -60,13 +71,16 @@ class Breaker:
         self._trial_until = 0.0
 
     def succeeded(self) -> None:
-        """The service did its work."""
+        """The service did its work; of one that is out, whatever it still does is not heard."""
+        if self.is_out:
+            return
         self.state = BreakerState.CLOSED
         self._trial_until = 0.0
 
     def answered(self, now: float) -> None:
         """The service said that it is there; not heard before its rest is over."""
         if self.state is BreakerState.OPEN and now >= self.retry_at:
+            self.is_out = False
             if self._trials:
                 self.state = BreakerState.HALF_OPEN
                 self._trial_until = 0.0
@@ -81,6 +95,23 @@ class Breaker:
             self._failures = 0
         self._failed_at = now
         rest = min(self._longest_s, self._first_s * 2.0**self._failures)
-        self.retry_at = now + rest * (1.0 - 0.5 * self._jitter())
+        self._rest(now, rest)
         self._failures = min(self._failures + 1, 32)
+
+    def faulted(self, now: float) -> None:
+        """What the service sent was wrong; faults of many sessions at once count as one."""
+        if self.state is BreakerState.OPEN and now < self.retry_at:
+            return
+        if now > self._forgiven_at:
+            self._faults = 0
+        self._faults = min(self._faults + 1, 32)
+        if self._faults < MAX_FAULTS:
+            self.failed(now)
+        else:
+            self.is_out = True
+            self._rest(now, min(OUT_LONGEST_S, OUT_FIRST_S * 2.0 ** (self._faults - MAX_FAULTS)))
+        self._forgiven_at = self.retry_at + FORGIVEN_S
+
+    def _rest(self, now: float, seconds: float) -> None:
+        self.retry_at = now + seconds * (1.0 - 0.5 * self._jitter())
         self.state = BreakerState.OPEN

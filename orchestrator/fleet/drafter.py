@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
 from orchestrator.fleet.replicas import Pool, Replica
+from orchestrator.upstreams.proposal_checks import DraftFault
 from orchestrator.upstreams.protocol import DraftUpstream
 
 
@@ -14,7 +16,7 @@ from orchestrator.upstreams.protocol import DraftUpstream
 class RegisteredDrafter:
     """A drafter. Without a pool it is prompt lookup inside the orchestrator.
 
-    `users` are the generations that draft with it now.
+    `users` are the generations that draft with it now, `faults` what it sent them that was wrong.
     """
 
     name: str
@@ -24,6 +26,7 @@ class RegisteredDrafter:
     share: float = 0.0
     stats: DrafterStats = field(default_factory=DrafterStats)
     users: set[object] = field(default_factory=set)
+    faults: Counter[DraftFault] = field(default_factory=Counter)
     _owed: float = 0.0
 
     @property

@@ -19,6 +19,7 @@ from flyspec.errors import FlyspecError
 from flyspec.values.admin import BreakerState
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
+from orchestrator.upstreams.proposal_checks import DrafterFaultError
 from orchestrator.upstreams.protocol import SilentError, Upstream, UpstreamSession
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ MISSES = 2
 RECONNECT_MISSES = 4
 """Further ones after which its connection is made anew once more: it may be that which is lost."""
 
+
+MAX_FAULT_CHARACTERS = 400
 
 S = TypeVar("S", bound=Upstream[Any, Any, Any])
 
@@ -48,6 +51,9 @@ class Replica(Generic[S]):
         """Tokens that its sessions may still have to read and write."""
         self.sessions: dict[UpstreamSession, int] = {}
         self.misses = 0
+        self.faults_total = 0
+        self.last_fault = ""
+        """What it sent last that was wrong."""
         self.disturbed = asyncio.Event()
         self.asking = asyncio.Lock()
         self._trial: UpstreamSession | None = None
@@ -70,7 +76,14 @@ class Replica(Generic[S]):
     @property
     def reason(self) -> str:
         """Why it cannot be used now; empty if it can."""
-        return self.problem or ("" if self.usable else f"{self.address} failed a moment ago")
+        if self.problem or self.usable:
+            return self.problem
+        if self.breaker.is_out:
+            rest_s = max(0.0, self.breaker.retry_at - time.monotonic())
+            return (
+                f"out for {rest_s:.0f} s more after {self.faults_total} faults; {self.last_fault}"
+            )
+        return f"{self.address} failed a moment ago"
 
     def join(self, session: UpstreamSession, weight: int) -> None:
         """A session begins on it; `weight` as `outstanding`."""
@@ -91,6 +104,17 @@ class Replica(Generic[S]):
         """It failed one of its sessions: look after it at once."""
         self.breaker.failed(time.monotonic())
         self.disturbed.set()
+
+    def faulted(self, fault: str) -> None:
+        """What it sent was wrong; after a few such faults nobody works with it for a while."""
+        was_out = self.breaker.is_out
+        self.faults_total += 1
+        self.last_fault = fault[:MAX_FAULT_CHARACTERS]
+        self.breaker.faulted(time.monotonic())
+        self.disturbed.set()
+        if self.breaker.is_out and not was_out:
+            log.error("%s is %s", self.address, self.reason)
+            self.cut()
 
     def cut(self) -> None:
         """End all sessions on it."""
@@ -272,7 +296,10 @@ class Pool(Generic[S]):
                     await replica.service.reconnect()
         except FlyspecError as error:
             replica.misses = 0  # it is not silent
-            replica.breaker.failed(time.monotonic())
+            if isinstance(error, DrafterFaultError):
+                replica.faulted(str(error))
+            else:
+                replica.breaker.failed(time.monotonic())
             self._note(replica, str(error), logging.WARNING)
         else:
             replica.misses = 0

@@ -134,6 +134,8 @@ def _replica_status(replica: Replica[Any]) -> UpstreamStatus:
         error=replica.reason,
         breaker=replica.breaker.state,
         active_generations=len(replica.sessions),
+        faults_total=replica.faults_total,
+        last_fault=replica.last_fault,
     )
     if (info := replica.info) is None:
         return status

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,11 +25,13 @@ from flyspec.values.generation import DrafterShare, RecoveryKind, SpeculationMet
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
+from orchestrator.fleet.handshake import drafter_vocab_size
 from orchestrator.fleet.replicas import Replica
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.proposals import LocalLookup, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
+from orchestrator.upstreams.proposal_checks import DrafterFaultError
 from orchestrator.upstreams.protocol import (
     UNKNOWN,
     Correlation,
@@ -42,6 +45,8 @@ log = logging.getLogger(__name__)
 FALLBACK = "prompt lookup here"
 REOPENED = 2
 """Times that one round opens a lost stream to the same replica again."""
+MAX_LOST = 8
+"""Streams to one replica that a generation may lose; each one more is the replica's failure."""
 MAX_TRIES = 6
 """Times that one round asks, at most: two replicas, each on streams opened again."""
 READ_TOKENS_PER_S = 1000
@@ -76,12 +81,13 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             distribution=plan.distribution,
             tokenizer_fingerprint=target.tokenizer_fingerprint,
         )
-        self._vocab_size = target.vocab_size
+        self._target, self._vocab_size = target, target.vocab_size
         self._lookup = LocalLookup(plan.distribution is not None)
         self._drafter = assigned
         self._unfit: set[RegisteredDrafter] = set()  # said that they cannot draft for this sequence
         self._failed: list[Replica[DraftUpstream]] = []  # in this round, for good
         self._lost: list[Replica[DraftUpstream]] = []  # in this round
+        self._num_lost: Counter[Replica[DraftUpstream]] = Counter()  # in all rounds
         self._swapped = ""  # why the operator gave the generation to another drafter
         self._last = ""  # whose proposal came last
         self._began_ns = 0  # when this round's proposal was asked for
@@ -163,7 +169,10 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             if replica is None or replica in self._failed:
                 continue
             self._drafter = drafter
-            self._join(replica, replace(self._template, drafter=drafter.kind))
+            ids = drafter_vocab_size(drafter.model, self._target)
+            self._join(
+                replica, replace(self._template, drafter=drafter.kind, drafter_vocab_size=ids)
+            )
             drafter.users.add(self)
             return True
         return False
@@ -171,7 +180,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     async def _ask(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """A proposal of the session. Raises `FlyspecError`, `UnavailableError` for nonsense."""
+        """A proposal of the session. Raises `FlyspecError`."""
         session, replica, drafter = self._session, self._replica, self._drafter
         assert session is not None
         assert replica is not None
@@ -179,12 +188,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         wanted = request.max_tokens if limit is None else min(request.max_tokens, limit)
         request = replace(request, max_tokens=wanted)
         proposal = await session.propose(token_ids, request, timeout_s)
-        if len(proposal.token_ids) > wanted:
-            raise UnavailableError(f"{len(proposal.token_ids)} drafts, {wanted} were asked for")
-        model = drafter.model
-        bound = max(self._vocab_size, model.vocab_size if model else 0)
-        if max(proposal.token_ids, default=0) >= bound:
-            raise UnavailableError(f"drafted id {max(proposal.token_ids)}, there are {bound}")
         replica.breaker.succeeded()
         self._recovered(drafter, replica)
         return proposal
@@ -220,15 +223,22 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._close_session()
         self._trouble = self._trouble or (began_ns, error)
         drafter.stats.failures_total += isinstance(error, UnavailableError)
+        if isinstance(error, DrafterFaultError):  # no other stream would be more honest
+            drafter.faults[error.fault] += 1
+            self._failed.append(replica)
+            replica.faulted(str(error))
+            return
         lost = isinstance(error, PrefixMismatchError | UnavailableError)
         final = isinstance(error, SilentError) or replica.breaker.state is not BreakerState.CLOSED
+        self._num_lost[replica] += lost
+        final = final or self._num_lost[replica] > MAX_LOST
         if lost and not final and self._lost.count(replica) < REOPENED:
             self._lost.append(replica)  # the stream, perhaps not the service
             return
         self._failed.append(replica)
-        if isinstance(error, UnavailableError):
+        if lost:
             replica.failed()
-        elif not lost and not isinstance(error, ResourceExhaustedError):
+        elif not isinstance(error, ResourceExhaustedError):
             self._unfit.add(drafter)
 
     def _fall_back(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from flyspec.lookup import PromptLookup
 from flyspec.values.rounds import DraftChunk
 from flyspec.values.tokens import Origin, TokenDistribution
+from orchestrator.upstreams.half_floats import all_impossible
 
 NEVER = b"\xff\xfb"
 """The least half float, -65504: a probability of 0 whose divergence is yet finite."""
@@ -57,7 +58,8 @@ def fit(distribution: TokenDistribution, vocab_size: int) -> TokenDistribution:
     """A drafter's distribution over a vocabulary of `vocab_size` tokens.
 
     Tokens beyond it are left out: a draft that is none of them was drawn from the others in
-    proportion. Tokens that the drafter does not have get `NEVER`. The same object if it fits.
+    proportion. Tokens that the drafter does not have get `NEVER`. The same object if it fits; one
+    that leaves none of the target's tokens possible becomes a point mass.
     """
     log_probs, token_ids = distribution
     if token_ids:
@@ -69,4 +71,6 @@ def fit(distribution: TokenDistribution, vocab_size: int) -> TokenDistribution:
     size = len(NEVER) * vocab_size
     if not log_probs or len(log_probs) == size:
         return distribution
+    if len(log_probs) > size and all_impossible(log_probs[:size]):
+        return TokenDistribution()
     return TokenDistribution(log_probs[:size] + NEVER * ((size - len(log_probs)) // len(NEVER)))

@@ -17,6 +17,7 @@ from orchestrator.admission.admission import REFUSALS, Admission
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.replicas import Pool
+from orchestrator.upstreams.proposal_checks import DraftFault
 
 _DRAFTER_COUNTERS = (
     ("generations", "Generations that were given to a drafter.", "generations_total", 1.0),
@@ -69,6 +70,15 @@ def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
         for drafter in drafters:
             total.add_metric([drafter.name], getattr(drafter.stats, attribute) * factor)
         yield total
+    faults = CounterMetricFamily(
+        "flyspec_drafter_faults",
+        "What a drafter sent that was wrong, by what was wrong with it.",
+        labels=["drafter", "fault"],
+    )
+    for drafter in drafters:
+        for fault in DraftFault if drafter.pool else ():
+            faults.add_metric([drafter.name, fault], drafter.faults[fault])
+    yield faults
     family = partial(_gauge, "drafter", labels=("drafter",))
     usable = family("usable", "1 if a generation can draft with it now.")
     share = family(

@@ -18,7 +18,8 @@ from flyspec.errors import FlyspecError, IdleTimeoutError, PrefixMismatchError, 
 from flyspec.values.admin import DraftServiceInfo, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftOpen, VerifyOpen
-from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError
+from orchestrator.upstreams.proposal_checks import DrafterFaultError
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError, UnreadableError
 
 DESCRIBE_TIMEOUT_S = 5.0
 
@@ -59,7 +60,8 @@ class GrpcUpstream(Generic[Info]):
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> Info:
         """What it says of itself. Raises `UnavailableError` when it does not answer."""
         async with self.attempt(timeout_s):
-            return wire.decode(self._info, await self.stub.Describe(self._describe()))
+            said = await self.stub.Describe(self._describe())
+            return wire.decode(self._info, _readable(said))
 
     async def reconnect(self) -> None:
         """Give the connection up; gRPC itself would find out by keepalive, half a minute later."""
@@ -148,9 +150,11 @@ class Attempt:
             return UnavailableError(f"{service}: the stream ended: {error}")
         said = error
         if isinstance(error, grpc.aio.AioRpcError):
-            said = _error_of(error.code(), error.details() or "")
+            said = error_of_end(error.code(), error.details() or "")
         if isinstance(said, IdleTimeoutError):  # the session is gone, the service well
             return PrefixMismatchError(f"{service}: {said}")
+        if isinstance(said, DrafterFaultError):
+            return DrafterFaultError(said.fault, f"{service} {said}")
         if isinstance(said, UnavailableError):
             return UnavailableError(f"{service}: {said}")
         return said
@@ -179,15 +183,22 @@ async def read(call: Any) -> Any:
         raise
     if message is grpc.aio.EOF:
         raise await _stream_error(call)
+    return _readable(message)
+
+
+def _readable(message: Any) -> Any:
+    """The message; grpc.aio gives None for bytes that are none."""
+    if message is None:
+        raise UnreadableError("bytes that are no message")
     return message
 
 
 async def _stream_error(call: Any) -> FlyspecError:
     """Why a stream ended."""
-    return _error_of(await call.code(), await call.details() or "")
+    return error_of_end(await call.code(), await call.details() or "")
 
 
-def _error_of(code: grpc.StatusCode, details: str) -> FlyspecError:
+def error_of_end(code: grpc.StatusCode, details: str) -> FlyspecError:
     """What the end of a call stands for; what no flyspec server says, the connection's end does."""
     lost = code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
     if code is grpc.StatusCode.INTERNAL and not details.startswith(rpc.BUG):

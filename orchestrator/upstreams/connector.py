@@ -5,6 +5,7 @@ from __future__ import annotations
 from flyspec import rpc
 from flyspec.config import OrchestratorSettings
 from orchestrator.upstreams.draft import GrpcDraftUpstream
+from orchestrator.upstreams.proposal_checks import LIMITS
 from orchestrator.upstreams.verify import GrpcVerifyUpstream
 
 
@@ -18,7 +19,8 @@ class GrpcConnector:
 
     def to_draft(self, address: str, server_name: str) -> GrpcDraftUpstream:
         """A connection to a draft service, opened on first use."""
-        link = rpc.Link(address, self._security, server_name)
+        limit = LIMITS.message_bytes
+        link = rpc.Link(address, self._security, server_name, max_receive_bytes=limit)
         return GrpcDraftUpstream(address, self._settings.draft_timeout_s, link)
 
     def to_verify(self, address: str, server_name: str) -> GrpcVerifyUpstream:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import grpc
+
 from flyspec import wire
-from flyspec.errors import UnavailableError
+from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.prefix import num_same
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
@@ -19,8 +23,20 @@ from flyspec.values.rounds import (
     DraftOpen,
 )
 from flyspec.values.tokens import TokenDistribution
-from orchestrator.upstreams.connection import GrpcSession, GrpcUpstream, read, write
-from orchestrator.upstreams.protocol import UNKNOWN, Correlation
+from orchestrator.upstreams.connection import (
+    DESCRIBE_TIMEOUT_S,
+    GrpcSession,
+    GrpcUpstream,
+    error_of_end,
+    read,
+    write,
+)
+from orchestrator.upstreams.proposal_checks import (
+    Answer,
+    DraftFault,
+    check_description,
+)
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, UnreadableError
 
 
 class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
@@ -30,6 +46,13 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
     _stub = draft_pb2_grpc.DraftServiceStub
     _describe = draft_pb2.DraftServiceDescribeRequest
     _info = DraftServiceInfo
+
+    async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> DraftServiceInfo:
+        """What it says of itself. Raises `UnavailableError` if it says nothing, or nonsense."""
+        info = await super().describe(timeout_s)
+        async with self.attempt(timeout_s):
+            check_description(info)
+        return info
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         """Make the target's tokenizer known to it. Raises `FlyspecError`."""
@@ -48,14 +71,25 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
 class GrpcDraftSession(GrpcSession[DraftOpen]):
     """Proposals. The service holds `_synced` tokens and its last proposal.
 
-    `_ahead` was asked for and its answer not read; it follows `_proposed`, until the sequence is
-    cut back. Of answers to the rounds up to `_outdated`, nothing is wanted any more.
+    `_owed` are the answers that are still to come, in order; of the last one alone is anything
+    wanted. `_ahead` was asked for and its answer not read; it follows `_proposed`, until the
+    sequence is cut back.
     """
 
     _method = "Draft"
     _proposed: Sequence[int] = ()
     _ahead: DraftAdvance | None = None
-    _outdated = -1
+
+    def __init__(
+        self,
+        upstream: Any,
+        open_: DraftOpen,
+        metrics: SpeculationMetrics,
+        correlation: Correlation = UNKNOWN,
+    ) -> None:
+        super().__init__(upstream, open_, metrics, correlation)
+        self._owed: deque[Answer] = deque()
+        self._answered = False
 
     @property
     def held(self) -> int:
@@ -65,8 +99,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     def keep(self, length: int) -> None:
         """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
         if length < self._synced:
-            self._synced, self._proposed = length, ()
-            self._forget_ahead()
+            self._synced, self._proposed, self._ahead = length, (), None
 
     async def propose(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
@@ -84,13 +117,13 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         if not 0 < length - self._synced <= len(self._proposed):
             return  # another session made that proposal
         async with self._upstream.attempt(self._upstream.timeout_s):
-            self._proposed = self._proposed[: length - self._synced]
+            self._proposed = behind = self._proposed[: length - self._synced]
             self._ahead = request = replace(
                 request,
                 keep_length=length,
                 traceparent=self._correlation.waits_for("draft", request.round_id),
             )
-            await self._send(request)
+            await self._send(request, behind[-1])
 
     async def _take_ahead(
         self, ahead: DraftAdvance, tokens: Sequence[int], wanted: int
@@ -99,9 +132,9 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         behind = tokens[self._synced :]
         length = len(self._proposed)
         if len(behind) != length + 1 or num_same(self._proposed, behind) < length:
-            self._forget_ahead()
+            self._ahead = None
             return None
-        proposal = await self._read(ahead, len(tokens) - 1)
+        proposal = await self._read()
         self._ahead = None
         drafted = proposal.token_ids
         self._proposed = [*self._proposed, *drafted]
@@ -110,10 +143,6 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             return None
         self._synced, self._proposed = len(tokens), drafted[1:]
         return replace(proposal.cut(1, 1 + wanted), ahead=True)
-
-    def _forget_ahead(self) -> None:
-        if self._ahead is not None:
-            self._outdated, self._ahead = self._ahead.round_id, None
 
     async def _propose(self, tokens: Sequence[int], request: DraftAdvance) -> DraftChunk:
         round_id = request.round_id
@@ -131,43 +160,58 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             score=request.score and 0 < len(appended) <= MAX_SCORED,
         )
         self._synced, self._proposed = len(tokens), ()
-        await self._send(request)
-        proposal = await self._read(request, len(tokens))
+        await self._send(request, tokens[-1])
+        proposal = await self._read()
         self._proposed = proposal.token_ids
         return proposal
 
-    async def _send(self, request: DraftAdvance) -> None:
+    async def _send(self, request: DraftAdvance, next_token_id: int) -> None:
+        """Ask what follows a sequence that ends with `next_token_id`."""
         advance = wire.encode(request)
         self._metrics.count_bytes(advance.ByteSize())
-        await write(self._call, advance)
+        self._owed.append(Answer(request, self._open, next_token_id, time.perf_counter_ns()))
+        try:
+            await write(self._call, advance)
+        except (FlyspecError, grpc.aio.AioRpcError) as error:
+            await self._check_end(error)
+            raise
 
-    async def _read(self, request: DraftAdvance, start: int) -> DraftChunk:
-        """The answer to a request, which begins at position `start`."""
-        round_id, proposal = request.round_id, DraftChunk(start_position=start)
+    async def _read(self) -> DraftChunk:
+        """The answer to the last question. Raises `DrafterFaultError`."""
         while True:
-            message = await read(self._call)
-            chunk = wire.decode(DraftChunk, message)
-            self._count(message, chunk.distributions)
-            if chunk.round_id <= self._outdated:
-                continue
-            expected = start + len(proposal.token_ids)
-            if chunk.round_id != round_id or chunk.start_position != expected:
-                raise UnavailableError(
-                    f"answered round {chunk.round_id} at position {chunk.start_position} "
-                    f"instead of round {round_id} at {expected}"
-                )
-            proposal = proposal.joined(chunk)
-            if chunk.last:
-                break
-        if self._open.distribution and len(proposal.distributions) != len(proposal.token_ids):
-            raise UnavailableError(
-                f"sent {len(proposal.distributions)} distributions of "
-                f"{len(proposal.token_ids)} drafts: run the same release of both"
-            )
-        scored = len(request.append_token_ids) if request.score else 0
-        if len(proposal.agreements) > scored:
-            raise UnavailableError(f"scored {len(proposal.agreements)} of {scored} tokens")
-        return proposal
+            answer = self._owed[0]
+            while not answer.complete:
+                try:
+                    message = await self._next()
+                    answer.check_size(message.ByteSize())
+                    chunk = wire.decode(DraftChunk, message)
+                except (UnreadableError, InvalidArgumentError) as error:
+                    answer.refuse(DraftFault.UNREADABLE, str(error))
+                self._count(message, chunk.distributions)
+                answer.add(chunk, time.perf_counter_ns())
+            self._owed.popleft()
+            self._answered = True
+            if not self._owed:
+                return answer.proposal
+
+    async def _next(self) -> Any:
+        """The next message."""
+        try:
+            return await read(self._call)
+        except UnreadableError:
+            raise
+        except (FlyspecError, grpc.aio.AioRpcError) as error:
+            await self._check_end(error)
+            raise
+
+    async def _check_end(self, error: Exception) -> None:
+        """Whether a stream may have ended like that. Raises `DrafterFaultError`."""
+        code = await self._call.code()
+        if isinstance(error, grpc.aio.AioRpcError):
+            error = error_of_end(code, error.details() or "")
+        assert isinstance(error, FlyspecError)
+        status = code.name if code is grpc.StatusCode.OK else error.status
+        self._owed[0].check_end(status, str(error), not self._answered)
 
     def _count(self, message: Any, distributions: Sequence[TokenDistribution]) -> None:
         """Count a chunk's bytes; takes the distributions out of the message, which is read."""

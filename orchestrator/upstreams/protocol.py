@@ -29,6 +29,10 @@ class SilentError(UnavailableError):
     """A service took the message and said nothing in time: it hangs, or is overwhelmed."""
 
 
+class UnreadableError(UnavailableError):
+    """A service sent bytes that are no message."""
+
+
 Info = TypeVar("Info", covariant=True)
 Open = TypeVar("Open", contravariant=True)
 Session = TypeVar("Session", covariant=True)

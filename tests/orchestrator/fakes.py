@@ -38,10 +38,13 @@ from orchestrator.generation.rounds import Rounds
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams.connection import Attempt
 from orchestrator.upstreams.draft import GrpcDraftSession
+from orchestrator.upstreams.half_floats import IMPOSSIBLE
 from orchestrator.upstreams.protocol import UNKNOWN
 from orchestrator.upstreams.verify import GrpcVerifySession
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge
+
+CERTAIN = b"\0\0"
 
 
 @dataclass
@@ -181,9 +184,17 @@ class _DraftCall(_Call):
             drafted,
             [Origin.EXACT_MODEL] * len(drafted),
             start == last,
-            distributions=[TokenDistribution(b"ab", (t,)) for t in drafted] if self.spec else [],
+            distributions=[self._distribution(t) for t in drafted] if self.spec else [],
             confidences=[world.confidence(tokens[:i]) for i in range(start, end) if tells],
         )
+
+    def _distribution(self, token):
+        """Certain of its token, as a list or over the whole vocabulary."""
+        if self.spec.top_k:
+            return TokenDistribution(CERTAIN, (token,))
+        row = [IMPOSSIBLE] * TARGET.vocab_size
+        row[token] = CERTAIN
+        return TokenDistribution(b"".join(row))
 
 
 class FakeVerify(_Service):

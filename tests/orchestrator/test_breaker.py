@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flyspec.values.admin import BreakerState
-from orchestrator.fleet.breaker import SETTLED_S, Breaker
+from orchestrator.fleet.breaker import (
+    FORGIVEN_S,
+    MAX_FAULTS,
+    OUT_FIRST_S,
+    OUT_LONGEST_S,
+    SETTLED_S,
+    Breaker,
+)
 
 STEPS = st.lists(
     st.tuples(
@@ -69,3 +77,46 @@ def test_a_trial_that_nothing_is_heard_of_does_not_block_for_ever():
     breaker.begin(10.0)
     assert not breaker.allows(12.9)
     assert breaker.allows(13.0)
+
+
+def fault_until_out(breaker, now):
+    """Fault after fault, each once it was tried again and worked; when the last one was."""
+    for _ in range(MAX_FAULTS):
+        assert not breaker.is_out
+        breaker.faulted(now)
+        last, now = now, breaker.retry_at + 1.0
+        if not breaker.is_out:
+            breaker.answered(now)
+            breaker.succeeded()
+    assert breaker.is_out
+    return last
+
+
+def test_after_a_few_faults_it_rests_for_long_whatever_works_in_between():
+    breaker = Breaker(jitter=lambda: 0.0)
+    now = fault_until_out(breaker, 1000.0)
+    assert breaker.retry_at == now + OUT_FIRST_S
+    breaker.succeeded()
+    breaker.answered(now + OUT_FIRST_S - 1)
+    assert breaker.state is BreakerState.OPEN
+    breaker.faulted(now + 1)  # of another session: the same incident
+    assert breaker.retry_at == now + OUT_FIRST_S
+    rests = []
+    for _ in range(10):
+        now = breaker.retry_at
+        breaker.answered(now)
+        assert breaker.state is BreakerState.HALF_OPEN
+        breaker.succeeded()
+        breaker.faulted(now + 1)
+        rests.append(breaker.retry_at - now - 1)
+    assert rests == pytest.approx([min(OUT_LONGEST_S, OUT_FIRST_S * 2**n) for n in range(1, 11)])
+
+
+def test_faults_are_forgiven_long_after_the_rest():
+    breaker = Breaker(jitter=lambda: 0.0)
+    fault_until_out(breaker, 1000.0)
+    now = breaker.retry_at
+    breaker.answered(now)
+    breaker.succeeded()
+    breaker.faulted(now + FORGIVEN_S + 1)
+    assert not breaker.is_out

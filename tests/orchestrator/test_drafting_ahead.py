@@ -94,7 +94,7 @@ async def test_a_drafter_lost_meanwhile_is_opened_again(kind: str) -> None:
 
 
 async def test_distributions_come_along() -> None:
-    fakes = generation(distribution=DistributionSpec())
+    fakes = generation(distribution=DistributionSpec(top_k=1))
     rounds = await run(fakes)
     assert sum(r.proposal.ahead for r in rounds) > 10
     for round_ in rounds:

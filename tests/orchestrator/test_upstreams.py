@@ -22,6 +22,7 @@ from orchestrator.generation.proposals import LocalLookup, fit, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams import connection, verify
+from orchestrator.upstreams.proposal_checks import DrafterFaultError
 from orchestrator.upstreams.verify import GrpcVerifyUpstream
 from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, FakeDraft, Fakes, Offer, plan_of
@@ -133,7 +134,6 @@ async def test_tokens_that_the_drafter_was_never_asked_to_follow_are_not_taken_f
 async def test_a_drafter_that_scores_what_it_was_not_asked_about_is_not_believed():
     world = World(seed=5, eos_share=0.0)
     draft = FakeDraft(world, Offer(1000, scores=True))
-    session = draft.open(DraftOpen((), SamplingParams(), 0), SpeculationMetrics())
     make = draft.stub.Draft
 
     def talkative(metadata=()):
@@ -151,7 +151,8 @@ async def test_a_drafter_that_scores_what_it_was_not_asked_about_is_not_believed
 
     draft.stub.Draft = talkative
     for score in (False, True):
-        with pytest.raises(UnavailableError, match="scored"):
+        session = draft.open(DraftOpen((), SamplingParams(), 0), SpeculationMetrics())
+        with pytest.raises(DrafterFaultError, match="scores of"):
             await session.propose([3, 4, 5], DraftAdvance(1, 0, (), 6, score=score), 5.0)
 
 
@@ -316,6 +317,6 @@ def test_proposals_with_distributions_of_another_size_are_fitted():
     ],
 )
 def test_what_no_server_of_ours_says_is_a_lost_connection(code, details, lost):
-    error = connection._error_of(grpc.StatusCode[code], details)
+    error = connection.error_of_end(grpc.StatusCode[code], details)
     assert isinstance(error, UnavailableError) == lost
     assert details in str(error)

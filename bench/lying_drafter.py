@@ -1,0 +1,424 @@
+"""A draft service that lies: an honest one, and what is made of its answers on their way.
+
+`LIES` are the ways, each with the fault that the orchestrator finds in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import grpc
+
+from flyspec import rpc
+from flyspec.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from orchestrator.upstreams.proposal_checks import DraftFault
+
+SERVICE = "flyspec.v1.DraftService"
+HUGE = 2**64 - 1
+LARGE = 1 << 20
+PAD = b"\x7a"  # the tag of field 15, bytes, which no message has
+
+
+class End(Exception):
+    """A stream ends with that status instead."""
+
+    def __init__(self, code: grpc.StatusCode, details: str = "so it is") -> None:
+        super().__init__(code, details)
+        self.code, self.details = code, details
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, the `number`-th of its session from 1 on, and the honest answer to it.
+
+    `before` is what was sent before in the session, the last message last.
+    """
+
+    advance: draft_pb2.DraftAdvance
+    answer: draft_pb2.DraftResponse
+    number: int
+    before: list[draft_pb2.DraftResponse]
+
+
+Said = draft_pb2.DraftResponse | bytes
+Tell = Callable[[Asked], Iterable[Said]]
+
+
+@dataclass(frozen=True)
+class Lie:
+    """A way to lie, and what is wrong with it; `top_k` of the distributions that it is about."""
+
+    name: str
+    fault: DraftFault
+    tell: Tell
+    top_k: int | None = None
+
+
+class LyingDrafter:
+    """Answers as the drafter at `upstream` does, but with a `lie`, unless that is None.
+
+    `description` changes what it says of itself. `num_asked` counts questions, `num_opened`
+    sessions, `num_bytes` what was sent in answers.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self.lie: Tell | None = None
+        self.description: Callable[[Any], None] | None = None
+        self.num_asked = self.num_opened = self.num_bytes = 0
+        self.address = ""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen on a free port."""
+        self._channel = rpc.connect(self._upstream)
+        self._honest = draft_pb2_grpc.DraftServiceStub(self._channel)
+        self._server = grpc.aio.server()
+        describe = draft_pb2.DraftServiceDescribeRequest
+        handlers = {
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                self._describe, describe.FromString, _serialize
+            ),
+            "AddTokenizer": grpc.stream_unary_rpc_method_handler(
+                self._add_tokenizer, draft_pb2.AddTokenizerRequest.FromString, _serialize
+            ),
+            "Draft": grpc.stream_stream_rpc_method_handler(
+                self._draft, draft_pb2.DraftRequest.FromString, _serialize
+            ),
+        }
+        generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        self._server.add_generic_rpc_handlers((generic,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End everything."""
+        await self._server.stop(0)
+        await self._channel.close()
+
+    async def _describe(self, request: Any, context: Any) -> Any:
+        told = await self._honest.Describe(request)
+        if self.description is not None:
+            self.description(told)
+        return told
+
+    async def _add_tokenizer(self, requests: Any, context: Any) -> Any:
+        return await self._honest.AddTokenizer(requests)
+
+    async def _draft(self, requests: Any, context: Any) -> None:
+        call = self._honest.Draft()
+        before: list[draft_pb2.DraftResponse] = []
+        self.num_opened += 1
+        try:
+            for number in itertools.count():
+                request = await context.read()
+                if request is grpc.aio.EOF:
+                    return
+                await call.write(request)
+                if request.HasField("open"):
+                    continue
+                self.num_asked += 1
+                asked = Asked(request.advance, await _answer(call), number, before)
+                for said in self.lie(asked) if self.lie else (asked.answer,):
+                    self.num_bytes += len(said) if isinstance(said, bytes) else said.ByteSize()
+                    await context.write(said)
+                before.append(asked.answer)
+        except End as end:
+            if end.code is not grpc.StatusCode.OK:
+                await context.abort(end.code, end.details)
+        except grpc.aio.InternalError:
+            return  # nobody listens any more
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), error.details())
+        finally:
+            call.cancel()
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message if isinstance(message, bytes) else message.SerializeToString()
+    return data
+
+
+async def _answer(call: Any) -> draft_pb2.DraftResponse:
+    """The honest answer, in one piece."""
+    whole = draft_pb2.DraftResponse()
+    start = None
+    while not whole.last:
+        piece = await call.read()
+        if piece is grpc.aio.EOF:
+            raise End(grpc.StatusCode.UNAVAILABLE, "the honest one ended")
+        start = piece.start_position if start is None else start
+        whole.MergeFrom(piece)
+    whole.start_position = start or 0
+    return whole
+
+
+# --- ways to lie ------------------------------------------------------------------------------
+
+
+def changed(change: Callable[[Any], Any]) -> Tell:
+    """The answer, with a change to it."""
+
+    def tell(asked: Asked) -> Iterator[Said]:
+        said = draft_pb2.DraftResponse()
+        said.CopyFrom(asked.answer)
+        change(said)
+        yield said
+
+    return tell
+
+
+def pieces(answer: draft_pb2.DraftResponse) -> list[draft_pb2.DraftResponse]:
+    """The answer, a token at a time."""
+    found = []
+    for index, token in enumerate(answer.token_ids):
+        piece = draft_pb2.DraftResponse(
+            round_id=answer.round_id,
+            builds_on=answer.builds_on,
+            start_position=answer.start_position + index,
+            token_ids=[token],
+            origins=answer.origins[index : index + 1],
+            distributions=answer.distributions[index : index + 1],
+            confidences=answer.confidences[index : index + 1],
+        )
+        found.append(piece)
+    for piece in found[-1:]:
+        piece.last = True
+    return found
+
+
+def arranged(arrange: Callable[[list[Any]], Iterable[Any]]) -> Tell:
+    """The answer in pieces, arranged otherwise; as it is where it is too short to."""
+    return lambda asked: (
+        arrange(pieces(asked.answer)) if len(asked.answer.token_ids) > 1 else [asked.answer]
+    )
+
+
+def ended(code: grpc.StatusCode, details: str = "so it is") -> Tell:
+    """The end of the stream, once a question was answered."""
+
+    def tell(asked: Asked) -> Iterator[Said]:
+        if asked.number > 1:
+            raise End(code, details)
+        yield asked.answer
+
+    return tell
+
+
+def endless(make: Callable[[Asked, int], Said]) -> Tell:
+    """Piece after piece, which never ends."""
+    return lambda asked: (make(asked, index) for index in itertools.count())
+
+
+def _piece(asked: Asked, index: int, *tokens: int) -> draft_pb2.DraftResponse:
+    answer = asked.answer
+    return draft_pb2.DraftResponse(
+        round_id=answer.round_id,
+        builds_on=answer.builds_on,
+        start_position=answer.start_position + index * len(tokens),
+        token_ids=tokens,
+        origins=[common_pb2.TOKEN_ORIGIN_EXACT_MODEL] * len(tokens),
+    )
+
+
+def _more(message: Any, count: int) -> None:
+    message.token_ids.extend([5] * count)
+    message.confidences.extend([0.5] * count)
+    message.origins.extend([common_pb2.TOKEN_ORIGIN_EXACT_MODEL] * count)
+
+
+def _tokens(token: int) -> Callable[[Any], None]:
+    def change(message: Any) -> None:
+        message.token_ids[:] = [token] * len(message.token_ids)
+
+    return change
+
+
+def _all(name: str, value: Any) -> Callable[[Any], None]:
+    """One value for every token, in a list of the message."""
+
+    def change(message: Any) -> None:
+        values = getattr(message, name)
+        del values[:]
+        values.extend([value] * len(message.token_ids))
+
+    return change
+
+
+def _log_probs(*values: float) -> Callable[[Any], None]:
+    """These half floats, over and over, in every distribution."""
+
+    def change(message: Any) -> None:
+        for distribution in message.distributions:
+            size = len(distribution.log_probs) // 2
+            row = list(itertools.islice(itertools.cycle(values), size))
+            distribution.log_probs = struct.pack(f"<{size}e", *row)
+
+    return change
+
+
+def _each(change: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A change to every distribution."""
+
+    def change_all(message: Any) -> None:
+        for distribution in message.distributions:
+            change(distribution)
+
+    return change_all
+
+
+def _unasked(**fields: Any) -> Callable[[Any], None]:
+    def change(message: Any) -> None:
+        for _ in message.token_ids:
+            message.distributions.add(**fields)
+
+    return change
+
+
+def _set(**fields: Any) -> Callable[[Any], None]:
+    def change(message: Any) -> None:
+        for name, value in fields.items():
+            setattr(message, name, value)
+
+    return change
+
+
+def _with(*extra: Callable[[Asked], Said], after: bool) -> Tell:
+    def tell(asked: Asked) -> Iterator[Said]:
+        said = [make(asked) for make in extra]
+        yield from (asked.answer, *said) if after else (*said, asked.answer)
+
+    return tell
+
+
+def _moved(message: Any, **by: int) -> None:
+    for name, number in by.items():
+        setattr(message, name, getattr(message, name) + number)
+
+
+def _earlier(asked: Asked) -> Said:
+    return asked.before[-1] if asked.before else b""
+
+
+def _other_round(asked: Asked) -> Said:
+    (said,) = changed(lambda m: _moved(m, round_id=1000))(asked)
+    return said
+
+
+NAN, INF = float("nan"), float("inf")
+F = DraftFault
+CODE = grpc.StatusCode
+LIES = [
+    Lie("another round", F.ROUND, changed(lambda m: _moved(m, round_id=1))),
+    Lie("round 0", F.ROUND, changed(_set(round_id=0))),
+    Lie("every answer twice", F.ROUND, _with(lambda a: a.answer, after=True)),
+    Lie("the last answer again, then this one", F.ROUND, _with(_earlier, after=False)),
+    Lie("an answer that nobody asked for", F.ROUND, _with(_other_round, after=True)),
+    Lie("a second end", F.ROUND, _with(
+        lambda a: draft_pb2.DraftResponse(round_id=a.answer.round_id, last=True), after=True)),
+    Lie("an empty message", F.ROUND, lambda a: [b""]),
+    Lie("another session's prefix", F.POSITION,
+        changed(lambda m: _moved(m.builds_on, keep_length=7))),
+    Lie("another last token", F.POSITION, changed(lambda m: _moved(m.builds_on, next_token_id=1))),
+    Lie("no prefix", F.POSITION, changed(lambda m: m.ClearField("builds_on"))),
+    Lie("tokens further on", F.POSITION, changed(lambda m: _moved(m, start_position=1))),
+    Lie("pieces backwards", F.POSITION, arranged(lambda found: found[::-1])),
+    Lie("a piece left out", F.POSITION, arranged(lambda found: found[1:])),
+    Lie("a piece twice", F.POSITION, arranged(lambda found: [found[0], *found])),
+    Lie("four tokens more", F.TOKENS, changed(lambda m: _more(m, 4))),
+    Lie("a million tokens", F.SIZE, changed(lambda m: _more(m, LARGE))),
+    Lie("ids without end", F.TOKENS, endless(lambda a, i: _piece(a, i, 5))),
+    Lie("pieces without end", F.CHUNKS, endless(lambda a, i: _piece(a, i))),
+    Lie("megabytes without end", F.SIZE, endless(
+        lambda a, i: _piece(a, i, 5).SerializeToString() + _padding(LARGE))),
+    Lie("a message of eight megabytes", F.SIZE, lambda a: [_padding(8 * LARGE)]),
+    Lie("half a megabyte around the answer", F.SIZE, lambda a: [
+        a.answer.SerializeToString() + _padding(LARGE // 2)]),
+    Lie("bytes that are no message", F.UNREADABLE, lambda a: [b"\xff" * 40]),
+    Lie("an id just beyond the vocabulary", F.VOCABULARY, changed(_tokens(400))),
+    Lie("the largest id", F.VOCABULARY, changed(_tokens(2**32 - 1))),
+    Lie("loosely accepted drafts", F.ORIGINS,
+        changed(_all("origins", common_pb2.TOKEN_ORIGIN_LOOSE))),
+    Lie("plain drafts", F.ORIGINS, changed(_all("origins", common_pb2.TOKEN_ORIGIN_PLAIN))),
+    Lie("drafts from nowhere", F.UNREADABLE, changed(_all("origins", 77))),
+    Lie("no origins", F.UNREADABLE, changed(lambda m: m.ClearField("origins"))),
+    Lie("an origin more", F.UNREADABLE, changed(lambda m: m.origins.append(1))),
+    Lie("confidence NaN", F.CONFIDENCES, changed(_all("confidences", NAN))),
+    Lie("confidence infinite", F.CONFIDENCES, changed(_all("confidences", INF))),
+    Lie("confidence below 0", F.CONFIDENCES, changed(_all("confidences", -0.25))),
+    Lie("confidence 2", F.CONFIDENCES, changed(_all("confidences", 2.0))),
+    Lie("a confidence more", F.UNREADABLE, changed(lambda m: m.confidences.append(0.5))),
+    Lie("confidences of the first token alone", F.CONFIDENCES, arranged(
+        lambda found: [found[0], *(_without(p, "confidences") for p in found[1:])])),
+    Lie("scores of what was not asked about", F.AGREEMENTS,
+        changed(lambda m: m.agreements.extend([True] * 3))),
+    Lie("ten thousand scores", F.SIZE, changed(lambda m: m.agreements.extend([True] * 10_000))),
+    Lie("all the time there is in the model", F.TIMINGS, changed(_set(model_ns=HUGE))),
+    Lie("all of every time", F.TIMINGS,
+        changed(_set(model_ns=HUGE, queue_ns=HUGE, service_ns=HUGE))),
+    Lie("an hour", F.TIMINGS, changed(_set(service_ns=3600 * 10**9))),
+    Lie("longer in the queue than in all", F.TIMINGS,
+        changed(lambda m: _set(queue_ns=m.service_ns + 1)(m))),
+    Lie("times before the end", F.TIMINGS, arranged(
+        lambda found: [_with_time(found[0]), *found[1:]])),
+    Lie("NaN that nobody asked for", F.DISTRIBUTIONS,
+        changed(_unasked(log_probs=struct.pack("<e", NAN), token_ids=[5]))),
+    Lie("certainties that nobody asked for", F.DISTRIBUTIONS, changed(_unasked())),
+    Lie("rows that nobody asked for", F.SIZE, changed(_unasked(log_probs=bytes(LARGE // 4)))),
+    Lie("NaN", F.DISTRIBUTIONS, changed(_log_probs(NAN, -1.0)), 0),
+    Lie("NaN in a list", F.DISTRIBUTIONS, changed(_log_probs(-1.0, NAN)), 50),
+    Lie("infinite", F.DISTRIBUTIONS, changed(_log_probs(-1.0, INF)), 0),
+    Lie("probability 2", F.DISTRIBUTIONS, changed(_log_probs(-1.0, 0.69)), 0),
+    Lie("probability 0 of everything", F.DISTRIBUTIONS, changed(_log_probs(-INF)), 0),
+    Lie("half a row", F.DISTRIBUTIONS, changed(_each(
+        lambda d: _set(log_probs=d.log_probs[: len(d.log_probs) // 4 * 2])(d))), 0),
+    Lie("an odd byte", F.DISTRIBUTIONS, changed(_each(
+        lambda d: _set(log_probs=d.log_probs[:-1])(d))), 0),
+    Lie("a list instead of a row", F.DISTRIBUTIONS, changed(_each(
+        lambda d: (_set(log_probs=b"\0\0")(d), d.token_ids.append(5)))), 0),
+    Lie("a row instead of a list", F.DISTRIBUTIONS, changed(_each(
+        lambda d: d.ClearField("token_ids"))), 50),
+    Lie("a token listed twice", F.DISTRIBUTIONS, changed(_each(
+        lambda d: d.token_ids.__setitem__(1, d.token_ids[0]))), 50),
+    Lie("a token listed that there is not", F.DISTRIBUTIONS, changed(_each(
+        lambda d: d.token_ids.__setitem__(1, 400))), 50),
+    Lie("no distributions", F.DISTRIBUTIONS,
+        changed(lambda m: m.ClearField("distributions")), 50),
+    Lie("one distribution for all", F.UNREADABLE,
+        changed(lambda m: m.distributions.add()), 50),
+    Lie("an end of its own accord", F.STATUS, ended(CODE.OK)),
+    Lie("another prefix than it has", F.STATUS, ended(CODE.FAILED_PRECONDITION)),
+    Lie("a bug", F.STATUS, ended(CODE.INTERNAL, f"{rpc.BUG} Draft: KeyError(3)")),
+    Lie("lost data", F.STATUS, ended(CODE.DATA_LOSS)),
+    Lie("no permission", F.STATUS, ended(CODE.PERMISSION_DENIED)),
+]  # fmt: skip
+"""For a drafter of 400 ids that is asked for four tokens at a time."""
+
+
+def _padding(num_bytes: int) -> bytes:
+    """A field that nobody knows, of so many bytes."""
+    length, varint = num_bytes, b""
+    while length > 0x7F:
+        varint += bytes([length & 0x7F | 0x80])
+        length >>= 7
+    return PAD + varint + bytes([length]) + bytes(num_bytes)
+
+
+def _without(message: Any, name: str) -> Any:
+    message.ClearField(name)
+    return message
+
+
+def _with_time(message: Any) -> Any:
+    message.service_ns = 1
+    return message

@@ -1,0 +1,218 @@
+"""A drafter that lies: no request fails, no exact text changes, it is out after a few faults."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.lying_drafter import LIES, LyingDrafter
+from flyspec.client import GenerateOptions
+from flyspec.errors import FlyspecError
+from flyspec.rules import Rule
+from flyspec.values.admin import BreakerState
+from flyspec.values.generation import FinishReason
+from flyspec.values.tokens import SamplingParams
+from orchestrator.fleet.breaker import MAX_FAULTS
+from orchestrator.telemetry.state_metrics import fleet_metrics
+from orchestrator.upstreams.proposal_checks import LIMITS, DraftFault
+from tests.orchestrator.conftest import start_stack
+from tests.waiting import until
+
+PROMPT = "The cat sat on the mat, and the dog sat"
+EXACT = GenerateOptions(
+    rule=Rule("exact"), num_speculative_tokens=4, max_tokens=24, ignore_eos=True
+)
+MOST_REQUESTS = 60
+"""It is out after a few; here its rests between those are waited for."""
+
+
+@pytest.fixture(scope="module")
+async def probed(model_dirs):
+    """A stack whose drafters are tried again soon."""
+    torch.set_num_threads(1)
+    async with start_stack(model_dirs, probe_interval_s=0.02) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+async def fault_free(probed):
+    options = GenerateOptions(
+        rule=Rule("exact"), num_speculative_tokens=0, max_tokens=24, ignore_eos=True
+    )
+    return (await probed.client.complete(PROMPT, options)).token_ids
+
+
+@asynccontextmanager
+async def liar(stack):
+    """A drafter `liar` beside the honest one, which has not lied yet."""
+    async with LyingDrafter(f"127.0.0.1:{stack.draft_server.port}") as drafter:
+        await stack.admin.register_drafter("liar", drafter.address, "model")
+        try:
+            yield drafter
+        finally:
+            await stack.admin.remove_drafter("liar", force=True)
+
+
+def options_for(lie):
+    """What asks the liar, by name, for what the lie is about; all give the exact text."""
+    rule = Rule("exact")
+    if lie.top_k is not None:  # accepts matches alone
+        rule = Rule("fuzzy", divergence_threshold=0.0, divergence_top_k=lie.top_k)
+    return GenerateOptions(
+        rule=rule, num_speculative_tokens=4, max_tokens=24, ignore_eos=True, drafter="liar"
+    )
+
+
+async def told(stack, address):
+    """What the status says of that replica."""
+    return next(d for d in (await stack.admin.status()).drafters if d.address == address)
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
+async def test_a_lie_costs_nobody_but_the_liar(probed, fault_free, lie):
+    async with liar(probed) as drafter:
+        registered = probed.orchestrator.fleet.drafters.get("liar")
+        (replica,) = registered.replicas
+        drafter.lie = lie.tell
+        for _ in range(MOST_REQUESTS):
+            generation = await probed.client.complete(PROMPT, options_for(lie))
+            assert generation.token_ids == fault_free
+            assert generation.completion.finish_reason is FinishReason.LENGTH
+            if replica.breaker.is_out:
+                break
+            await asyncio.sleep(0.02)
+        assert set(registered.faults) == {lie.fault}
+        assert registered.faults[lie.fault] == replica.faults_total == MAX_FAULTS
+        status = await told(probed, drafter.address)
+        assert (status.ready, status.breaker) == (False, BreakerState.OPEN)
+        assert status.faults_total == MAX_FAULTS
+        assert "asked for" in status.last_fault
+        assert status.last_fault[:40] in status.error
+        # What it may have had sent until it was cut off, on the trial and for each fault.
+        assert drafter.num_bytes < (1 + 2 * MAX_FAULTS) * 16 * LIMITS.message_bytes
+        asked, opened = drafter.num_asked, drafter.num_opened
+        for _ in range(3):
+            generation = await probed.client.complete(PROMPT, options_for(lie))
+            assert generation.token_ids == fault_free
+            assert [share.drafter for share in generation.completion.drafters] == ["model"]
+        assert (drafter.num_asked, drafter.num_opened) == (asked, opened)
+
+
+async def test_a_drafter_that_lies_is_not_registered(probed):
+    async with LyingDrafter(f"127.0.0.1:{probed.draft_server.port}") as drafter:
+        drafter.lie = LIES[0].tell
+        with pytest.raises(FlyspecError, match=r"cannot draft for this target.* asked for"):
+            await probed.admin.register_drafter("liar", drafter.address, "model")
+
+
+def _without_drafters(told):
+    del told.drafters[:]
+
+
+def _with_many(told):
+    told.drafters.extend([told.drafters[0]] * 100)
+
+
+def _without_name(told):
+    told.drafters[0].name = ""
+
+
+def _with_one_twice(told):
+    told.drafters.append(told.drafters[0])
+
+
+def _without_drafts(told):
+    told.max_speculative_tokens = 0
+
+
+def _with_every_draft(told):
+    told.max_speculative_tokens = 2**32 - 1
+
+
+def _with_every_id(told):
+    told.drafters[0].model.vocab_size = 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    "describe",
+    [
+        _without_drafters, _with_many, _without_name, _with_one_twice, _without_drafts,
+        _with_every_draft, _with_every_id,
+    ],
+)  # fmt: skip
+async def test_a_drafter_that_lies_of_itself_is_not_used(probed, fault_free, describe):
+    async with liar(probed) as drafter:
+        drafter.description = describe
+        address = drafter.address
+        await until(lambda: _is_out(probed, address))
+        status = await told(probed, address)
+        assert status.faults_total >= MAX_FAULTS
+        assert "describes" in status.last_fault
+        options = replace(EXACT, drafter="liar")
+        generation = await probed.client.complete(PROMPT, options)
+        assert generation.token_ids == fault_free
+        assert drafter.num_opened == 1  # the trial
+
+
+async def _is_out(stack, address):
+    status = await told(stack, address)
+    return not status.ready and status.faults_total >= MAX_FAULTS
+
+
+async def test_after_its_rest_a_drafter_is_tried_again(probed, fault_free):
+    options = replace(EXACT, drafter="liar")
+    async with liar(probed) as drafter:
+        (replica,) = probed.orchestrator.fleet.drafters.get("liar").replicas
+        drafter.lie = LIES[0].tell
+        for _ in range(MOST_REQUESTS):
+            await probed.client.complete(PROMPT, options)
+            await asyncio.sleep(0.02)
+        assert replica.breaker.is_out
+        drafter.lie = None
+        replica.breaker.retry_at = 0.0  # its rest is over
+        await until(lambda: replica.usable)
+        generation = await probed.client.complete(PROMPT, options)
+        assert generation.token_ids == fault_free
+        assert [share.drafter for share in generation.completion.drafters] == ["liar"]
+        assert not replica.breaker.is_out
+
+
+async def test_streams_at_once_end_whole_while_the_drafter_of_all_lies(model_dirs, fault_free):
+    """Sampled or not, they get the text that they get without drafts."""
+    async with start_stack(model_dirs, probe_interval_s=0.02) as stack:
+        async with liar(stack) as drafter:
+            await stack.admin.activate_drafter("liar")
+            sampled = replace(EXACT, sampling=SamplingParams(0.9), seed=3)
+            plain = replace(sampled, num_speculative_tokens=0)
+            expected = (await stack.client.complete(PROMPT, plain)).token_ids
+            for lie in ("all of every time", "every answer twice", "ids without end"):
+                drafter.lie = next(found.tell for found in LIES if found.name == lie)
+                texts = await asyncio.gather(
+                    *(stack.client.complete(PROMPT, o) for o in [EXACT, sampled] * 4)
+                )
+                found = [text.token_ids for text in texts]
+                assert found == [fault_free, expected] * 4
+            await stack.admin.activate_drafter("model")
+        assert await stack.idle()
+
+
+async def test_faults_are_metrics_by_drafter_and_kind(probed):
+    options = replace(EXACT, drafter="liar")
+    async with liar(probed) as drafter:
+        drafter.lie = LIES[0].tell
+        await probed.client.complete(PROMPT, options)
+        families = {f.name: f for f in fleet_metrics(probed.orchestrator.fleet)}
+    samples = families["flyspec_drafter_faults"].samples
+    counted = {(s.labels["drafter"], s.labels["fault"]): s.value for s in samples}
+    assert counted["liar", "round"] >= 1
+    assert counted["model", "round"] == 0
+    assert {fault for _, fault in counted} == set(DraftFault)
+
+
+def test_the_table_has_thirty_ways_and_every_kind():
+    assert len({lie.name for lie in LIES}) == len(LIES) >= 30
+    assert {lie.fault for lie in LIES} == set(DraftFault) - {DraftFault.DESCRIPTION}
