@@ -90,5 +90,5 @@ def test_measuring_steps_without_room_is_out_of_memory(target_dir, monkeypatch):
 
     monkeypatch.setattr(server, "measure_steps", full)
     settings = VerifySettings(model=target_dir, device="cpu", dtype="float64", max_sessions=1)
-    with pytest.raises(ConfigError, match="out of memory while it was warmed up: .*2.00 GiB"):
+    with pytest.raises(ConfigError, match=r"out of memory while it was warmed up: .*2.00 GiB"):
         server.build(settings)
