@@ -109,6 +109,8 @@ async def serve(settings: DraftSettings, make: Build = build) -> None:
         observer = DraftTelemetry(telemetry)
         sessions, engine = await make(settings, observer)
         observer.watch(sessions)
+        if engine is not None:
+            observer.engine_metrics.count_failures = lambda: engine.failures.num_total
         log.info("drafters: %s", ", ".join(d.name for d in sessions.describe().drafters))
         server = rpc.GrpcServer(
             settings.host,
@@ -121,6 +123,8 @@ async def serve(settings: DraftSettings, make: Build = build) -> None:
             interceptors=telemetry.interceptors(),
             checks=rpc.checks_of(settings.port_security),
         )
-        return OnePort(server, engine.stop if engine else lambda: None)
+        if engine is None:
+            return OnePort(server, lambda: None)
+        return OnePort(server, engine.stop, engine.failures.lost)
 
     await serving.serve("draft", settings, load)

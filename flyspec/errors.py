@@ -82,6 +82,16 @@ class UnavailableError(FlyspecError):
     status = "UNAVAILABLE"
 
 
+class ModelFailureError(UnavailableError):
+    """A step of a service's model failed; another replica's may work."""
+
+
+class ModelLostError(FlyspecError):
+    """A service's model works no more; its process ends to be started again."""
+
+    status = "UNAVAILABLE"
+
+
 class ConfigError(FlyspecError):
     """The configuration cannot work: wrong path, port in use, unsupported model."""
 

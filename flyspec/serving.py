@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,15 +18,24 @@ from typing import Any, Protocol
 import uvloop
 
 from flyspec import rpc
-from flyspec.errors import FlyspecError
+from flyspec.errors import FlyspecError, ModelLostError
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.telemetry.service import Settings
 
 log = logging.getLogger(__name__)
 
+EXIT_LOST = os.EX_TEMPFAIL
+"""Exit code of a service whose model is lost: it wants to be started again."""
+LOST_GRACE_S = 1.0
+"""In which the others of such a service hear of it."""
+
 
 class Loaded(Protocol):
-    """A service that is loaded."""
+    """A service that is loaded. `lost` has a reason once it had better be started again."""
+
+    @property
+    def lost(self) -> Future[str] | None:
+        """None for a service without a model."""
 
     async def start(self) -> dict[str, int]:
         """Listen and be ready; the ports, by the names that they are announced with."""
@@ -36,10 +46,11 @@ class Loaded(Protocol):
 
 @dataclass(frozen=True)
 class OnePort:
-    """A service that is one server; `close` ends what works behind it."""
+    """A service that is one server; `close` ends what works behind it, if it is not `lost`."""
 
     server: rpc.GrpcServer
     close: Callable[[], None]
+    lost: Future[str] | None = None
 
     async def start(self) -> dict[str, int]:
         """Listen and be ready."""
@@ -82,11 +93,22 @@ async def serve(
             if settings.ready_fd is not None:
                 with os.fdopen(settings.ready_fd, "w") as pipe:  # who started us waits for this
                     pipe.write(json.dumps({**ports, "metrics_port": metrics_port}) + "\n")
-            await termination
+            lost = asyncio.ensure_future(_lost(running))
+            await asyncio.wait({termination, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                grace_s = min(settings.drain_grace_s, LOST_GRACE_S)
+                await lost
+            lost.cancel()
             log.info("draining")
             grace_s = settings.drain_grace_s
         finally:
             await running.stop(grace_s)
+
+
+async def _lost(running: Loaded) -> None:
+    """Wait until the service's model is lost, and raise why."""
+    reason = await asyncio.wrap_future(running.lost or Future())
+    raise ModelLostError(f"the model is lost, and the process ends to be started again: {reason}")
 
 
 def settle_memory() -> None:
@@ -104,9 +126,15 @@ async def _wait_for_termination() -> None:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a service's main coroutine on uvloop; an error for the user is one line, exit code 2."""
+    """Run a service's main coroutine on uvloop; an error for the user is one line, exit code 2.
+
+    `EXIT_LOST` where the same command may work when it is run again.
+    """
     try:
         uvloop.run(main)
+    except ModelLostError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_LOST) from None
     except FlyspecError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

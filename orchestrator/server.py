@@ -25,6 +25,8 @@ from orchestrator.upstreams.connector import GrpcConnector
 class Orchestrator:
     """The orchestrator's parts: upstreams, admission, and a port each for clients and operators."""
 
+    lost = None
+
     def __init__(self, settings: OrchestratorSettings, telemetry: Telemetry | None = None) -> None:
         self._settings = settings
         self._telemetry = telemetry or Telemetry("orchestrator", settings)

@@ -88,6 +88,6 @@ async def _serve(settings: VerifySettings, ranks: Ranks | None) -> None:
             interceptors=telemetry.interceptors(),
             checks=rpc.checks_of(settings.port_security),
         )
-        return OnePort(server, engine.stop)
+        return OnePort(server, engine.stop, engine.failures.lost)
 
     await serving.serve("verify", settings, loaded)

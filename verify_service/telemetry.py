@@ -44,7 +44,8 @@ class VerifyTelemetry:
         )
 
     def watch(self, engine: VerifyEngine) -> None:
-        """Tell of an engine's sessions and queue whenever Prometheus asks."""
+        """Tell of an engine's sessions, queue and failures whenever Prometheus asks."""
+        self.engine_metrics.count_failures = lambda: engine.failures.num_total
 
         def collect() -> Iterator[Metric]:
             yield from session_metrics("verify", engine.sessions)

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from time import perf_counter_ns
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from flyspec.engine.failures import Failures
 from flyspec.engine.model import Draw, Interrupt
 from flyspec.engine.scheduler import Pieces, StepBudget, allot
 from flyspec.errors import FlyspecError, UnavailableError
@@ -94,6 +95,7 @@ class StepLoop(ABC, Generic[R]):
         """Set when something has come in: a call of several steps had better end."""
         self._ready: list[_Task[R]] = []
         self._prepared: Future[None] = Future()
+        self.failures = Failures(service)
         self._thread = threading.Thread(target=self._main, name=f"{service}-engine", daemon=True)
 
     @abstractmethod
@@ -221,10 +223,14 @@ class StepLoop(ABC, Generic[R]):
     def _attempt(self, wants: Sequence[Draw]) -> Sequence[R | Exception]:
         """What each gives; where the batch fails, each gets a try of its own."""
         try:
-            return self.run_batch(wants)
+            results = self.run_batch(wants)
         except Exception as error:
             if not isinstance(error, FlyspecError):
                 log.exception("a step of %d sequences failed", len(wants))
             if len(wants) == 1:
-                return [error]
+                known = isinstance(error, FlyspecError)
+                return [error if known else self.failures.failed(error)]
+        else:
+            self.failures.worked()
+            return results
         return [result for want in wants for result in self._attempt([want])]

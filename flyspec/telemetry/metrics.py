@@ -165,6 +165,7 @@ class EngineMetrics(Collector):
         self._prefix = f"flyspec_{service}"
         self._seconds = Buckets(STEP_SECONDS)
         self._sessions, self._tokens = Buckets(SESSIONS), Buckets(TOKENS)
+        self.count_failures: Callable[[], int] = lambda: 0
         registry.register(self)
 
     def step(self, elapsed_ns: int, num_sessions: int, num_tokens: int, count: int = 1) -> None:
@@ -174,8 +175,13 @@ class EngineMetrics(Collector):
         self._tokens.observe(num_tokens, count)
 
     def collect(self) -> Iterable[Metric]:
-        """The three histograms."""
+        """The three histograms, and how many steps failed."""
         prefix = self._prefix
+        failures = CounterMetricFamily(
+            f"{prefix}_model_failures", "Steps of the model that failed, and were not run again."
+        )
+        failures.add_metric([], self.count_failures())
+        yield failures
         yield self._seconds.alone(
             f"{prefix}_step_seconds", "Time of one step of the model over all sessions in it."
         )

@@ -36,6 +36,7 @@ from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import StepBudget
+from flyspec.errors import ModelFailureError
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import TokenDistribution
 from tests.waiting import until
@@ -229,7 +230,7 @@ async def test_a_step_that_fails_fails_one_proposal(model_dir: str) -> None:
         ):
             work = [asyncio.create_task(member.live(sessions, 3)) for member in members]
             for session, length, append in ((victim, 82, []), (other, 40, POISON)):
-                with pytest.raises(RuntimeError, match="poison"):
+                with pytest.raises(ModelFailureError, match="RuntimeError: poison"):
                     await propose(session, DraftAdvance(1, length, append, 4))
             await asyncio.gather(*work)
             # What the failed step left behind is nobody's prefix.

@@ -12,7 +12,7 @@ import pytest
 from flyspec.engine.loop import StepLoop, Work
 from flyspec.engine.model import Draw, Step
 from flyspec.engine.scheduler import StepBudget
-from flyspec.errors import UnavailableError
+from flyspec.errors import ModelFailureError, UnavailableError
 from flyspec.values.tokens import Drafted, SamplingParams
 from tests.scripted import ScriptedModel
 
@@ -168,7 +168,9 @@ def test_a_step_that_fails_fails_one() -> None:
         assert again.done.wait(WAIT_S)
     assert good.tokens == [3, 4, 5, 6, 7, 8]
     assert good.error is None
-    assert str(bad.error) == "poison"
+    assert str(bad.error) == "the model of the test service failed: RuntimeError: poison"
+    assert isinstance(bad.error, ModelFailureError)
+    assert not loop.failures.lost.done()
     assert bad.closed
     assert again.tokens == [20, 21, 22]
 

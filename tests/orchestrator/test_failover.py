@@ -110,6 +110,27 @@ async def test_a_lost_target_gives_way_to_the_other(model_dirs, greedy, k):
         assert targets[recovery.successor].ready
 
 
+@pytest.mark.parametrize("k", [0, 4])
+async def test_a_target_whose_model_fails_gives_way_to_the_other(model_dirs, greedy, k):
+    async with two_targets(model_dirs) as (one, two, client, _):
+
+        def fail(*_):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+        model = one.verify_engine.model
+        model.forward = model.draw = fail
+        options = GenerateOptions(
+            rule=EXACT, max_tokens=20, ignore_eos=True, num_speculative_tokens=k
+        )
+        done = await asyncio.gather(*(client.complete(f"{n} {PROMPT}", options) for n in range(8)))
+        for completion in done:
+            assert completion.token_ids == greedy(completion.started.prompt_token_ids, 20)
+        recoveries = [r for completion in done for r in completion.completion.recoveries]
+        assert any("illegal memory access" in r.reason for r in recoveries)
+        assert "its device failed" in one.verify_engine.failures.lost.result(timeout=0)
+        assert not two.verify_engine.failures.lost.done()
+
+
 async def test_with_no_target_left_streams_wait_for_one_to_come_back(model_dirs, greedy):
     async with two_targets(model_dirs) as (one, two, client, admin):
         options = GenerateOptions(

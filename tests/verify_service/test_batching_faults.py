@@ -14,7 +14,7 @@ from crowd import EXACT, CountingRunner, Record, answers, no_sessions, running
 
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.scheduler import StepBudget
-from flyspec.errors import ResourceExhaustedError, UnavailableError
+from flyspec.errors import ModelFailureError, ResourceExhaustedError, UnavailableError
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.waiting import until
@@ -100,12 +100,12 @@ async def test_a_step_that_fails_fails_one_session(target_dir):
         bad = asyncio.create_task(answers(engine, victim, VerifyRound(1, 62, [], [5, 6])))
         await runner.at_gate(1)
         runner.open_gate()
-        with pytest.raises(RuntimeError, match="poison"):
+        with pytest.raises(ModelFailureError, match="RuntimeError: poison"):
             await bad
         # Fails where its slot held something else before.
         changing, text = engine.open(opening(some_tokens(60, 3))), some_tokens(20, 4)
         await answers(engine, changing, VerifyRound(1, 60, [], [9, 9]))
-        with pytest.raises(RuntimeError, match="poison"):
+        with pytest.raises(ModelFailureError, match="RuntimeError: poison"):
             await answers(engine, changing, VerifyRound(2, 30, text, POISON))
         await asyncio.gather(*work)
         assert max(runner.batches) >= 6
