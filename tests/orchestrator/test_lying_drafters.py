@@ -13,6 +13,7 @@ from bench.lying_drafter import LIES, LyingDrafter
 from flyspec.client import GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
+from flyspec.speculation_length import AUTO
 from flyspec.values.admin import BreakerState
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import SamplingParams
@@ -211,6 +212,29 @@ async def test_faults_are_metrics_by_drafter_and_kind(probed):
     assert counted["liar", "round"] >= 1
     assert counted["model", "round"] == 0
     assert {fault for _, fault in counted} == set(DraftFault)
+
+
+RULES = [
+    Rule("exact"),
+    Rule("rejection"),
+    Rule("fuzzy"),
+    Rule("fuzzy", divergence_top_k=50),
+    Rule("fuzzy-reference"),
+]
+SAMPLING = [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, top_p=0.6, top_k=40)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("drafter", ["model", "multi_level", "prompt_lookup"])
+async def test_an_honest_drafter_has_no_faults(probed, drafter, rule):
+    for sampling in SAMPLING:
+        for k in (8, AUTO):
+            options = GenerateOptions(
+                rule=rule, num_speculative_tokens=k, sampling=sampling, seed=4,
+                max_tokens=60, ignore_eos=True, drafter=drafter,
+            )  # fmt: skip
+            await probed.client.complete(PROMPT, options)
+    assert not probed.orchestrator.fleet.drafters.get(drafter).faults
 
 
 def test_the_table_has_thirty_ways_and_every_kind():
