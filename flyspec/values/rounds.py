@@ -200,7 +200,7 @@ class VerifyOpen:
     """Opens a verify session with the sequence so far, `prompt_length` of it the prompt.
 
     `logprobs` is the number of most likely tokens to tell the log-probabilities of; None tells none
-    at all.
+    at all. `waited_ms` is how long its request has waited; None: it does not wait for a slot.
     """
 
     token_ids: Sequence[int]
@@ -209,6 +209,8 @@ class VerifyOpen:
     sampling: SamplingParams
     seed: int
     logprobs: int | None = None
+    waited_ms: int | None = None
+    orchestrator_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
