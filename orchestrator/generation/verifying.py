@@ -85,13 +85,14 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         """
         began = time.monotonic()
         while self._session is None and any(r.shared for r in self._targets.usable):
-            self._avoided += [r for r in self._targets.usable if r.full]
+            full = [r for r in self._targets.usable if r.full and r not in self._avoided]
+            self._avoided = [*self._avoided, *full]
             session, replica = await self._begin(tokens)
             granted = False
             try:
                 async with asyncio.timeout(SLOT_WAIT_S):
                     await session.wait_for_slot(tokens, self.waited_s)
-                granted = True
+                granted, self._avoided = True, []
             except TimeoutError:
                 self._avoided = []
             except ResourceExhaustedError:
