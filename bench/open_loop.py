@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from flyspec.client import Client, Completion, GenerateOptions, Prompt
+from flyspec.client import Chunk, Client, Completion, GenerateOptions, Prompt, Started
 from flyspec.errors import FlyspecError, ResourceExhaustedError
 from loadtest.arrivals import poisson
 
@@ -25,7 +25,8 @@ Outcome = Literal["complete", "refused", "failed"]
 class Result:
     """One request. Times in seconds: `planned` and `sent` since the run began.
 
-    `retry_after_s` is None where a refusal did not say it.
+    `retry_after_s` is None where a refusal did not say it. `started_s` and `first_token_s` are
+    since it was sent, None if it did not come so far.
     """
 
     planned: float
@@ -35,6 +36,8 @@ class Result:
     tokens: int = 0
     retry_after_s: float | None = None
     error: str = ""
+    started_s: float | None = None
+    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +60,44 @@ class Run:
 
 
 class Load:
-    """Sends requests: `prompts` in turn, of half to one and a half times `options.max_tokens`."""
+    """Sends requests: `prompts` in turn, of half to one and a half times `options.max_tokens`.
+
+    Several `clients` take turns.
+    """
 
     def __init__(
-        self, client: Client, prompts: Sequence[Prompt], options: GenerateOptions, seed: int = 0
+        self,
+        clients: Client | Sequence[Client],
+        prompts: Sequence[Prompt],
+        options: GenerateOptions,
+        seed: int = 0,
     ) -> None:
-        self._client, self._prompts, self._options = client, prompts, options
+        self._clients = [clients] if isinstance(clients, Client) else clients
+        self._prompts, self._options = prompts, options
         self._rng = random.Random(seed)
         self._sent = 0
 
     async def one(self, begin: float, planned: float) -> Result:
         """A request, sent now; it was due `planned` seconds after `begin`."""
         prompt = self._prompts[self._sent % len(self._prompts)]
+        client = self._clients[self._sent % len(self._clients)]
         self._sent += 1
         mean = self._options.max_tokens or 1
         longest = self._rng.randint(max(1, mean // 2), max(1, 3 * mean // 2))
         options = replace(self._options, max_tokens=longest)
         sent, tokens = time.perf_counter(), 0
         outcome: Outcome = "failed"
+        started = first_token = None
         retry_after, message = None, "the stream ended without a completion"
         try:
-            generation = self._client.generate(prompt, options)
+            generation = client.generate(prompt, options)
             async with aclosing(generation) as events:  # type: ignore[type-var]
                 async for event in events:
-                    if isinstance(event, Completion):
+                    if isinstance(event, Started):
+                        started = time.perf_counter() - sent
+                    elif isinstance(event, Chunk) and first_token is None:
+                        first_token = time.perf_counter() - sent
+                    elif isinstance(event, Completion):
                         outcome, message = "complete", ""
                         tokens = event.completion_tokens
         except ResourceExhaustedError as error:
@@ -88,7 +105,10 @@ class Load:
         except FlyspecError as error:
             message = f"{error.status}: {error}"
         seconds = time.perf_counter() - sent
-        return Result(planned, sent - begin, seconds, outcome, tokens, retry_after, message)
+        return Result(
+            planned, sent - begin, seconds, outcome, tokens, retry_after, message,
+            started, first_token,
+        )  # fmt: skip
 
     async def closed(self, workers: int, seconds: float) -> Run:
         """So many clients, each with one request after the other, for so long."""

@@ -26,6 +26,19 @@ VERIFY_PORT = 50052
 ADMIN_PORT = 50053
 
 
+WAITING_SHARE = 0.25
+"""Generations, or sessions, that may wait, as a share of those that may run, unless `--max-waiting`
+says.
+
+Under overload every slot is taken and who is let in has waited behind a full queue. With all slots
+busy a generation takes up to 1.5 times as long as at 80 % of the sustainable rate, since more share
+a step; a queue of a quarter adds a quarter of the mean time that slots are held. Together that
+keeps p99 within twice that at 80 %, with something to spare for what refusing costs. A longer queue
+serves nobody sooner: it moves the refusal from now to later and adds its length to every answer.
+`python -m bench.overload` measures it.
+"""
+
+
 class ServerSettings(BaseSettings):
     """What every server is told."""
 
@@ -190,6 +203,12 @@ class VerifySettings(ModelServerSettings):
     model: str = Field(..., min_length=1, description="target model, a directory or hub id")
     max_plain_tokens: int = Field(64, ge=1, le=4096, description="most undrafted tokens a round")
     max_queue: int = Field(256, ge=1, description="rounds that may wait for the model")
+    max_waiting: int | None = Field(
+        None,
+        ge=0,
+        description="sessions of all orchestrators that may wait for a slot; not given: a quarter "
+        "as many as there are slots",
+    )
     batch_invariant: bool | None = Field(
         None,
         description="make logits bit-for-bit independent of what else is in a step; not given: in "

@@ -73,7 +73,7 @@ class Generations:
         self, request: GenerationRequest, caller: Caller, visit: Visit, observation: Observation
     ) -> AsyncGenerator[Event, None]:
         """Planned, waited for a slot, run round by round, completed."""
-        arrived = time.perf_counter_ns()
+        arrived, arrived_s = time.perf_counter_ns(), time.monotonic()
         fleet, target = self._fleet, self._fleet.target
         model = target.info.model
         plan = await self._plan(request)
@@ -87,12 +87,16 @@ class Generations:
         # Its own deadline ends the visit.
         reopen_s = self._settings.reopen_timeout_s if visit.deadline is None else math.inf
         async with visit.slot(plan.max_total_tokens):
-            timings.queue_ns = time.perf_counter_ns() - arrived
             with (
                 self._experience.shared(),
                 closing(Drafting(fleet.drafters, plan, model, *accounts)) as drafting,
-                closing(Verifying(fleet.targets, plan, reopen_s, *accounts)) as verifying,
+                closing(
+                    Verifying(fleet.targets, plan, reopen_s, *accounts, arrived_s=arrived_s)
+                ) as verifying,
             ):
+                await verifying.reserve(plan.prompt_token_ids)
+                visit.granted()
+                timings.queue_ns = time.perf_counter_ns() - arrived
                 drafter = drafting.assigned_name
                 is_chat = isinstance(request.prompt, Chat)
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)

@@ -23,6 +23,7 @@ from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTiming
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
 from verify_service.sessions import TargetSession, check_open
+from verify_service.slot_queue import SlotQueue
 from verify_service.verdicts import RoundJudge
 
 Answer = Verdict | Exception
@@ -46,6 +47,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         prepare: Callable[[], None] = lambda: None,
         budget: StepBudget | None = None,
         on_step: OnStep = lambda *_: None,
+        max_waiting: int | None = None,
     ) -> None:
         super().__init__("verify", prepare, budget, on_step)
         self.model = model
@@ -54,7 +56,8 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         self.costs = StepCosts()
         self._step_ns = STREAMED_NS  # of the last token decoded plainly
         self._survivals: dict[int, Sequence[float]] = {}  # of the drafts in a slot's round
-        self._active = self._opened_total = 0
+        self._slots = SlotQueue(model.cache.num_slots, max_waiting)
+        self._opened_total = 0
 
     @property
     def info(self) -> ModelInfo:
@@ -64,9 +67,20 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
     @property
     def sessions(self) -> SessionStatus:
         """Sessions open now and their limit; tokens looked for in the cache and found."""
-        cache = self.model.cache
+        return self.sessions_for("")
+
+    def sessions_for(self, orchestrator_id: str) -> SessionStatus:
+        """As `sessions`, told to that orchestrator."""
+        cache, slots = self.model.cache, self._slots
         return SessionStatus(
-            self._active, cache.num_slots, self._opened_total, cache.queries, cache.hits
+            active=slots.active,
+            limit=cache.num_slots,
+            opened_total=self._opened_total,
+            prefix_cache_queries=cache.queries,
+            prefix_cache_hits=cache.hits,
+            waiting=slots.waiting,
+            others=slots.others(orchestrator_id),
+            others_waiting=slots.others_waiting(orchestrator_id),
         )
 
     # --- called on the event loop -----------------------------------------------------------
@@ -74,12 +88,18 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
     def open(self, open_: VerifyOpen) -> TargetSession:
         """A session. Raises for bad values, or `ResourceExhaustedError` when none is free."""
         check_open(open_, self.info)
-        limit = self.model.cache.num_slots
-        if self._active >= limit:
-            raise ResourceExhaustedError(
-                f"all {limit} sessions are in use; retry later or raise --max-sessions"
-            )
-        self._active += 1
+        self._slots.take(open_.orchestrator_id)
+        return self._opened(open_)
+
+    async def open_in_turn(self, open_: VerifyOpen) -> TargetSession:
+        """As `open`, once there is a slot for it if it waits for one."""
+        if open_.waited_ms is None:
+            return self.open(open_)
+        check_open(open_, self.info)
+        await self._slots.wait(open_.waited_ms / 1e3, open_.orchestrator_id)
+        return self._opened(open_)
+
+    def _opened(self, open_: VerifyOpen) -> TargetSession:
         self._opened_total += 1
         return TargetSession(
             sequence=TokenSequence(open_.token_ids),
@@ -89,6 +109,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
             seed=open_.seed,
             info=self.info,
             logprobs=open_.logprobs,
+            orchestrator_id=open_.orchestrator_id,
         )
 
     def submit(
@@ -126,7 +147,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
 
     def close(self, session: TargetSession) -> None:
         """Give the session up; its slot is free before the next session's first round."""
-        self._active -= 1
+        self._slots.give_back(session.orchestrator_id)
 
         def release() -> None:
             if session.slot is not None:

@@ -46,7 +46,9 @@ def build(
         raise
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     on_step = observer.engine_metrics.step
-    engine = VerifyEngine(model, loaded.tokenizer, settings.max_queue, prepare, budget, on_step)
+    engine = VerifyEngine(
+        model, loaded.tokenizer, settings.max_queue, prepare, budget, on_step, settings.max_waiting
+    )
     engine.costs = costs
     return engine, VerifyServicer(engine, loaded.tokenizer, settings, observer)
 

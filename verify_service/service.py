@@ -46,7 +46,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         info: verify_pb2.VerifyServiceDescribeResponse = wire.encode(
             VerifyServiceInfo(
                 model=self._engine.info,
-                sessions=self._engine.sessions,
+                sessions=self._engine.sessions_for(request.orchestrator_id),
                 max_speculative_tokens=self._settings.max_speculative_tokens,
                 max_plain_tokens=self._settings.max_plain_tokens,
                 rules=tuple(RULE_PRESETS),
@@ -65,7 +65,8 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     @rpc.handler
     async def Verify(self, requests: Any, context: Any) -> None:
         """One session: open, then rounds in order."""
-        session = self._engine.open(await self._first(context))
+        open_ = await self._first(context)
+        session = await self._engine.open_in_turn(open_)
         inbox = RoundInbox(self._engine.info, self._settings)
         rounds = rpc.read_ahead(
             lambda: self._next(context, inbox),
@@ -73,6 +74,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
             partial(self._engine.interrupt, session),
         )
         try:
+            if open_.waited_ms is not None:
+                message = verify_pb2.VerifyResponse(keep_length=len(open_.token_ids))
+                await rpc.write(context, message, self._settings.idle_timeout_s)
             async with aclosing(rounds):
                 with self._observer.session(session):
                     async for round_, distributions in rounds:

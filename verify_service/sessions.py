@@ -15,6 +15,8 @@ from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import OpenWindow, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 
+MAX_ORCHESTRATOR_ID_CHARACTERS = 64
+
 
 def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:
     """Refuse ids that the model does not have."""
@@ -43,6 +45,11 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
         raise InvalidArgumentError(
             f"open.logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {open_.logprobs}"
         )
+    if len(open_.orchestrator_id) > MAX_ORCHESTRATOR_ID_CHARACTERS:
+        raise InvalidArgumentError(
+            f"open.orchestrator_id: at most {MAX_ORCHESTRATOR_ID_CHARACTERS} characters, "
+            f"got {len(open_.orchestrator_id)}"
+        )
     validate_rule(open_.rule)
     validate_sampling(open_.sampling)
     check_token_ids("open.token_ids", open_.token_ids, info)
@@ -64,6 +71,7 @@ class TargetSession:
     seed: int
     info: ModelInfo
     logprobs: int | None = None
+    orchestrator_id: str = ""
     slot: int | None = None
     cached: int = 0
     interrupted: bool = False

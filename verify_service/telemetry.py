@@ -50,6 +50,11 @@ class VerifyTelemetry:
         def collect() -> Iterator[Metric]:
             yield from session_metrics("verify", engine.sessions)
             yield gauge(
+                "flyspec_verify_sessions_waiting",
+                "Sessions that wait for a slot.",
+                engine.sessions.waiting,
+            )
+            yield gauge(
                 "flyspec_verify_queue_rounds", "Rounds that are not answered yet.", engine.waiting
             )
 

@@ -523,6 +523,9 @@ class SessionStatus(_message.Message):
     OPENED_TOTAL_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_QUERIES_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_HITS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    OTHERS_WAITING_FIELD_NUMBER: _builtins.int
     active: _builtins.int
     """Sessions open now."""
     limit: _builtins.int
@@ -533,6 +536,12 @@ class SessionStatus(_message.Message):
     """Tokens of sequences that were looked for in the KV cache since the service started."""
     prefix_cache_hits: _builtins.int
     """Those of them that were found there and not computed again."""
+    waiting: _builtins.int
+    """Sessions that wait for a slot."""
+    others: _builtins.int
+    """Of the open ones, those of other orchestrators than the one that asks."""
+    others_waiting: _builtins.int
+    """Of the waiting ones, those of other orchestrators than the one that asks."""
     def __init__(
         self,
         *,
@@ -541,10 +550,13 @@ class SessionStatus(_message.Message):
         opened_total: _builtins.int = ...,
         prefix_cache_queries: _builtins.int = ...,
         prefix_cache_hits: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        others: _builtins.int = ...,
+        others_waiting: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "limit", b"limit", "opened_total", b"opened_total", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "limit", b"limit", "opened_total", b"opened_total", "others", b"others", "others_waiting", b"others_waiting", "prefix_cache_hits", b"prefix_cache_hits", "prefix_cache_queries", b"prefix_cache_queries", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,41 +25,41 @@ _sym_db = _symbol_database.Default()
 from flyspec.v1 import common_pb2 as flyspec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66lyspec/v1/verify.proto\x12\nflyspec.v1\x1a\x17\x66lyspec/v1/common.proto\"\x1e\n\x1cVerifyServiceDescribeRequest\"\xa9\x02\n\x1dVerifyServiceDescribeResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12$\n\x05model\x18\x02 \x01(\x0b\x32\x15.flyspec.v1.ModelInfo\x12+\n\x08sessions\x18\x03 \x01(\x0b\x32\x19.flyspec.v1.SessionStatus\x12\x1e\n\x16max_speculative_tokens\x18\x04 \x01(\r\x12\x18\n\x10max_plain_tokens\x18\x05 \x01(\r\x12\r\n\x05rules\x18\x06 \x03(\t\x12(\n\x07process\x18\x07 \x01(\x0b\x32\x17.flyspec.v1.ProcessInfo\x12(\n\nstep_costs\x18\x08 \x03(\x0b\x32\x14.flyspec.v1.StepCost\"3\n\x08StepCost\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x13\n\x0b\x64uration_ns\x18\x02 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"u\n\x14GetTokenizerResponse\x12\x31\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.flyspec.v1.TokenizerMetadataH\x00\x12\x1e\n\x14tokenizer_json_chunk\x18\x02 \x01(\x0cH\x00\x42\n\n\x08response\"\xbd\x01\n\x11TokenizerMetadata\x12\x15\n\rchat_template\x18\x01 \x01(\t\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11\x63ontrol_token_ids\x18\x04 \x03(\r\x12\x1e\n\x16generation_config_json\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\tB\x0f\n\r_bos_token_id\"\xa5\x01\n\rVerifyRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.flyspec.v1.VerifyOpenH\x00\x12(\n\x05round\x18\x02 \x01(\x0b\x32\x17.flyspec.v1.VerifyRoundH\x00\x12\x37\n\rdistributions\x18\x03 \x01(\x0b\x32\x1e.flyspec.v1.DraftDistributionsH\x00\x42\t\n\x07request\"\xb6\x01\n\nVerifyOpen\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x1e\n\x04rule\x18\x03 \x01(\x0b\x32\x10.flyspec.v1.Rule\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.flyspec.v1.SamplingParams\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x15\n\x08logprobs\x18\x06 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"t\n\x12\x44raftDistributions\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x34\n\rdistributions\x18\x03 \x03(\x0b\x32\x1d.flyspec.v1.TokenDistribution\"\xb1\x01\n\nOpenWindow\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x17\n\x0ftarget_token_id\x18\x02 \x01(\r\x12\x19\n\x11remaining_matches\x18\x03 \x01(\r\x12\x10\n\x08gap_nats\x18\x04 \x01(\x01\x12\x37\n\x0ftarget_logprobs\x18\x05 \x01(\x0b\x32\x19.flyspec.v1.TokenLogprobsH\x00\x88\x01\x01\x42\x12\n\x10_target_logprobs\"\xeb\x03\n\x0bVerifyRound\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x13\n\x0bkeep_length\x18\x02 \x01(\r\x12\x18\n\x10\x61ppend_token_ids\x18\x03 \x03(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x17\n\x0f\x64raft_token_ids\x18\x05 \x03(\r\x12\x18\n\x10max_plain_tokens\x18\x06 \x01(\r\x12#\n\x16remaining_loose_tokens\x18\x07 \x01(\rH\x00\x88\x01\x01\x12&\n\x19remaining_loose_cost_nats\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x14\x65xact_until_position\x18\t \x01(\r\x12\x30\n\x0bopen_window\x18\n \x01(\x0b\x32\x16.flyspec.v1.OpenWindowH\x02\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x17\n\x0f\x64raft_survivals\x18\x0c \x03(\x02\x12\x1e\n\x16num_speculative_tokens\x18\r \x01(\r\x12\x1f\n\x17return_plain_confidence\x18\x0e \x01(\x08\x42\x19\n\x17_remaining_loose_tokensB\x1c\n\x1a_remaining_loose_cost_natsB\x0e\n\x0c_open_window\"\xd2\x01\n\x08\x44\x65\x63ision\x12,\n\x07outcome\x18\x01 \x01(\x0e\x32\x1b.flyspec.v1.DecisionOutcome\x12\x1c\n\x0ftarget_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x65ntropy\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x15\n\x08gap_nats\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x14\n\x07measure\x18\x05 \x01(\x02H\x03\x88\x01\x01\x42\x12\n\x10_target_token_idB\n\n\x08_entropyB\x0b\n\t_gap_natsB\n\n\x08_measure\"\x8d\x03\n\x0eVerifyResponse\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x13\n\x0bkeep_length\x18\x02 \x01(\r\x12\x15\n\rnext_token_id\x18\x03 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\r\x12\'\n\tdecisions\x18\x05 \x03(\x0b\x32\x14.flyspec.v1.Decision\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x10\n\x08queue_ns\x18\x07 \x01(\x04\x12\x12\n\nforward_ns\x18\x08 \x01(\x04\x12\x10\n\x08judge_ns\x18\t \x01(\x04\x12\x12\n\nservice_ns\x18\n \x01(\x04\x12\x30\n\x0bopen_window\x18\x0b \x01(\x0b\x32\x16.flyspec.v1.OpenWindowH\x00\x88\x01\x01\x12+\n\x08logprobs\x18\x0c \x03(\x0b\x32\x19.flyspec.v1.TokenLogprobs\x12\x17\n\x0fplain_token_ids\x18\r \x03(\r\x12\x18\n\x10plain_confidence\x18\x0e \x01(\x02\x42\x0e\n\x0c_open_window*\xce\x01\n\x0f\x44\x65\x63isionOutcome\x12 \n\x1c\x44\x45\x43ISION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45\x43ISION_OUTCOME_EXACT\x10\x01\x12\x1a\n\x16\x44\x45\x43ISION_OUTCOME_LOOSE\x10\x02\x12 \n\x1c\x44\x45\x43ISION_OUTCOME_PROVISIONAL\x10\x03\x12\x1d\n\x19\x44\x45\x43ISION_OUTCOME_REJECTED\x10\x04\x12 \n\x1c\x44\x45\x43ISION_OUTCOME_NOT_REACHED\x10\x05\x32\x8a\x02\n\rVerifyService\x12_\n\x08\x44\x65scribe\x12(.flyspec.v1.VerifyServiceDescribeRequest\x1a).flyspec.v1.VerifyServiceDescribeResponse\x12S\n\x0cGetTokenizer\x12\x1f.flyspec.v1.GetTokenizerRequest\x1a .flyspec.v1.GetTokenizerResponse0\x01\x12\x43\n\x06Verify\x12\x19.flyspec.v1.VerifyRequest\x1a\x1a.flyspec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66lyspec/v1/verify.proto\x12\nflyspec.v1\x1a\x17\x66lyspec/v1/common.proto\"7\n\x1cVerifyServiceDescribeRequest\x12\x17\n\x0forchestrator_id\x18\x1e \x01(\t\"\xa9\x02\n\x1dVerifyServiceDescribeResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12$\n\x05model\x18\x02 \x01(\x0b\x32\x15.flyspec.v1.ModelInfo\x12+\n\x08sessions\x18\x03 \x01(\x0b\x32\x19.flyspec.v1.SessionStatus\x12\x1e\n\x16max_speculative_tokens\x18\x04 \x01(\r\x12\x18\n\x10max_plain_tokens\x18\x05 \x01(\r\x12\r\n\x05rules\x18\x06 \x03(\t\x12(\n\x07process\x18\x07 \x01(\x0b\x32\x17.flyspec.v1.ProcessInfo\x12(\n\nstep_costs\x18\x08 \x03(\x0b\x32\x14.flyspec.v1.StepCost\"3\n\x08StepCost\x12\x12\n\nnum_tokens\x18\x01 \x01(\r\x12\x13\n\x0b\x64uration_ns\x18\x02 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"u\n\x14GetTokenizerResponse\x12\x31\n\x08metadata\x18\x01 \x01(\x0b\x32\x1d.flyspec.v1.TokenizerMetadataH\x00\x12\x1e\n\x14tokenizer_json_chunk\x18\x02 \x01(\x0cH\x00\x42\n\n\x08response\"\xbd\x01\n\x11TokenizerMetadata\x12\x15\n\rchat_template\x18\x01 \x01(\t\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12\x19\n\x0c\x62os_token_id\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11\x63ontrol_token_ids\x18\x04 \x03(\r\x12\x1e\n\x16generation_config_json\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\tB\x0f\n\r_bos_token_id\"\xa5\x01\n\rVerifyRequest\x12&\n\x04open\x18\x01 \x01(\x0b\x32\x16.flyspec.v1.VerifyOpenH\x00\x12(\n\x05round\x18\x02 \x01(\x0b\x32\x17.flyspec.v1.VerifyRoundH\x00\x12\x37\n\rdistributions\x18\x03 \x01(\x0b\x32\x1e.flyspec.v1.DraftDistributionsH\x00\x42\t\n\x07request\"\xf5\x01\n\nVerifyOpen\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12\x1e\n\x04rule\x18\x03 \x01(\x0b\x32\x10.flyspec.v1.Rule\x12,\n\x08sampling\x18\x04 \x01(\x0b\x32\x1a.flyspec.v1.SamplingParams\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x15\n\x08logprobs\x18\x06 \x01(\rH\x00\x88\x01\x01\x12\x16\n\twaited_ms\x18\x1e \x01(\x04H\x01\x88\x01\x01\x12\x17\n\x0forchestrator_id\x18\x1f \x01(\tB\x0b\n\t_logprobsB\x0c\n\n_waited_ms\"t\n\x12\x44raftDistributions\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x34\n\rdistributions\x18\x03 \x03(\x0b\x32\x1d.flyspec.v1.TokenDistribution\"\xb1\x01\n\nOpenWindow\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x17\n\x0ftarget_token_id\x18\x02 \x01(\r\x12\x19\n\x11remaining_matches\x18\x03 \x01(\r\x12\x10\n\x08gap_nats\x18\x04 \x01(\x01\x12\x37\n\x0ftarget_logprobs\x18\x05 \x01(\x0b\x32\x19.flyspec.v1.TokenLogprobsH\x00\x88\x01\x01\x42\x12\n\x10_target_logprobs\"\xeb\x03\n\x0bVerifyRound\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x13\n\x0bkeep_length\x18\x02 \x01(\r\x12\x18\n\x10\x61ppend_token_ids\x18\x03 \x03(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x17\n\x0f\x64raft_token_ids\x18\x05 \x03(\r\x12\x18\n\x10max_plain_tokens\x18\x06 \x01(\r\x12#\n\x16remaining_loose_tokens\x18\x07 \x01(\rH\x00\x88\x01\x01\x12&\n\x19remaining_loose_cost_nats\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x14\x65xact_until_position\x18\t \x01(\r\x12\x30\n\x0bopen_window\x18\n \x01(\x0b\x32\x16.flyspec.v1.OpenWindowH\x02\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x17\n\x0f\x64raft_survivals\x18\x0c \x03(\x02\x12\x1e\n\x16num_speculative_tokens\x18\r \x01(\r\x12\x1f\n\x17return_plain_confidence\x18\x0e \x01(\x08\x42\x19\n\x17_remaining_loose_tokensB\x1c\n\x1a_remaining_loose_cost_natsB\x0e\n\x0c_open_window\"\xd2\x01\n\x08\x44\x65\x63ision\x12,\n\x07outcome\x18\x01 \x01(\x0e\x32\x1b.flyspec.v1.DecisionOutcome\x12\x1c\n\x0ftarget_token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07\x65ntropy\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12\x15\n\x08gap_nats\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x14\n\x07measure\x18\x05 \x01(\x02H\x03\x88\x01\x01\x42\x12\n\x10_target_token_idB\n\n\x08_entropyB\x0b\n\t_gap_natsB\n\n\x08_measure\"\x8d\x03\n\x0eVerifyResponse\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x13\n\x0bkeep_length\x18\x02 \x01(\r\x12\x15\n\rnext_token_id\x18\x03 \x01(\r\x12\x18\n\x10\x63ommitted_length\x18\x04 \x01(\r\x12\'\n\tdecisions\x18\x05 \x03(\x0b\x32\x14.flyspec.v1.Decision\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x10\n\x08queue_ns\x18\x07 \x01(\x04\x12\x12\n\nforward_ns\x18\x08 \x01(\x04\x12\x10\n\x08judge_ns\x18\t \x01(\x04\x12\x12\n\nservice_ns\x18\n \x01(\x04\x12\x30\n\x0bopen_window\x18\x0b \x01(\x0b\x32\x16.flyspec.v1.OpenWindowH\x00\x88\x01\x01\x12+\n\x08logprobs\x18\x0c \x03(\x0b\x32\x19.flyspec.v1.TokenLogprobs\x12\x17\n\x0fplain_token_ids\x18\r \x03(\r\x12\x18\n\x10plain_confidence\x18\x0e \x01(\x02\x42\x0e\n\x0c_open_window*\xce\x01\n\x0f\x44\x65\x63isionOutcome\x12 \n\x1c\x44\x45\x43ISION_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44\x45\x43ISION_OUTCOME_EXACT\x10\x01\x12\x1a\n\x16\x44\x45\x43ISION_OUTCOME_LOOSE\x10\x02\x12 \n\x1c\x44\x45\x43ISION_OUTCOME_PROVISIONAL\x10\x03\x12\x1d\n\x19\x44\x45\x43ISION_OUTCOME_REJECTED\x10\x04\x12 \n\x1c\x44\x45\x43ISION_OUTCOME_NOT_REACHED\x10\x05\x32\x8a\x02\n\rVerifyService\x12_\n\x08\x44\x65scribe\x12(.flyspec.v1.VerifyServiceDescribeRequest\x1a).flyspec.v1.VerifyServiceDescribeResponse\x12S\n\x0cGetTokenizer\x12\x1f.flyspec.v1.GetTokenizerRequest\x1a .flyspec.v1.GetTokenizerResponse0\x01\x12\x43\n\x06Verify\x12\x19.flyspec.v1.VerifyRequest\x1a\x1a.flyspec.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'flyspec.v1.verify_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DECISIONOUTCOME']._serialized_start=2542
-  _globals['_DECISIONOUTCOME']._serialized_end=2748
+  _globals['_DECISIONOUTCOME']._serialized_start=2630
+  _globals['_DECISIONOUTCOME']._serialized_end=2836
   _globals['_VERIFYSERVICEDESCRIBEREQUEST']._serialized_start=64
-  _globals['_VERIFYSERVICEDESCRIBEREQUEST']._serialized_end=94
-  _globals['_VERIFYSERVICEDESCRIBERESPONSE']._serialized_start=97
-  _globals['_VERIFYSERVICEDESCRIBERESPONSE']._serialized_end=394
-  _globals['_STEPCOST']._serialized_start=396
-  _globals['_STEPCOST']._serialized_end=447
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=449
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=470
-  _globals['_GETTOKENIZERRESPONSE']._serialized_start=472
-  _globals['_GETTOKENIZERRESPONSE']._serialized_end=589
-  _globals['_TOKENIZERMETADATA']._serialized_start=592
-  _globals['_TOKENIZERMETADATA']._serialized_end=781
-  _globals['_VERIFYREQUEST']._serialized_start=784
-  _globals['_VERIFYREQUEST']._serialized_end=949
-  _globals['_VERIFYOPEN']._serialized_start=952
-  _globals['_VERIFYOPEN']._serialized_end=1134
-  _globals['_DRAFTDISTRIBUTIONS']._serialized_start=1136
-  _globals['_DRAFTDISTRIBUTIONS']._serialized_end=1252
-  _globals['_OPENWINDOW']._serialized_start=1255
-  _globals['_OPENWINDOW']._serialized_end=1432
-  _globals['_VERIFYROUND']._serialized_start=1435
-  _globals['_VERIFYROUND']._serialized_end=1926
-  _globals['_DECISION']._serialized_start=1929
-  _globals['_DECISION']._serialized_end=2139
-  _globals['_VERIFYRESPONSE']._serialized_start=2142
-  _globals['_VERIFYRESPONSE']._serialized_end=2539
-  _globals['_VERIFYSERVICE']._serialized_start=2751
-  _globals['_VERIFYSERVICE']._serialized_end=3017
+  _globals['_VERIFYSERVICEDESCRIBEREQUEST']._serialized_end=119
+  _globals['_VERIFYSERVICEDESCRIBERESPONSE']._serialized_start=122
+  _globals['_VERIFYSERVICEDESCRIBERESPONSE']._serialized_end=419
+  _globals['_STEPCOST']._serialized_start=421
+  _globals['_STEPCOST']._serialized_end=472
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=474
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=495
+  _globals['_GETTOKENIZERRESPONSE']._serialized_start=497
+  _globals['_GETTOKENIZERRESPONSE']._serialized_end=614
+  _globals['_TOKENIZERMETADATA']._serialized_start=617
+  _globals['_TOKENIZERMETADATA']._serialized_end=806
+  _globals['_VERIFYREQUEST']._serialized_start=809
+  _globals['_VERIFYREQUEST']._serialized_end=974
+  _globals['_VERIFYOPEN']._serialized_start=977
+  _globals['_VERIFYOPEN']._serialized_end=1222
+  _globals['_DRAFTDISTRIBUTIONS']._serialized_start=1224
+  _globals['_DRAFTDISTRIBUTIONS']._serialized_end=1340
+  _globals['_OPENWINDOW']._serialized_start=1343
+  _globals['_OPENWINDOW']._serialized_end=1520
+  _globals['_VERIFYROUND']._serialized_start=1523
+  _globals['_VERIFYROUND']._serialized_end=2014
+  _globals['_DECISION']._serialized_start=2017
+  _globals['_DECISION']._serialized_end=2227
+  _globals['_VERIFYRESPONSE']._serialized_start=2230
+  _globals['_VERIFYRESPONSE']._serialized_end=2627
+  _globals['_VERIFYSERVICE']._serialized_start=2839
+  _globals['_VERIFYSERVICE']._serialized_end=3105
 # @@protoc_insertion_point(module_scope)

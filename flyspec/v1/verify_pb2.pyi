@@ -62,12 +62,17 @@ class VerifyServiceDescribeRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ORCHESTRATOR_ID_FIELD_NUMBER: _builtins.int
+    orchestrator_id: _builtins.str
+    """Who asks, as `VerifyOpen.orchestrator_id`: what `sessions.others` leaves out."""
     def __init__(
         self,
+        *,
+        orchestrator_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["orchestrator_id", b"orchestrator_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -308,6 +313,8 @@ class VerifyOpen(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    WAITED_MS_FIELD_NUMBER: _builtins.int
+    ORCHESTRATOR_ID_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens of it that are the prompt, in [1, number of token_ids]."""
     seed: _builtins.int
@@ -316,6 +323,13 @@ class VerifyOpen(_message.Message):
     """Number of most likely tokens whose log-probabilities are returned with each
     token's own, in [0, 20]. Unset returns none at all.
     """
+    waited_ms: _builtins.int
+    """Set, the session waits if no slot is free: those whose requests have waited
+    longest, this long so far, in ms, are next. Once it has a slot, a response comes
+    with nothing but `keep_length`. Unset, it is refused if none is free.
+    """
+    orchestrator_id: _builtins.str
+    """Which orchestrator opens it, at most 64 characters: `ProcessInfo.instance_id`."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sequence so far: prompt and all that was emitted. At least one token."""
@@ -339,14 +353,21 @@ class VerifyOpen(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         seed: _builtins.int = ...,
         logprobs: _builtins.int | None = ...,
+        waited_ms: _builtins.int | None = ...,
+        orchestrator_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "rule", b"rule", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "rule", b"rule", "sampling", b"sampling", "waited_ms", b"waited_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "logprobs", b"logprobs", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "orchestrator_id", b"orchestrator_id", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "waited_ms", b"waited_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__waited_ms: _TypeAlias = _typing.Literal["waited_ms"]  # noqa: Y015
+    _WhichOneofArgType__waited_ms: _TypeAlias = _typing.Literal["_waited_ms", b"_waited_ms"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__waited_ms) -> _WhichOneofReturnType__waited_ms | None: ...
 
 Global___VerifyOpen: _TypeAlias = VerifyOpen  # noqa: Y015
 

@@ -77,7 +77,8 @@ class VerifyServiceServicer:
         """A session: one `open`, then any number of `round`.
         INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the round
         builds on a prefix that the session does not hold; open another with the
-        whole prefix. RESOURCE_EXHAUSTED: no free slot, or the queue is full.
+        whole prefix. RESOURCE_EXHAUSTED: no free slot, or too many wait for one, or
+        the queue of rounds is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,8 @@ class VerifyServiceStub:
     """A session: one `open`, then any number of `round`.
     INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the round
     builds on a prefix that the session does not hold; open another with the
-    whole prefix. RESOURCE_EXHAUSTED: no free slot, or the queue is full.
+    whole prefix. RESOURCE_EXHAUSTED: no free slot, or too many wait for one, or
+    the queue of rounds is full.
     """
 
 @_typing.type_check_only
@@ -65,7 +66,8 @@ class VerifyServiceAsyncStub(VerifyServiceStub):
     """A session: one `open`, then any number of `round`.
     INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the round
     builds on a prefix that the session does not hold; open another with the
-    whole prefix. RESOURCE_EXHAUSTED: no free slot, or the queue is full.
+    whole prefix. RESOURCE_EXHAUSTED: no free slot, or too many wait for one, or
+    the queue of rounds is full.
     """
 
 class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -100,7 +102,8 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         """A session: one `open`, then any number of `round`.
         INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the round
         builds on a prefix that the session does not hold; open another with the
-        whole prefix. RESOURCE_EXHAUSTED: no free slot, or the queue is full.
+        whole prefix. RESOURCE_EXHAUSTED: no free slot, or too many wait for one, or
+        the queue of rounds is full.
         """
 
 def add_VerifyServiceServicer_to_server(servicer: VerifyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -203,7 +203,7 @@ class VerifyOpen:
     """Opens a verify session with the sequence so far, `prompt_length` of it the prompt.
 
     `logprobs` is the number of most likely tokens to tell the log-probabilities of; None tells none
-    at all.
+    at all. `waited_ms` is how long its request has waited; None: it does not wait for a slot.
     """
 
     token_ids: Sequence[int]
@@ -212,6 +212,8 @@ class VerifyOpen:
     sampling: SamplingParams
     seed: int
     logprobs: int | None = None
+    waited_ms: int | None = None
+    orchestrator_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

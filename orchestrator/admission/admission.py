@@ -13,23 +13,13 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
-from flyspec.config import OrchestratorSettings
+from flyspec.config import WAITING_SHARE, OrchestratorSettings
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
 from flyspec.security import ApiKey
 from orchestrator.admission.clients import ClientLimits
 from orchestrator.admission.waits import HoldTimes
 
-WAITING_SHARE = 0.25
-"""Generations that may wait, as a share of those that may run, unless `--max-waiting` says.
-
-Under overload every slot is taken and who is let in has waited behind a full queue. With all slots
-busy a generation takes up to 1.5 times as long as at 80 % of the sustainable rate, since more share
-a step; a queue of a quarter adds a quarter of the mean time that slots are held. Together that
-keeps p99 within twice that at 80 %, with something to spare for what refusing costs. A longer queue
-serves nobody sooner: it moves the refusal from now to later and adds its length to every answer.
-`python -m bench.overload` measures it.
-"""
-REFUSALS = ("queue_full", "wait_too_long", "deadline", "client_limit", "draining")
+REFUSALS = ("queue_full", "wait_too_long", "deadline", "client_limit", "draining", "service_full")
 """Why requests are not let in: their numbers are metrics."""
 POLL_S = 0.25
 """So often it is looked whether new room, of a replica that came, lets a waiting one in."""
@@ -41,6 +31,10 @@ class Admission:
     `capacity` says how many may run now; it may change at any time. `max_waiting` None is a share
     of it. 0 is no bound of `max_queue_wait_s` and `max_outstanding_tokens`. A request of more than
     `max_outstanding_tokens` counts as so many, and so runs alone.
+
+    `others` says how many generations of other orchestrators the services hold, None if they hold
+    and await none. With others, one at a time asks the service for its slot, until it is `granted`:
+    there it is in turn with those of the others.
     """
 
     def __init__(
@@ -52,8 +46,9 @@ class Admission:
         max_queue_wait_s: float = 0.0,
         max_outstanding_tokens: int = 0,
         holds: HoldTimes | None = None,
+        others: Callable[[], int | None] = lambda: None,
     ) -> None:
-        self._capacity = capacity
+        self._capacity, self._others = capacity, others
         self._clients = clients or ClientLimits()
         self._max_waiting = max_waiting
         self._max_queue_wait_s = max_queue_wait_s
@@ -61,6 +56,7 @@ class Admission:
         self._holds = holds or HoldTimes()
         self._queue: dict[Visit, asyncio.Future[None]] = {}
         self._queued_tokens = 0
+        self._asking: set[Visit] = set()  # these run, but are not granted a slot yet
         self._arriving = 0  # visits that neither wait nor run yet
         self._poll: asyncio.TimerHandle | None = None
         self.active = 0
@@ -70,8 +66,16 @@ class Admission:
         self.draining = False
 
     @classmethod
-    def of(cls, settings: OrchestratorSettings, capacity: Callable[[], int]) -> Admission:
-        """As the settings say; `capacity` is how many generations the services hold now."""
+    def of(
+        cls,
+        settings: OrchestratorSettings,
+        capacity: Callable[[], int],
+        others: Callable[[], int | None] = lambda: None,
+    ) -> Admission:
+        """As the settings say; `capacity` is how many generations the services hold now.
+
+        Where the settings say how many may run, `others` do not matter.
+        """
         clients = ClientLimits(
             settings.max_concurrent_per_client, settings.max_requests_per_minute_per_client
         )
@@ -81,6 +85,7 @@ class Admission:
             max_waiting=settings.max_waiting,
             max_queue_wait_s=settings.max_queue_wait_s,
             max_outstanding_tokens=settings.max_outstanding_tokens,
+            others=lambda: None if settings.max_concurrent else others(),
         )
 
     @property
@@ -91,7 +96,7 @@ class Admission:
     @property
     def slots(self) -> int:
         """Generations that may run at once, as things are now."""
-        return self._capacity()
+        return self._share
 
     @property
     def refused_total(self) -> int:
@@ -106,8 +111,7 @@ class Admission:
         room for it or the client has had its share.
         """
         self._check_draining()
-        free = 0 if self._queue else max(0, self._capacity() - self.active)
-        self._check_room(len(self._queue) + self._arriving + 1 - free, 0, deadline)
+        self._check_room(self._place(self._arriving), 0, deadline)
         try:
             self._clients.enter(client, self._retry_after(0.0), key)
         except ResourceExhaustedError:
@@ -140,7 +144,7 @@ class Admission:
         if not self._queue and self._fits(visit):
             self._start(visit)
             return
-        self._check_room(len(self._queue) + 1, visit.tokens, visit.deadline)
+        self._check_room(self._place(), visit.tokens, visit.deadline)
         future = asyncio.get_running_loop().create_future()
         self._queue[visit] = future
         self._queued_tokens += visit.tokens
@@ -151,10 +155,17 @@ class Admission:
             self._dequeue(visit)
             self._admit()  # others may have waited behind this one alone
 
+    def _granted(self, visit: Visit) -> None:
+        """The visit has its slot of the service."""
+        self._asking.discard(visit)
+        if self._queue:
+            self._admit()
+
     def _leave(self, visit: Visit) -> None:
         """Give back the slot."""
         if visit.running:
             visit.running = False
+            self._asking.discard(visit)
             self._holds.end(visit.started)
             self.active -= 1
             self.outstanding_tokens -= visit.tokens
@@ -176,15 +187,32 @@ class Admission:
 
     # --- how ------------------------------------------------------------------------------------
 
+    @property
+    def _share(self) -> int:
+        """Generations that may run here, besides those that other orchestrators run."""
+        return max(0, self._capacity() - (self._others() or 0))
+
+    def _place(self, arriving: int = 0) -> int:
+        """Who comes now, behind so many that arrive, would be in that place of the queue."""
+        place = len(self._queue) + arriving + 1
+        if self._others() is not None:
+            # Slots may be free although some wait: for the one that asks the service.
+            return place + self.active - self._share
+        return place if self._queue else place - max(0, self._capacity() - self.active)
+
     def _fits(self, visit: Visit) -> bool:
         """Whether there is a slot and room for the visit's tokens."""
-        if self.active >= self._capacity():
+        if self._others() is not None:
+            if self._asking:
+                return False
+        elif self.active >= self._capacity():
             return False
         room = self._max_tokens - self.outstanding_tokens
         return not self._max_tokens or visit.tokens <= room
 
     def _start(self, visit: Visit) -> None:
         visit.running, visit.started = True, self._holds.begin()
+        self._asking.add(visit)
         self.active += 1
         self.outstanding_tokens += visit.tokens
 
@@ -228,7 +256,7 @@ class Admission:
 
     def _check_room(self, place: int, tokens: int, deadline: float | None) -> None:
         """Refuse a request that would be in that place of the queue, if it would wait too long."""
-        capacity = self._capacity()
+        capacity = self._share
         limit = self._max_waiting
         if limit is None:
             limit = max(1, int(WAITING_SHARE * capacity))
@@ -261,7 +289,7 @@ class Admission:
 
     def _retry_after(self, wait_s: float) -> float:
         """When somebody may come back who would wait so long, seconds."""
-        return self._holds.retry_after_s(wait_s, self._capacity())
+        return self._holds.retry_after_s(wait_s, self._share)
 
 
 class Visit:
@@ -292,7 +320,8 @@ class Visit:
     ) -> None:
         self._admission._end(self)
         if isinstance(error, ResourceExhaustedError) and error.retry_after_s is None:
-            # A service was full although its slots were counted: somebody else uses it, too.
+            # A service was full: somebody else uses it, too, and waits there since earlier.
+            self._admission.refusals["service_full"] += 1
             error.retry_after_s = self._admission._retry_after(0.0)
         try:
             await self._timeout.__aexit__(kind, error, traceback)
@@ -317,6 +346,10 @@ class Visit:
             yield
         finally:
             self._admission._leave(self)
+
+    def granted(self) -> None:
+        """The service has a slot for it: the next may ask."""
+        self._admission._granted(self)
 
     def pause(self) -> None:
         """Let the deadline pass until `resume`, which then ends the visit."""

@@ -167,14 +167,28 @@ class Fleet:
     @property
     def max_sessions(self) -> int:
         """Generations that the services can hold: those of the target, as far as is known."""
-        replicas = [r for r in self.targets.replicas if r.info is not None]
-        usable = [r for r in replicas if r.usable] or replicas
+        usable = self._targets_asked
         limit: int = sum(r.info.sessions.limit for r in usable)
         pool = self.drafters.active.pool
         drafting = [r for r in pool.usable if r.info] if pool else []
         if drafting:
             limit = min(limit, sum(r.info.sessions.limit for r in drafting))
         return max(1, limit)
+
+    @property
+    def others(self) -> int | None:
+        """Sessions of other orchestrators that the target has, as far as is known.
+
+        None if they neither have any nor wait for one.
+        """
+        asked = self._targets_asked
+        return sum(r.others for r in asked) if any(r.shared for r in asked) else None
+
+    @property
+    def _targets_asked(self) -> list[Replica[VerifyUpstream]]:
+        """The target's replicas that have answered; those that can be used, if there are any."""
+        replicas = [r for r in self.targets.replicas if r.info is not None]
+        return [r for r in replicas if r.usable] or replicas
 
     async def close(self) -> None:
         """Stop watching and close the connections."""

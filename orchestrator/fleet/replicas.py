@@ -85,6 +85,21 @@ class Replica(Generic[S]):
             )
         return f"{self.address} failed a moment ago"
 
+    @property
+    def others(self) -> int:
+        """Sessions of other orchestrators on it, as far as it said."""
+        return self.info.sessions.others if self.info is not None else 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether other orchestrators have sessions on it, or wait for some, as far as it said."""
+        return self.info is not None and bool(self.others or self.info.sessions.others_waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether others and this orchestrator have all of its sessions, as far as it said."""
+        return self.others + len(self.sessions) >= self.info.sessions.limit if self.info else False
+
     def join(self, session: UpstreamSession, weight: int) -> None:
         """A session begins on it; `weight` as `outstanding`."""
         if self.breaker.state is BreakerState.HALF_OPEN:

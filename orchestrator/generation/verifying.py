@@ -40,13 +40,17 @@ log = logging.getLogger(__name__)
 RETRIED = (PrefixMismatchError, UnavailableError, ResourceExhaustedError)
 REOPEN_BACKOFF_S = (0.02, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Longest rests between tries to open a lost session again; the last one repeats."""
+SLOT_WAIT_S = 1.0
+"""So long a session waits for a slot of one replica; then one of another may have come free."""
+FULL_GRACE_S = 0.25
+"""A generation that begins asks again so long when too many wait: slots may still be closing."""
 
 
 class Verifying(PooledSession[VerifyUpstream, VerifySession]):
     """A generation's verdicts, of a session with one of `targets` at a time.
 
     When its replica is lost, another one, or the same one restarted, gets the whole sequence,
-    until `reopen_timeout_s` are over.
+    until `reopen_timeout_s` are over. The request arrived at `arrived_s`, by the monotonic clock.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         metrics: SpeculationMetrics,
         recoveries: Recoveries,
         correlation: Correlation = UNKNOWN,
+        arrived_s: float | None = None,
     ) -> None:
         super().__init__(plan.max_total_tokens, metrics, recoveries, correlation)
         self._targets = targets
@@ -70,6 +75,45 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         )
         self._reopen_timeout_s = reopen_timeout_s
         self._avoided: list[Replica[VerifyUpstream]] = []  # full when they were tried last
+        self._arrived = time.monotonic() if arrived_s is None else arrived_s
+
+    async def reserve(self, tokens: Sequence[int]) -> None:
+        """Have a slot of the target, in turn with generations of other orchestrators if it has any.
+
+        Without others this orchestrator counts what is free itself, and nothing is asked. Raises
+        `ResourceExhaustedError` when too many wait that arrived earlier.
+        """
+        began = time.monotonic()
+        while self._session is None and any(r.shared for r in self._targets.usable):
+            full = [r for r in self._targets.usable if r.full and r not in self._avoided]
+            self._avoided = [*self._avoided, *full]
+            session, replica = await self._begin(tokens)
+            granted = False
+            try:
+                async with asyncio.timeout(SLOT_WAIT_S):
+                    await session.wait_for_slot(tokens, self.waited_s)
+                granted, self._avoided = True, []
+            except TimeoutError:
+                self._avoided = []
+            except ResourceExhaustedError:
+                if time.monotonic() - began > FULL_GRACE_S:
+                    raise
+            except UnavailableError as error:
+                self._trouble = self._trouble or (time.perf_counter_ns(), error)
+                if time.monotonic() - began > self._reopen_timeout_s:
+                    raise
+                self._avoided = [replica]
+                replica.failed()
+            finally:
+                if not granted:
+                    self._close_session()
+            if not granted:
+                await asyncio.sleep(REOPEN_BACKOFF_S[0])
+
+    @property
+    def waited_s(self) -> float:
+        """Since its request arrived, seconds."""
+        return time.monotonic() - self._arrived
 
     def keep(self, length: int) -> None:
         """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
@@ -93,6 +137,8 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             answered = False
             began_ns = time.perf_counter_ns()
             try:
+                if self._session is None:
+                    await self.reserve(sequence.tokens)
                 session, replica = self._session, self._replica
                 if session is None or replica is None:
                     session, replica = await self._begin(sequence.tokens)

@@ -60,8 +60,12 @@ class GrpcUpstream(Generic[Info]):
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> Info:
         """What it says of itself. Raises `UnavailableError` when it does not answer."""
         async with self.attempt(timeout_s):
-            said = await self.stub.Describe(self._describe())
+            said = await self.stub.Describe(self._describe_request())
             return wire.decode(self._info, _readable(said))
+
+    def _describe_request(self) -> Any:
+        """What `Describe` is asked with."""
+        return self._describe()
 
     async def reconnect(self) -> None:
         """Give the connection up; gRPC itself would find out by keepalive, half a minute later."""
@@ -93,12 +97,13 @@ class GrpcSession(Generic[Open]):
         self._call: Any = None
         self._synced = 0
 
-    async def _begin(self, tokens: Sequence[int]) -> None:
-        """Open the stream, before its first message."""
+    async def _begin(self, tokens: Sequence[int], **changes: Any) -> None:
+        """Open the stream, before its first message; `changes` are of what opens it."""
         if self._call is None:
             method = getattr(self._upstream.stub, self._method)
             self._call = method(metadata=self._correlation.metadata)
-            await write(self._call, wire.encode(replace(self._open, token_ids=tokens)))
+            open_ = replace(self._open, token_ids=tokens, **changes)
+            await write(self._call, wire.encode(open_))
             self._synced = len(tokens)
 
     def close(self) -> None:

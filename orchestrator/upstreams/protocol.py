@@ -99,6 +99,12 @@ class DraftSession(UpstreamSession, Protocol):
 class VerifySession(UpstreamSession, Protocol):
     """Verdicts on one sequence."""
 
+    async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> None:
+        """Open it, before its first round, once the service has a slot for it.
+
+        Its request, whose sequence is `token_ids`, has waited `waited_s` already.
+        """
+
     def keep(self, length: int) -> None:
         """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from flyspec import wire
+from flyspec import process, wire
 from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
@@ -13,7 +14,12 @@ from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
-from orchestrator.upstreams.connection import GrpcSession, GrpcUpstream, read, write
+from orchestrator.upstreams.connection import (
+    GrpcSession,
+    GrpcUpstream,
+    read,
+    write,
+)
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 
 DISTRIBUTIONS_PIECE_BYTES = 1 << 20
@@ -27,6 +33,12 @@ class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
     _stub = verify_pb2_grpc.VerifyServiceStub
     _describe = verify_pb2.VerifyServiceDescribeRequest
     _info = VerifyServiceInfo
+    orchestrator_id = process.describe().instance_id
+    """Who asks: what the service tells sessions of several orchestrators apart by."""
+
+    def _describe_request(self) -> Any:
+        """With who asks."""
+        return self._describe(orchestrator_id=self.orchestrator_id)
 
     async def tokenizer(self) -> TokenizerBundle:
         """The target's tokenizer."""
@@ -38,6 +50,7 @@ class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
         self, open_: VerifyOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> GrpcVerifySession:
         """A session, which begins with its first round."""
+        open_ = replace(open_, orchestrator_id=self.orchestrator_id)
         return GrpcVerifySession(self, open_, metrics, correlation)
 
 
@@ -45,6 +58,12 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
     """Verdicts."""
 
     _method = "Verify"
+
+    async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> None:
+        """Open the session, and wait until the service has a slot for it."""
+        async with self._upstream.attempt(self._upstream.timeout_s):
+            await self._begin(token_ids, waited_ms=round(1e3 * waited_s))
+            await read(self._call)
 
     def keep(self, length: int) -> None:
         """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""

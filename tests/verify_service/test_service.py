@@ -26,6 +26,12 @@ def open_message(token_ids=PROMPT, rule="exact", **changes):
     )
 
 
+def owned_message(orchestrator_id):
+    message = open_message()
+    message.open.orchestrator_id = orchestrator_id
+    return message
+
+
 def round_message(drafts=(), keep=HELD, plain=1):
     return wire.encode(VerifyRound(1, keep, [], drafts, max_plain_tokens=plain))
 
@@ -49,6 +55,7 @@ async def drained(engine):
         ([round_message()], "INVALID_ARGUMENT", "must be `open`"),
         ([open_message(), open_message()], "INVALID_ARGUMENT", "one session"),
         ([open_message([])], "INVALID_ARGUMENT", "empty"),
+        ([owned_message("x" * 65)], "INVALID_ARGUMENT", "orchestrator_id"),
         ([open_message([400])], "INVALID_ARGUMENT", "ids 0 to 399"),
         ([open_message([5] * 257)], "INVALID_ARGUMENT", "context of 256"),
         ([open_message(rule="loose")], "INVALID_ARGUMENT", "exact, fly"),
@@ -94,6 +101,46 @@ async def test_a_full_service_says_so_and_recovers(service, engine):
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "--max-sessions" in details
         for call in calls:
+            call.cancel()
+        assert await drained(engine)
+
+
+async def test_who_waits_for_a_slot_is_told_when_it_is_there_oldest_first(service, engine):
+    async with service() as stub:
+
+        async def opened(name, waited_ms):
+            call = stub.Verify()
+            message = open_message()
+            message.open.waited_ms, message.open.orchestrator_id = waited_ms, name
+            await call.write(message)
+            return call
+
+        async def seen(name):
+            request = verify_pb2.VerifyServiceDescribeRequest(orchestrator_id=name)
+            sessions = (await stub.Describe(request)).sessions
+            return sessions.others, sessions.waiting, sessions.others_waiting
+
+        calls = [await opened("a", 0) for _ in range(4)]
+        for call in calls:
+            assert (await call.read()).keep_length == HELD
+        assert await seen("a") == (0, 0, 0)
+        assert await seen("b") == (4, 0, 0)
+        young = await opened("b", 10)
+        await until(lambda: engine.sessions.waiting == 1)
+        assert await seen("a") == (0, 1, 1)
+        older = await opened("b", 60_000)
+        code, details = await status_of(young)  # a quarter of four may wait
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "--max-sessions" in details
+        calls[0].cancel()
+        assert (await older.read()).keep_length == HELD
+        await older.write(round_message())
+        assert (await older.read()).round_id == 1
+        leaving = await opened("a", 0)
+        await until(lambda: engine.sessions.waiting == 1)
+        leaving.cancel()
+        await until(lambda: engine.sessions.waiting == 0)
+        for call in (*calls, older):
             call.cancel()
         assert await drained(engine)
 
