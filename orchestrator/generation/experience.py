@@ -33,6 +33,9 @@ START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
 was spent beyond is paid back, this much of it."""
 LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
 """What a draft that differs is worth when another one has been seen, and how many the beginning."""
+ALONE_NS = 200e6
+"""So long a generation must have run alone to count as that: others may be about to follow those
+that have just ended."""
 PRIOR_ACCEPTANCE = 0.8
 KNOWN = 64
 """Tokens of evidence that tell how good a drafter is in other texts."""
@@ -224,12 +227,15 @@ class Experience:
         self._plain_ns = Recent(0.0, PLAIN_MEMORY)
         self._drafters: dict[tuple[str, str], DrafterExperience] = {}
         self._load = LoadTrials()
+        self._alone_ns = ALONE_NS
         self.running = 0
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         """While a generation runs."""
         self.running += 1
+        if self.running > 1:
+            self._alone_ns = 0.0
         try:
             yield
         finally:
@@ -245,11 +251,14 @@ class Experience:
     @property
     def may_draft(self) -> bool:
         """Whether generations may draft under the present load."""
-        trial = self._load.at(self.running)
+        among_others = self.running > 1 or self._alone_ns < ALONE_NS
+        trial = self._load.at(max(2, self.running)) if among_others else None
         return trial is None or trial.drafts
 
     def emitted(self, num_tokens: int, duration_ns: int) -> None:
         """One of the generations had so many tokens in this time, drafted or not."""
+        if self.running == 1:
+            self._alone_ns += duration_ns
         if trial := self._load.at(self.running):
             trial.emitted(num_tokens, duration_ns, self.running, self.plain_ns)
 

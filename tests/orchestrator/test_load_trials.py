@@ -97,7 +97,21 @@ def test_a_generation_neither_drafts_nor_asks_while_others_decode_plainly():
         while not experience.may_draft:
             pace.checked(plain)
         assert pace.follows(1000)
-    assert experience.may_draft
+
+
+def test_who_is_alone_for_a_moment_is_still_among_others():
+    experience = Experience([MeasuredStep(1, 5 * MS)])
+    with experience.shared():
+        assert experience.may_draft  # alone from the start
+        with experience.shared():
+            assert not experience.may_draft
+        experience.emitted(20, 100 * MS)
+        assert not experience.may_draft
+    with experience.shared():  # another one behind it is alone as well
+        experience.emitted(20, 100 * MS)
+        assert experience.may_draft
+        with experience.shared():
+            assert not experience.may_draft
 
 
 def test_what_does_not_pay_for_fewer_is_tried_later_with_more():
