@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Generic, TypeVar
@@ -25,6 +26,8 @@ from orchestrator.upstreams.protocol import SilentError, Upstream, UpstreamSessi
 log = logging.getLogger(__name__)
 
 DISCOVER_S = 2.0
+SHARED_S = 10.0
+"""So long after other orchestrators had sessions on a replica they are taken to come again."""
 STICKY_TOKENS = 128
 """First tokens of a prompt that decide which replica's cache may hold it."""
 MISSES = 2
@@ -57,6 +60,7 @@ class Replica(Generic[S]):
         self.disturbed = asyncio.Event()
         self.asking = asyncio.Lock()
         self._trial: UpstreamSession | None = None
+        self._shared_at = -math.inf
 
     @property
     def address(self) -> str:
@@ -92,8 +96,10 @@ class Replica(Generic[S]):
 
     @property
     def shared(self) -> bool:
-        """Whether other orchestrators have sessions on it, or wait for some, as far as it said."""
-        return self.info is not None and bool(self.others or self.info.sessions.others_waiting)
+        """Whether other orchestrators have or await sessions on it, or did a moment ago."""
+        if self.info is not None and (self.others or self.info.sessions.others_waiting):
+            self._shared_at = time.monotonic()
+        return time.monotonic() - self._shared_at < SHARED_S
 
     @property
     def full(self) -> bool:
