@@ -357,7 +357,7 @@ async def test_many_cancelled_clients_leave_nothing(service: Service, prompt: li
     await until(lambda: service.active == 0)
 
 
-async def test_a_bug_ends_its_sessions_and_not_the_engine(
+async def test_a_failed_step_ends_its_sessions_and_not_the_engine(
     service_with: StartService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with service_with(log_level="error") as service:
@@ -371,7 +371,7 @@ async def test_a_bug_ends_its_sessions_and_not_the_engine(
         client = await service.client().open([1, 2])
         await client.send(2)
         status, details = await client.status()
-        assert status is Code.INTERNAL
+        assert status is Code.UNAVAILABLE
         assert "out of memory" in details
         monkeypatch.setattr(runner, "forward", forward)
         client = await service.client().open([1, 2])
