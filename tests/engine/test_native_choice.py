@@ -55,7 +55,8 @@ def test_where_there_is_a_compiler_the_step_was_compiled_with_the_installation()
 def test_models_of_the_family_in_bfloat16_are_served_natively(
     shape: str, found: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model, line = chosen(small_model(shape), caplog)
+    # Of this seed's tokens few are near-ties, which another processor may decide otherwise.
+    model, line = chosen(small_model(shape, seed=5), caplog)
     assert isinstance(model, NativeModel)
     assert line.startswith(f"native step: {compiled(SETS[0]).name}, ")
     assert model.cache.num_free == 4
