@@ -324,6 +324,12 @@ class OrchestratorSettings(ServerSettings):
         description="seconds to wait for its answer; after two without one it counts as hung and "
         "its generations go elsewhere",
     )
+    allow_mixed_numerics: bool = Field(
+        False,
+        description="also use verify services with the target's weights that compute otherwise "
+        "(data type, engine, processor, ranks): exact text is then that of the service that "
+        "decoded it, and can change where a generation moves to another",
+    )
     reopen_timeout_s: float = Field(
         1800.0,
         ge=0,

@@ -92,6 +92,12 @@ class ModelLostError(FlyspecError):
     status = "UNAVAILABLE"
 
 
+class TargetChangedError(FlyspecError):
+    """The target was replaced by another model in the midst of a generation; send it again."""
+
+    status = "ABORTED"
+
+
 class ConfigError(FlyspecError):
     """The configuration cannot work: wrong path, port in use, unsupported model."""
 

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
-from functools import cached_property
 from typing import NoReturn
 
 from flyspec.config import OrchestratorSettings
@@ -23,6 +22,7 @@ from flyspec.values.generation import (
 from orchestrator.admission.admission import Admission, Visit
 from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.target import Target
 from orchestrator.generation.adaptive import AdaptivePace
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.experience import Experience
@@ -51,6 +51,7 @@ class Generations:
     ) -> None:
         self._fleet, self._admission = fleet, admission
         self._settings, self._rules, self._observer = settings, rules, observer
+        self._learned: tuple[Target, Experience] | None = None
 
     async def run(
         self, request: GenerationRequest, caller: Caller = NOBODY
@@ -76,7 +77,8 @@ class Generations:
         arrived, arrived_s = time.perf_counter_ns(), time.monotonic()
         fleet, target = self._fleet, self._fleet.target
         model = target.info.model
-        plan = await self._plan(request)
+        plan = await self._plan(request, target)
+        experience = self._experience(target)
         check_tokens(caller.key, plan.max_total_tokens)
         fleet.drafters.check(plan.drafter)
         output = Output(target.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
@@ -88,10 +90,12 @@ class Generations:
         reopen_s = self._settings.reopen_timeout_s if visit.deadline is None else math.inf
         async with visit.slot(plan.max_total_tokens):
             with (
-                self._experience.shared(),
+                experience.shared(),
                 closing(Drafting(fleet.drafters, plan, model, *accounts)) as drafting,
                 closing(
-                    Verifying(fleet.targets, plan, reopen_s, *accounts, arrived_s=arrived_s)
+                    Verifying(
+                        fleet.replicas_of(model), plan, reopen_s, *accounts, arrived_s=arrived_s
+                    )
                 ) as verifying,
             ):
                 await verifying.reserve(plan.prompt_token_ids)
@@ -101,7 +105,7 @@ class Generations:
                 is_chat = isinstance(request.prompt, Chat)
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)
                 yield plan.started(observation.request_id, model.name, drafter)
-                pace = self._pace(plan, drafter)
+                pace = self._pace(plan, drafter, experience)
                 eos = target.tokenizer.eos_token_ids
                 rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, eos)
                 async with aclosing(rounds.run()) as running:
@@ -135,27 +139,28 @@ class Generations:
             num_recoveries=recoveries.count,
             drafters=drafting.shares,
             num_draft_tokens_per_round=ledger.num_draft_tokens_per_round,
+            mixed_numerics=verifying.mixed_numerics,
         )
 
-    @cached_property
-    def _experience(self) -> Experience:
+    def _experience(self, target: Target) -> Experience:
         """What generations with this target learn for each other."""
-        return Experience(self._fleet.target.info.step_costs)
+        known = self._learned
+        if known is None or known[0] is not target:
+            known = self._learned = target, Experience(target.info.step_costs)
+        return known[1]
 
-    def _pace(self, plan: GenerationPlan, drafter: str) -> Pace:
+    def _pace(self, plan: GenerationPlan, drafter: str, experience: Experience) -> Pace:
         """By K as it was asked for."""
         k, earlier = plan.num_speculative_tokens, plan.num_draft_tokens_per_round
         pace: Pace = FixedPace(k)
         if plan.adaptive and k:
-            pace = AdaptivePace(
-                self._experience, drafter, plan.rule.name, k, len(plan.prompt_token_ids)
-            )
+            pace = AdaptivePace(experience, drafter, plan.rule.name, k, len(plan.prompt_token_ids))
         return RepeatedPace(earlier, pace) if earlier else pace
 
-    async def _plan(self, request: GenerationRequest) -> GenerationPlan:
+    async def _plan(self, request: GenerationRequest, target: Target) -> GenerationPlan:
         """The request checked; a long one in a thread."""
-        fleet, target = self._fleet, self._fleet.target
-        rest = target.tokenizer, target.info, self._settings, fleet.max_draft_tokens, self._rules
+        most, rules = self._fleet.max_draft_tokens, self._rules
+        rest = target.tokenizer, target.info, self._settings, most, rules
         if is_long(request.prompt):
             return await asyncio.to_thread(make_plan, request, *rest)
         return make_plan(request, *rest)

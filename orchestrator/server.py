@@ -44,7 +44,7 @@ class Orchestrator:
         """Connect to the services and listen. Raises `FlyspecError` when that cannot work."""
         settings, fleet = self._settings, self.fleet
         await fleet.connect()
-        self._rules.check_vocabulary(fleet.target.info.model.vocab_size)
+        fleet.on_target(lambda target: self._rules.check_vocabulary(target.info.model.vocab_size))
         k = settings.num_speculative_tokens
         if k != AUTO and k > fleet.max_draft_tokens:
             raise ConfigError(

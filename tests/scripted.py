@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flyspec.engine import stepwise
-from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import Drafted
@@ -35,9 +35,6 @@ class ScriptedModel:
         self.cache = SlotTable(num_slots, context_length)
         self.calls: list[list[Step]] = []
         self._script = script
-
-    def describe(self) -> ModelFacts:
-        return ModelFacts("float64", "none", self.cache.num_slots, 0, "scripted")
 
     def warm_up(self) -> None:
         """Nothing to try."""

@@ -51,6 +51,8 @@ EXIT_LOST_RANK = os.EX_TEMPFAIL
 EXIT_GRACE_S = 5.0
 _LAST_WORDS_S = 1.0
 _POLL_S = 0.1
+_COMPARED_DIGITS = 15
+"""Of the fingerprints of weights: as many as ranks can exchange as a number."""
 
 
 class Ranks:
@@ -203,9 +205,18 @@ def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel
     """
     device, size = (str(group.device), group.place.size) if group else (settings.device, 1)
     check = partial(check_fits, settings)
-    loaded = load_model(settings.model, device, settings.dtype, settings.max_model_len, size, check)
+    identify = group is None or group.place.local_rank == 0  # once a host
+    loaded = load_model(
+        settings.model, device, settings.dtype, settings.max_model_len, size, check, identify
+    )
     if not group:
         return loaded, choose_model(loaded, settings, settings.batch_invariant)
+    digits = loaded.info.weights_fingerprint[:_COMPARED_DIGITS]
+    if not group.all_equal(int(digits, 16) if digits else None):
+        raise ConfigError(
+            f"--model {settings.model}: the hosts of the ranks have different weights of that "
+            "name; give all of them the same checkpoint"
+        )
     own, total = weight_bytes(loaded.model)
     log.info("rank %d of %d holds %.1f of %.1f MB of weights (%.1f %%)", group.place.rank,
              size, own / 1e6, total / 1e6, 100 * own / total)  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flyspec.engine.model import Step
-from flyspec.errors import InvalidArgumentError, PrefixMismatchError
+from flyspec.errors import InvalidArgumentError, PrefixMismatchError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import MAX_WINDOW_SIZE, Rule
 from flyspec.rules.resolve import validate_rule
@@ -50,6 +50,13 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
             f"open.orchestrator_id: at most {MAX_ORCHESTRATOR_ID_CHARACTERS} characters, "
             f"got {len(open_.orchestrator_id)}"
         )
+    for what in ("weights_fingerprint", "numerics"):
+        wanted, own = getattr(open_, what), getattr(info, what)
+        if wanted not in ("", own):
+            raise UnavailableError(
+                f"open.{what}: the generation began with {wanted!r:.120}, {info.name} has {own!r}; "
+                "ask Describe, and open the session on a replica that has it"
+            )
     validate_rule(open_.rule)
     validate_sampling(open_.sampling)
     check_token_ids("open.token_ids", open_.token_ids, info)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from flyspec.engine.distributions import round_off
-from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import TokenSequence
@@ -91,10 +91,6 @@ class ReplayModel:
         self._said: dict[int, Said] = {}
         self._gone_on: set[int] = set()
         self._distributions: dict[tuple[int, DistributionSpec], TokenDistribution] = {}
-
-    def describe(self) -> ModelFacts:
-        """As `Model.describe`."""
-        return ModelFacts(self.info.dtype, "cpu", self.cache.num_slots, 0, "replay")
 
     def warm_up(self) -> None:
         """Nothing to try."""

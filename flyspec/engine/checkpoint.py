@@ -1,4 +1,4 @@
-"""How large a checkpoint's weights are, from its headers: nothing of the weights is read."""
+"""A checkpoint: its files, and how large its weights are, from their headers alone."""
 
 from __future__ import annotations
 
@@ -30,19 +30,26 @@ class Checkpoint(NamedTuple):
     tensor_parallel_size: int
     weights: Path
 
+    def files(self) -> list[Path]:
+        """The safetensors files, by name; those of a hub may not be here yet.
+
+        Raises `OSError` and `ValueError` for an index that cannot be read.
+        """
+        if self.weights.suffix != ".json":
+            return [self.weights]
+        index = json.loads(self.weights.read_text())
+        return [self.weights.parent / name for name in sorted(set(index["weight_map"].values()))]
+
     def loaded_bytes(self) -> int | None:
         """Bytes of all its weights once they are loaded; None if they cannot be told.
 
         Files that are not here yet are counted from the size that the index names.
         """
         try:
-            if self.weights.suffix != ".json":
-                return _of_file(self.weights, self.dtype)
-            index = json.loads(self.weights.read_text())
-            names = sorted(set(index["weight_map"].values()))
-            files = [self.weights.parent / name for name in names]
+            files = self.files()
             if all(file.is_file() for file in files):
                 return sum(_of_file(file, self.dtype) for file in files)
+            index = json.loads(self.weights.read_text())
             stored = getattr(self.config, "dtype", None)
             stored = stored if isinstance(stored, torch.dtype) else torch.float32
             return int(index["metadata"]["total_size"]) * self.dtype.itemsize // stored.itemsize

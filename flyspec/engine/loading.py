@@ -7,7 +7,6 @@ refused with a message.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from flyspec.engine.native.family import unsupported
 from flyspec.engine.native.library import Library, find
 from flyspec.engine.out_of_memory import is_out_of_memory
 from flyspec.engine.supported import check_tensor_parallel
+from flyspec.engine.weights_fingerprint import fingerprint_beside
 from flyspec.errors import ConfigError
 from flyspec.tokenizer import fingerprint
 from flyspec.values.admin import ModelInfo, TokenizerBundle
@@ -112,12 +112,13 @@ def load_model(
     max_model_len: int = 0,
     tensor_parallel_size: int = 1,
     check: Callable[[Checkpoint], None] = lambda _: None,
+    identify: bool = True,
 ) -> LoadedModel:
     """Load model and tokenizer; raises `ConfigError` with what to change.
 
     With a `tensor_parallel_size` every rank of the group, joined before, calls this at once; each
     reads from the checkpoint only its own share. `check` may refuse with a `ConfigError` before
-    any weights are read.
+    any weights are read. Without `identify` the model has no `weights_fingerprint`.
     """
     where = resolve_device(device)
     source, config = read_config(name)
@@ -133,19 +134,22 @@ def load_model(
         weights = _check_files(name, source, config)
         run_in = resolve_dtype(dtype, where, config, not sharded and serves_natively(config))
         length = max_model_len or limit
-        check(Checkpoint(name, config, run_in, where, length, tensor_parallel_size, weights))
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source,
-            config=config,
-            dtype=run_in,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **sharded,
-        )
+        checkpoint = Checkpoint(name, config, run_in, where, length, tensor_parallel_size, weights)
+        check(checkpoint)
+        with fingerprint_beside(checkpoint, identify) as weights_fingerprint:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source,
+                config=config,
+                dtype=run_in,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **sharded,
+            )
         model, report = loaded
         model = model.eval() if sharded else model.to(where).eval()
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        fingerprint_of_weights = weights_fingerprint()
     except ConfigError:
         raise
     except Exception as error:
@@ -165,21 +169,11 @@ def load_model(
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(where),
         num_parameters=model.num_parameters(),
+        weights_fingerprint=fingerprint_of_weights,
     )
     log.info("loaded %s: %.1f M parameters, %s on %s",
              name, info.num_parameters / 1e6, info.dtype, info.device)  # fmt: skip
     return LoadedModel(model, info, bundle)
-
-
-def weights_fingerprint(model: Any) -> str:
-    """Of the names, shapes and types of a model's weights.
-
-    It tells architectures and precisions apart, but not two trainings of one architecture.
-    """
-    weights = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        weights.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-    return weights.hexdigest()[:32]
 
 
 def _unloadable(name: str, error: Exception) -> ConfigError:

@@ -121,33 +121,16 @@ class Draw(NamedTuple):
         return self._replace(step=step, sampling=sampling, max_tokens=max_tokens)
 
 
-class ModelFacts(NamedTuple):
-    """What two replicas must have in common to be exchanged for each other, and what they hold.
-
-    `bytes_per_token` is the cache's, on this device, and 0 before the first forward.
-    `fingerprint` tells models apart; what it covers, each implementation says.
-    """
-
-    dtype: str
-    device: str
-    num_slots: int
-    bytes_per_token: int
-    fingerprint: str
-
-
 class Model(Protocol):
     """A causal language model with slots. Not thread-safe: one thread owns it."""
 
     @property
     def info(self) -> ModelInfo:
-        """What `Describe` says of it."""
+        """What `Describe` says of it, `numerics` once it is warm."""
 
     @property
     def cache(self) -> SlotTable:
         """Its slots, and what they hold."""
-
-    def describe(self) -> ModelFacts:
-        """What it runs on and in."""
 
     def warm_up(self) -> None:
         """Try it against its reference, and run what the first request would pay for.

@@ -148,6 +148,12 @@ class RankGroup:
         dist.all_reduce(common, dist.ReduceOp.MIN, self._control)
         return int(common)
 
+    def all_equal(self, number: int | None) -> bool:
+        """Whether all ranks that call this with a number call it with the same one."""
+        most = torch.iinfo(torch.int64).max
+        least = self.least(most if number is None else number)
+        return self.least(most if number is None else -number) in (-least, most)
+
     def send(self, plan: Tensor) -> None:
         """Rank 0: tell the others what to do next. Thread-safe."""
         with self._lock:

@@ -7,6 +7,7 @@ products see all tokens at once, attention sees each sequence alone (`attention`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -19,8 +20,9 @@ from flyspec.engine.attention.base import AttentionBackend, Segment
 from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.cache_size import plan_cache
 from flyspec.engine.device_memory import peak_bytes
-from flyspec.engine.loading import LoadedModel, weights_fingerprint
-from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
+from flyspec.engine.numerics import torch_numerics
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
 from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
@@ -119,16 +121,8 @@ class ModelRunner:
             self.batch_invariant = False
             self._attention = self._backend()
         self.cache.forget()
-
-    def describe(self) -> ModelFacts:
-        """As `Model.describe`; the fingerprint is `weights_fingerprint`."""
-        return ModelFacts(
-            self.info.dtype,
-            self.info.device,
-            self.cache.num_slots,
-            self.cache.bytes_per_slot // self.cache.max_length,
-            weights_fingerprint(self._model),
-        )
+        numerics = torch_numerics(self._model, self.batch_invariant)
+        self.info = replace(self.info, numerics=numerics)
 
     def synchronize(self) -> None:
         """Wait for the device, so that what follows is not charged with the forward's time."""

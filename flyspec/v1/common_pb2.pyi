@@ -477,6 +477,8 @@ class ModelInfo(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Directory or hub id that the model was loaded from."""
     tokenizer_fingerprint: _builtins.str
@@ -493,6 +495,12 @@ class ModelInfo(_message.Message):
     """Device, as torch names it (cpu, cuda:0)."""
     num_parameters: _builtins.int
     """Number of parameters."""
+    weights_fingerprint: _builtins.str
+    """Digest of the weights' files and of the configuration, 32 hexadecimal digits."""
+    numerics: _builtins.str
+    """What else decides the bits of its results, in words: data type, engine, processor.
+    Models of equal weights and numerics give the same text with the rule exact.
+    """
     def __init__(
         self,
         *,
@@ -503,10 +511,12 @@ class ModelInfo(_message.Message):
         dtype: _builtins.str = ...,
         device: _builtins.str = ...,
         num_parameters: _builtins.int = ...,
+        weights_fingerprint: _builtins.str = ...,
+        numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "device", b"device", "dtype", b"dtype", "name", b"name", "num_parameters", b"num_parameters", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "device", b"device", "dtype", b"dtype", "name", b"name", "num_parameters", b"num_parameters", "numerics", b"numerics", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocab_size", b"vocab_size", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -717,6 +717,7 @@ class GenerationCompletion(_message.Message):
     NUM_RECOVERIES_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_PER_ROUND_FIELD_NUMBER: _builtins.int
+    MIXED_NUMERICS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why."""
     stop_reason: _builtins.str
@@ -727,6 +728,10 @@ class GenerationCompletion(_message.Message):
     """
     num_recoveries: _builtins.int
     """All of them, counted."""
+    mixed_numerics: _builtins.bool
+    """Targets that compute differently had a part in it (--allow-mixed-numerics): it
+    may not be what either of them decodes, not even with the rule exact.
+    """
     @_builtins.property
     def usage(self) -> Global___Usage:
         """Tokens counted."""
@@ -767,10 +772,11 @@ class GenerationCompletion(_message.Message):
         num_recoveries: _builtins.int = ...,
         drafters: _abc.Iterable[Global___DrafterShare] | None = ...,
         num_draft_tokens_per_round: _abc.Iterable[_builtins.int] | None = ...,
+        mixed_numerics: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "loop_guard_token_index", b"loop_guard_token_index", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "drafters", b"drafters", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "num_draft_tokens_per_round", b"num_draft_tokens_per_round", "num_recoveries", b"num_recoveries", "recoveries", b"recoveries", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "drafters", b"drafters", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "mixed_numerics", b"mixed_numerics", "num_draft_tokens_per_round", b"num_draft_tokens_per_round", "num_recoveries", b"num_recoveries", "recoveries", b"recoveries", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_guard_token_index: _TypeAlias = _typing.Literal["loop_guard_token_index"]  # noqa: Y015
     _WhichOneofArgType__loop_guard_token_index: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index"]  # noqa: Y015

@@ -315,6 +315,8 @@ class VerifyOpen(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     WAITED_MS_FIELD_NUMBER: _builtins.int
     ORCHESTRATOR_ID_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Tokens of it that are the prompt, in [1, number of token_ids]."""
     seed: _builtins.int
@@ -330,6 +332,12 @@ class VerifyOpen(_message.Message):
     """
     orchestrator_id: _builtins.str
     """Which orchestrator opens it, at most 64 characters: `ProcessInfo.instance_id`."""
+    weights_fingerprint: _builtins.str
+    """The `weights_fingerprint` that the generation began with. Not empty, a target of
+    others answers UNAVAILABLE: the process has been started anew with another model.
+    """
+    numerics: _builtins.str
+    """The `numerics` that it began with, likewise."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sequence so far: prompt and all that was emitted. At least one token."""
@@ -355,10 +363,12 @@ class VerifyOpen(_message.Message):
         logprobs: _builtins.int | None = ...,
         waited_ms: _builtins.int | None = ...,
         orchestrator_id: _builtins.str = ...,
+        weights_fingerprint: _builtins.str = ...,
+        numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "rule", b"rule", "sampling", b"sampling", "waited_ms", b"waited_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "orchestrator_id", b"orchestrator_id", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "waited_ms", b"waited_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "numerics", b"numerics", "orchestrator_id", b"orchestrator_id", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "waited_ms", b"waited_ms", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

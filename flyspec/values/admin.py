@@ -41,6 +41,8 @@ class ModelInfo:
     dtype: str = ""
     device: str = ""
     num_parameters: int = 0
+    weights_fingerprint: str = ""
+    numerics: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,7 +296,8 @@ class Completion:
     it had begun to repeat itself; None if it had not. `recoveries` are the first of
     `num_recoveries`, in order; `drafters` those that drafted, in order of appearance.
     `num_draft_tokens_per_round` are the drafts that were checked, 0 for a token of plain decoding
-    and for a window that failed for want of drafts.
+    and for a window that failed for want of drafts. `mixed_numerics`: targets that compute
+    differently had a part in it, so it may not be what one of them decodes (`exact` included).
     """
 
     finish_reason: FinishReason
@@ -310,6 +311,7 @@ class Completion:
     num_recoveries: int = 0
     drafters: Sequence[DrafterShare] = ()
     num_draft_tokens_per_round: Sequence[int] = ()
+    mixed_numerics: bool = False
 
 
 Event = Started | Chunk | Retract | RoundRecord | Completion

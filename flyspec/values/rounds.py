@@ -204,6 +204,7 @@ class VerifyOpen:
 
     `logprobs` is the number of most likely tokens to tell the log-probabilities of; None tells none
     at all. `waited_ms` is how long its request has waited; None: it does not wait for a slot.
+    `weights_fingerprint` and `numerics` are those that a model must have; empty: any.
     """
 
     token_ids: Sequence[int]
@@ -214,6 +215,8 @@ class VerifyOpen:
     logprobs: int | None = None
     waited_ms: int | None = None
     orchestrator_id: str = ""
+    weights_fingerprint: str = ""
+    numerics: str = ""
 
 
 @dataclass(frozen=True, slots=True)

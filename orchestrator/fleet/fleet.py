@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
 from flyspec.security import is_loopback
 from flyspec.tokenizer import Tokenizer
-from flyspec.values.admin import DraftServiceInfo, VerifyServiceInfo
+from flyspec.values.admin import DraftServiceInfo, ModelInfo, VerifyServiceInfo
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
-from orchestrator.fleet.handshake import Target, drafter_misfit, target_misfit, try_drafter
+from orchestrator.fleet.handshake import drafter_misfit, target_misfit, try_drafter
 from orchestrator.fleet.replicas import Pool, Replica
+from orchestrator.fleet.target import Kinds, Target, difference
+from orchestrator.fleet.target_replicas import TargetReplicas
 from orchestrator.upstreams.protocol import Connector, DraftUpstream, VerifyUpstream
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,8 @@ class Fleet:
         self._settings = settings
         self._connector = connector
         self._target: Target | None = None
+        self._kinds = Kinds(settings.allow_mixed_numerics)
+        self._on_target: list[Callable[[Target], None]] = []
         self.targets: Pool[VerifyUpstream] = Pool(
             "verify service",
             self._addresses(settings.verify_address, "--verify-address"),
@@ -42,6 +47,7 @@ class Fleet:
             lambda: Breaker(longest_s=TARGET_LONGEST_REST_S, trials=False),
             settings.probe_interval_s,
             settings.probe_timeout_s,
+            self._misfit,
         )
         self.drafters = Drafters(self._connect_drafter, self._try_drafter, self._addresses)
         self._draft_pool: Pool[DraftUpstream] | None = None
@@ -57,8 +63,7 @@ class Fleet:
         """
         await self.targets.start()
         replica = await self._first_target()
-        bundle = await replica.service.tokenizer()
-        self._target = Target(replica.info, Tokenizer(bundle), bundle)
+        self._target = await self._read_target(replica.service, replica.info)
         if (pool := self._draft_pool) is not None:
             await pool.start()
             deadline = time.monotonic() + DRAFT_WAIT_S
@@ -81,7 +86,7 @@ class Fleet:
                 log.info("waiting for the target: %s", pool.reason)
                 waiting = True
             await pool.changed(0.2)
-        return pool.usable[0]
+        return max(pool.usable, key=lambda r: self._kinds.count(r.info.model))
 
     def _adopt(self, pool: Pool[DraftUpstream]) -> bool:
         """Whether the draft service has answered; its drafters are then known."""
@@ -112,8 +117,49 @@ class Fleet:
     # --- what fits together -------------------------------------------------------------------
 
     async def _accept_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> str:
-        """Why a replica of the target cannot be used."""
-        return target_misfit(service, info, self._target)
+        """Why a verify service cannot be used; follows the operator to another target."""
+        if problem := target_misfit(service, info):
+            return problem
+        self._kinds.note(service.address, info.model)
+        known = self._target
+        if (
+            known is not None
+            and self._misfit(service, info)
+            and self._kinds.count(info.model) > self._kinds.count(known.info.model)
+        ):
+            target = await self._read_target(service, info)
+            for check in self._on_target:
+                check(target)
+            log.warning("the target is another one from now on: %s; most of its replicas run it",
+                        info.model.name)  # fmt: skip
+            self._target = target
+        return ""
+
+    def _misfit(self, service: VerifyUpstream, info: VerifyServiceInfo) -> str:
+        """Why new generations cannot work with a replica: it is not like most."""
+        if self._target is None:
+            return ""
+        known, mixed = self._target.info.model, self._settings.allow_mixed_numerics
+        if what := difference(known, info.model, mixed):
+            return f"the verify service at {service.address} runs {info.model.name}: {what}"
+        return ""
+
+    async def _read_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> Target:
+        """A replica's model, as the target. Raises `UnavailableError`."""
+        bundle = await service.tokenizer()
+        return Target(info, Tokenizer(bundle), bundle)
+
+    def replicas_of(self, model: ModelInfo) -> TargetReplicas:
+        """The verify services that a generation of that model may use."""
+        return TargetReplicas(self.targets, model, self._settings.allow_mixed_numerics)
+
+    def on_target(self, check: Callable[[Target], None]) -> None:
+        """Call this for the target, now and when another takes its place.
+
+        What it raises then is why the other cannot be.
+        """
+        check(self.target)
+        self._on_target.append(check)
 
     async def _accept_drafter(self, service: DraftUpstream, info: DraftServiceInfo) -> str:
         """Why a draft service cannot be used."""

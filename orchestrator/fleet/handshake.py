@@ -1,17 +1,14 @@
-"""What is looked at before a service is used: protocol, model, tokenizer, a proposal on trial."""
+"""What is looked at before a service is used: protocol, tokenizer, a proposal on trial."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from flyspec.errors import FlyspecError, UnavailableError
-from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import (
     PROTOCOL_VERSION,
     DraftServiceInfo,
     ModelInfo,
-    TokenizerBundle,
     VerifyServiceInfo,
 )
 from flyspec.values.generation import SpeculationMetrics
@@ -19,41 +16,17 @@ from flyspec.values.rounds import DraftAdvance, DraftOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.drafter import of_kind
 from orchestrator.fleet.replicas import Replica
+from orchestrator.fleet.target import Target
 from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream
 
 PROBE_TEXT = "The cat sat on the mat, and the dog sat on the"
 PROBE_TOKENS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The target as the orchestrator knows it."""
-
-    info: VerifyServiceInfo
-    tokenizer: Tokenizer
-    bundle: TokenizerBundle
-
-
-def target_misfit(service: VerifyUpstream, info: VerifyServiceInfo, target: Target | None) -> str:
-    """Why a replica of the target cannot be used; `target` is what the others are, if known."""
-    address = service.address
+def target_misfit(service: VerifyUpstream, info: VerifyServiceInfo) -> str:
+    """Why a verify service cannot be used, whatever its model is."""
     if info.protocol_version != PROTOCOL_VERSION:
-        return _other_protocol(f"the verify service at {address}", info.protocol_version)
-    if target is None:
-        return ""
-    known, theirs = target.info.model, info.model
-    for what, mine, other in (
-        ("tokenizer", known.tokenizer_fingerprint, theirs.tokenizer_fingerprint),
-        ("vocabulary size", known.vocab_size, theirs.vocab_size),
-        ("context length", known.context_length, theirs.context_length),
-        ("number of parameters", known.num_parameters, theirs.num_parameters),
-    ):
-        if mine != other:
-            return (
-                f"the verify service at {address} runs another model, {theirs.name}: its {what} is "
-                f"{other}, that of {known.name} {mine}; restart the orchestrator to change the "
-                "target"
-            )
+        return _other_protocol(f"the verify service at {service.address}", info.protocol_version)
     return ""
 
 

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
 from flyspec.errors import FlyspecError
@@ -44,11 +44,14 @@ S = TypeVar("S", bound=Upstream[Any, Any, Any])
 class Replica(Generic[S]):
     """One address of a service: its connection, what it said last, who uses it."""
 
-    def __init__(self, service: S, breaker: Breaker) -> None:
-        self.service, self.breaker = service, breaker
+    def __init__(
+        self, service: S, breaker: Breaker, misfit: Callable[[S, Any], str] = lambda *_: ""
+    ) -> None:
+        self.service, self.breaker, self._misfit = service, breaker, misfit
         self.info: Any = None
         self.problem = "it has not answered yet"
         """Why it cannot be used, whatever the breaker says; empty if it can."""
+        self.logged = self.problem
         self.listed = True
         self.outstanding = 0
         """Tokens that its sessions may still have to read and write."""
@@ -73,15 +76,27 @@ class Replica(Generic[S]):
         return self.listed and not self.problem
 
     @property
-    def usable(self) -> bool:
-        """Whether a new session may be opened on it now."""
+    def available(self) -> bool:
+        """Whether it would take one now, whether or not it fits."""
         return self.takes_new and self.breaker.allows(time.monotonic())
+
+    @property
+    def misfit(self) -> str:
+        """Why new generations cannot work with it, although it works; empty if they can."""
+        return self._misfit(self.service, self.info) if self.info is not None else ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a new generation may open a session on it now."""
+        return self.available and not self.misfit
 
     @property
     def reason(self) -> str:
         """Why it cannot be used now; empty if it can."""
         if self.problem or self.usable:
             return self.problem
+        if self.available:
+            return self.misfit
         if self.breaker.is_out:
             rest_s = max(0.0, self.breaker.retry_at - time.monotonic())
             return (
@@ -148,7 +163,8 @@ class Pool(Generic[S]):
 
     `connect` makes a connection to an address, told the DNS name that it was found by (empty: it
     was given). `accept` looks at what a replica said of itself and returns why it cannot be used,
-    empty if it can; it may make it ready first.
+    empty if it can; it may make it ready first. `misfit` says, whenever it matters, why new
+    generations cannot work with a replica that said so much of itself.
     """
 
     def __init__(
@@ -160,11 +176,12 @@ class Pool(Generic[S]):
         breaker: Callable[[], Breaker] = Breaker,
         interval_s: float = 1.0,
         timeout_s: float = 2.0,
+        misfit: Callable[[S, Any], str] = lambda *_: "",
     ) -> None:
         self.name = name
         self._sources = [addresses]
         self._connect, self._accept, self._breaker = connect, accept, breaker
-        self._interval_s, self._timeout_s = interval_s, timeout_s
+        self._interval_s, self._timeout_s, self._misfit = interval_s, timeout_s, misfit
         self._replicas: dict[str, Replica[S]] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._discoverer: asyncio.Task[None] | None = None
@@ -208,14 +225,20 @@ class Pool(Generic[S]):
         await self._discover()
 
     def choose(
-        self, prompt: Collection[int], weight: int, avoid: Collection[Replica[S]] = ()
+        self,
+        prompt: Collection[int],
+        weight: int,
+        avoid: Collection[Replica[S]] = (),
+        among: Sequence[Replica[S]] | None = None,
     ) -> Replica[S] | None:
         """The replica for a session that weighs so many tokens; None if none can be used.
+
+        `among` are those that can be used, if they are not simply all `usable` ones.
 
         Prompts that begin alike go to the same one, whose cache then holds the beginning, unless
         it has clearly more to do than the least busy.
         """
-        usable = self.usable
+        usable = self.usable if among is None else among
         usable = [replica for replica in usable if replica not in avoid] or usable
         if len(usable) < 2:
             return usable[0] if usable else None
@@ -260,7 +283,9 @@ class Pool(Generic[S]):
                 continue
             names = (source.server_name(address) for source in self._sources)
             replica = Replica(
-                self._connect(address, next(filter(None, names), "")), self._breaker()
+                self._connect(address, next(filter(None, names), "")),
+                self._breaker(),
+                self._misfit,
             )
             self._replicas[address] = replica
             if self._discoverer is not None:
@@ -333,10 +358,12 @@ class Pool(Generic[S]):
 
     def _note(self, replica: Replica[S], problem: str, level: int) -> None:
         """Keep why a replica cannot be used; say so when that changes."""
-        if problem != replica.problem and (problem or replica.problem):
-            first = replica.info is None
-            if problem:
-                log.log(logging.DEBUG if first else level, "%s: %s", self.name, problem)
+        first = replica.info is None
+        replica.problem = problem
+        reason = problem or replica.misfit
+        if reason != replica.logged:
+            if reason:
+                log.log(logging.DEBUG if first else level, "%s: %s", self.name, reason)
             else:
                 log.info("%s: %s can be used", self.name, replica.address)
-        replica.problem = problem
+        replica.logged = reason

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from flyspec.errors import UnavailableError
 from flyspec.values.generation import SpeculationMetrics
-from orchestrator.fleet.replicas import Pool, Replica
+from orchestrator.fleet.replicas import Replica
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.upstreams.protocol import Correlation, Upstream, UpstreamSession
 
 U = TypeVar("U", bound=Upstream[Any, Any, Any])
 S = TypeVar("S", bound=UpstreamSession)
+
+
+class Usable(Protocol[U]):
+    """Something with replicas."""
+
+    @property
+    def usable(self) -> list[Replica[U]]:
+        """Those that a session may be opened on now."""
 
 
 class PooledSession(Generic[U, S]):
@@ -41,7 +49,7 @@ class PooledSession(Generic[U, S]):
         replica.join(session, self._weight)
         return session
 
-    def _move_on(self, pool: Pool[U]) -> None:
+    def _move_on(self, pool: Usable[U]) -> None:
         """Leave a replica that takes nothing new any more, if another one of its pool does."""
         replica = self._replica
         if replica is None or replica.takes_new:

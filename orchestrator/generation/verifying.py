@@ -23,7 +23,8 @@ from flyspec.prefix import TokenSequence
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
-from orchestrator.fleet.replicas import Pool, Replica
+from orchestrator.fleet.replicas import Replica
+from orchestrator.fleet.target_replicas import TargetReplicas
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.recoveries import Recoveries
@@ -55,7 +56,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     def __init__(
         self,
-        targets: Pool[VerifyUpstream],
+        targets: TargetReplicas,
         plan: GenerationPlan,
         reopen_timeout_s: float,
         metrics: SpeculationMetrics,
@@ -72,6 +73,8 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             sampling=plan.sampling,
             seed=plan.seed,
             logprobs=plan.logprobs,
+            weights_fingerprint=targets.required_weights,
+            numerics=targets.required_numerics,
         )
         self._reopen_timeout_s = reopen_timeout_s
         self._avoided: list[Replica[VerifyUpstream]] = []  # full when they were tried last
@@ -114,6 +117,11 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
     def waited_s(self) -> float:
         """Since its request arrived, seconds."""
         return time.monotonic() - self._arrived
+
+    @property
+    def mixed_numerics(self) -> bool:
+        """Whether replicas that compute differently had a part in it."""
+        return self._targets.mixed_numerics
 
     def keep(self, length: int) -> None:
         """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
@@ -186,11 +194,13 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     async def _begin(self, tokens: Sequence[int]) -> tuple[VerifySession, Replica[VerifyUpstream]]:
         """A session with a replica; waits for one that can be used."""
-        pool = self._targets
+        targets = self._targets
         deadline = time.monotonic() + self._reopen_timeout_s
-        while (replica := pool.choose(tokens, self._weight, self._avoided)) is None:
+        while (replica := targets.choose(tokens, self._weight, self._avoided)) is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise UnavailableError(f"no verify service can be used: {pool.reason}")
-            await pool.changed(min(remaining, 0.05))
-        return self._join(replica, self._template), replica
+                raise UnavailableError(f"no verify service can be used: {targets.pool.reason}")
+            await targets.pool.changed(min(remaining, 0.05))
+        session = self._join(replica, self._template)
+        targets.joined(replica)
+        return session, replica

@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, chain
 from math import prod
 from typing import Any
@@ -14,10 +15,11 @@ import torch
 
 from flyspec.engine import stepwise
 from flyspec.engine.lazy_memory import allocate
-from flyspec.engine.loading import LoadedModel, weights_fingerprint
-from flyspec.engine.model import NEVER, Draw, Interrupt, ModelFacts, Rows, Step
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.native.library import BatchStruct, Library
 from flyspec.engine.native.weights import PANEL, PackedWeights
+from flyspec.engine.numerics import native_numerics
 from flyspec.engine.slots import SlotTable
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
@@ -33,13 +35,12 @@ class NativeModel:
     def __init__(
         self, loaded: LoadedModel, num_slots: int, library: Library, threads: int = 1
     ) -> None:
-        self.info, self.library, self.threads = loaded.info, library, threads
+        self.info = replace(loaded.info, numerics=native_numerics(library.name))
+        self.library, self.threads = library, threads
         length = self.info.context_length
         self.cache = SlotTable(num_slots, length)
         self._weights = PackedWeights(loaded.model, length)
-        self._fingerprint = weights_fingerprint(loaded.model)
         shape = self._weights.shape
-        self._bytes_per_token = 4 * shape.layers * shape.kv_heads * shape.dim
         places = -(-length // PANEL) * PANEL
         size = (shape.layers, num_slots, shape.kv_heads, 2, places, shape.dim)
         self._memory = allocate(2 * prod(size), large_pages=False)
@@ -52,16 +53,6 @@ class NativeModel:
 
     def __str__(self) -> str:
         return f"{self.library.name}, {self.threads} thread{'s' * (self.threads > 1)}"
-
-    def describe(self) -> ModelFacts:
-        """As `Model.describe`; the fingerprint is that of `ModelRunner`."""
-        return ModelFacts(
-            self.info.dtype,
-            self.info.device,
-            self.cache.num_slots,
-            self._bytes_per_token,
-            self._fingerprint,
-        )
 
     def warm_up(self) -> None:
         """Nothing is left to be paid for: the trial ran (`choice`)."""

@@ -1,0 +1,43 @@
+"""What of a model's arithmetic decides its bits, besides the weights: in words that are compared.
+
+Replicas that are equal in them give the same text with `exact`; others round differently, and part
+at a near-tie sooner or later.
+"""
+
+from __future__ import annotations
+
+import torch
+import transformers
+from torch import distributed
+
+BATCH_INVARIANT = "batch-invariant"
+
+
+def native_numerics(instruction_set: str) -> str:
+    """Of the native step: its bits depend on neither threads nor the batch (docs/engine.md)."""
+    return ", ".join(("bfloat16", f"native step for {instruction_set}", BATCH_INVARIANT))
+
+
+def torch_numerics(model: torch.nn.Module, batch_invariant: bool) -> str:
+    """Of transformers' modules: their kernels differ by release, processor and number of threads,
+    and the ranks of a tensor-parallel group add up their shares."""
+    parameter = next(model.parameters())
+    if parameter.device.type == "cuda":
+        device = torch.cuda.get_device_name(parameter.device)
+    else:
+        amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
+        device = f"{torch.backends.cpu.get_cpu_capability()}{amx}, {_threads()}"
+    parts = [
+        str(parameter.dtype).removeprefix("torch."),
+        f"transformers {transformers.__version__}",
+        f"torch {torch.__version__}",
+        device,
+    ]
+    if distributed.is_available() and distributed.is_initialized():
+        parts.append(f"{distributed.get_world_size()} ranks")
+    return ", ".join([*parts, BATCH_INVARIANT] if batch_invariant else parts)
+
+
+def _threads() -> str:
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' * (count > 1)}"
