@@ -69,6 +69,7 @@ def document(generation: Generation) -> dict[str, Any]:
         "metrics": {"speculative_decoding": speculation_document(completion.speculation)},
         "drafters": [asdict(share) for share in completion.drafters],
         "num_draft_tokens_per_round": list(completion.num_draft_tokens_per_round),
+        "mixed_numerics": completion.mixed_numerics,
         "num_recoveries": completion.num_recoveries,
         "recoveries": [
             asdict(recovery) | {"kind": recovery.kind.name} for recovery in completion.recoveries
@@ -197,6 +198,8 @@ def summary(generation: Generation, seconds: float) -> str:
         parts.append(f"drafter {generation.started.drafter}")
     if count := completion.num_recoveries:
         parts.append(f"{count} recover{'ies' if count > 1 else 'y'}")
+    if completion.mixed_numerics:
+        parts.append("on targets that compute differently")
     reason = completion.finish_reason.name.lower()
     parts.append(f"{reason} {completion.stop_reason!r}" if completion.stop_reason else reason)
     return " · ".join(parts)

@@ -16,8 +16,11 @@ LEAST_WINDOW_NS, WINDOW_TOKENS = 200e6, 8
 at least. One such speed tells little: on a busy machine they differ by a quarter."""
 BETTER = 1.03
 """Drafting goes on while it is so many times as fast as plain decoding."""
-FIRST_REST, LONGEST_REST = 16, 512
-"""Windows of plain decoding before drafting is tried; doubled each time it was no better."""
+FIRST_REST, LONGEST_REST = 32, 512
+"""Windows of plain decoding before drafting is tried; at least doubled each time it was no better.
+"""
+COST = 0.01
+"""Share of the tokens that trials may cost: who lost more in one rests longer."""
 LATEST = 16
 """Windows that tell the speed now, of plain decoding and of drafting."""
 PROBES = 1
@@ -50,6 +53,7 @@ class LoadTrial:
 
     def __init__(self, rest: int = FIRST_REST) -> None:
         self.rest = rest
+        self._lost = 0.0  # in a trial, in windows
         self._plain: deque[float] = deque(maxlen=LATEST)
         self._drafted: deque[float] = deque(maxlen=LATEST)
         self._turns = self._take_turns()
@@ -70,20 +74,26 @@ class LoadTrial:
         while True:
             yield from self._measure(False, self.rest)
             self._drafted.clear()
-            self.rest = min(LONGEST_REST, 2 * self.rest)
+            self.rest = 2 * self.rest
+            self._lost = 0.0
             while (yield from self._measure(True, LATEST)):
                 self.rest = FIRST_REST
                 yield from self._measure(False, PROBES)
+            self.rest = min(LONGEST_REST, max(self.rest, round(self._lost / COST)))
 
     def _measure(self, drafts: bool, windows: int) -> Generator[bool, float, bool]:
         """Take the speeds of so many windows, behind one in which generations change over.
 
         Of drafting only while it pays, which is the answer.
         """
-        yield drafts
         speeds = self._drafted if drafts else self._plain
-        for _ in range(windows):
-            speeds.append((yield drafts))
-            if drafts and fmean(speeds) <= BETTER * fmean(self._plain):
-                return False
+        for window in range(windows + 1):
+            speed = yield drafts
+            if window:
+                speeds.append(speed)
+            if drafts:
+                plain = fmean(self._plain)
+                self._lost += 1 - speed / plain
+                if window and fmean(speeds) <= BETTER * plain:
+                    return False
         return True

@@ -103,6 +103,7 @@ def _replica_metrics(services: Mapping[str, Sequence[Pool[Any]]]) -> Iterator[Me
     usable = family("replicas_usable", "Replicas that a session may be opened on now.")
     family = partial(_gauge, "upstream", labels=("service", "address"))
     breakers = family("breaker_state", "1 for the state of a replica's circuit breaker.", "state")
+    misfits = family("misfit", "1 for a replica that works and is not what the others are.")
     sessions = family("sessions", "Sessions of this orchestrator on a replica.")
     tokens = family("outstanding_tokens", "Tokens that those sessions may still read and write.")
     for service, pools in services.items():
@@ -114,9 +115,10 @@ def _replica_metrics(services: Mapping[str, Sequence[Pool[Any]]]) -> Iterator[Me
                 breakers.add_metric(
                     [service, address, state.name.lower()], replica.breaker.state is state
                 )
+            misfits.add_metric([service, address], bool(replica.misfit))
             sessions.add_metric([service, address], len(replica.sessions))
             tokens.add_metric([service, address], replica.outstanding)
-    yield from (replicas, usable, breakers, sessions, tokens)
+    yield from (replicas, usable, breakers, misfits, sessions, tokens)
 
 
 def _gauge(

@@ -16,7 +16,6 @@ import grpc
 from flyspec import wire
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
-from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import (
     DistributionSpec,
     DraftAdvance,
@@ -28,6 +27,7 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from orchestrator.fleet.target_replicas import TargetReplicas
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
@@ -41,7 +41,7 @@ from orchestrator.upstreams.draft import GrpcDraftSession
 from orchestrator.upstreams.half_floats import IMPOSSIBLE
 from orchestrator.upstreams.protocol import UNKNOWN
 from orchestrator.upstreams.verify import GrpcVerifySession
-from tests.orchestrator.pools import pool_of, registry_of
+from tests.orchestrator.pools import TARGET, pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge
 
 CERTAIN = b"\0\0"
@@ -328,9 +328,6 @@ def plan_of(**changes) -> GenerationPlan:
     return GenerationPlan(**{**values, **changes})
 
 
-TARGET = ModelInfo("target", "", 1000, 256)
-
-
 @dataclass
 class Fakes:
     """A generation over fake services."""
@@ -352,7 +349,8 @@ class Fakes:
         accounts = self.ledger.metrics, self.recoveries
         self.drafters = registry_of(self.draft)
         self.drafting = Drafting(self.drafters, plan, TARGET, *accounts)
-        self.verifying = Verifying(pool_of(self.verify), plan, 5.0, *accounts)
+        targets = TargetReplicas(pool_of(self.verify), TARGET)
+        self.verifying = Verifying(targets, plan, 5.0, *accounts)
         self.pace = self.pace or FixedPace(plan.num_speculative_tokens)
         self.rounds = Rounds(
             plan, self.pace, self.drafting, self.verifying, self.ledger, self.recoveries

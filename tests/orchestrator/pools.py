@@ -10,7 +10,9 @@ from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.replicas import Pool, Replica
 
+TARGET = ModelInfo("target", "", 1000, 256)
 INFO = SimpleNamespace(
+    model=TARGET,
     drafters=(DrafterInfo("model", "model", ModelInfo("draft", "", 1000, 256)),),
     sessions=SessionStatus(0, 16),
     max_speculative_tokens=1000,

@@ -13,7 +13,7 @@ from orchestrator.fleet.breaker import Breaker
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.upstreams.draft import GrpcDraftSession
-from tests.orchestrator.fakes import TARGET, FakeDraft, Offer, plan_of
+from tests.orchestrator.fakes import FakeDraft, Offer, plan_of
 from tests.orchestrator.pools import pool_of, registry_of
 from tests.orchestrator.world import World
 

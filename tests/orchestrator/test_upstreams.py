@@ -42,7 +42,8 @@ async def _check(session, sequence, drafts):
 async def test_a_session_closed_for_silence_is_opened_again(model_dirs):
     async with start_stack(model_dirs, verify={"idle_timeout_s": 0.2}) as stack:
         plan = plan_of(prompt_token_ids=[5, 6, 7], rule=EXACT)
-        targets = stack.orchestrator.fleet.targets
+        fleet = stack.orchestrator.fleet
+        targets = fleet.replicas_of(fleet.target.info.model)
         session = Verifying(targets, plan, 5.0, SpeculationMetrics(), Recoveries())
         sequence = TokenSequence([5, 6, 7])
         first = await _check(session, sequence, [8, 9])
