@@ -16,13 +16,16 @@ LEAST_WINDOW_NS, WINDOW_TOKENS = 200e6, 8
 at least. One such speed tells little: on a busy machine they differ by a quarter."""
 BETTER = 1.03
 """Drafting goes on while it is so many times as fast as plain decoding."""
-FIRST_REST, LONGEST_REST = 32, 512
-"""Windows of plain decoding before drafting is tried; at least doubled each time it was no better.
+FIRST_REST, LONGEST_REST = 16, 512
+"""Windows of plain decoding before drafting is tried among two, twice as many among twice as many:
+all read their texts when they begin to draft, and it pays the less. At least doubled each time it
+was no better.
 """
 COST = 0.01
 """Share of the tokens that trials may cost: who lost more in one rests longer."""
 LATEST = 16
 """Windows that tell the speed now, of plain decoding and of drafting."""
+LEAST_LEVEL = (2).bit_length()
 PROBES = 1
 """Windows of plain decoding behind so many of drafting."""
 
@@ -40,8 +43,9 @@ class LoadTrials:
         level = num_running.bit_length()
         if level not in self._trials:
             # Steps with more generations are longer, so what does not pay for fewer waits here too.
-            fewer = (self._trials[i].rest for i in range(level) if i in self._trials)
-            self._trials[level] = LoadTrial(max(fewer, default=FIRST_REST))
+            fewer = [self._trials[i].rest for i in range(level) if i in self._trials]
+            rest = min(LONGEST_REST, FIRST_REST << (level - LEAST_LEVEL))
+            self._trials[level] = LoadTrial(max([*fewer, rest]))
         return self._trials[level]
 
 
@@ -52,7 +56,7 @@ class LoadTrial:
     """
 
     def __init__(self, rest: int = FIRST_REST) -> None:
-        self.rest = rest
+        self._first_rest = self.rest = rest
         self._lost = 0.0  # in a trial, in windows
         self._plain: deque[float] = deque(maxlen=LATEST)
         self._drafted: deque[float] = deque(maxlen=LATEST)
@@ -77,7 +81,7 @@ class LoadTrial:
             self.rest = 2 * self.rest
             self._lost = 0.0
             while (yield from self._measure(True, LATEST)):
-                self.rest = FIRST_REST
+                self.rest = self._first_rest
                 yield from self._measure(False, PROBES)
             self.rest = min(LONGEST_REST, max(self.rest, round(self._lost / COST)))
 

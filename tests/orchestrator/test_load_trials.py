@@ -59,7 +59,9 @@ def test_where_drafting_slows_everybody_down_it_is_hardly_tried(running, gain, n
 @pytest.mark.parametrize("running", [2, 7, 32])
 @pytest.mark.parametrize("gain", [1.2, 2.5])
 def test_where_everybody_gets_faster_all_draft(running, gain):
-    speed, drafted = World(running, gain).run(60)
+    world = World(running, gain)
+    world.run(60)  # more are tried later
+    speed, drafted = world.run(60)
     assert speed > 1 + 0.8 * (gain - 1)
     assert drafted > 0.8
 
@@ -119,5 +121,12 @@ def test_what_does_not_pay_for_fewer_is_tried_later_with_more():
     world.run(60)
     trials, fewer = world.trials, world.trials.at(2)
     assert fewer is not None
-    assert fewer.rest > FIRST_REST
-    assert [trial.rest for n in (4, 32) if (trial := trials.at(n))] == 2 * [fewer.rest]
+    assert fewer.rest > 2 * FIRST_REST
+    more = trials.at(4)
+    assert more is not None
+    assert more.rest == fewer.rest
+
+
+def test_more_generations_are_tried_later():
+    rests = [trial.rest for n in (2, 4, 8, 16, 32, 64, 500) if (trial := LoadTrials().at(n))]
+    assert rests == [16, 32, 64, 128, 256, 512, 512]

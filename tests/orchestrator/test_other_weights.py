@@ -12,6 +12,7 @@ from flyspec.engine.loading import load_model
 from flyspec.errors import TargetChangedError
 from flyspec.rules import Rule
 from orchestrator.fleet import target as target_module
+from orchestrator.fleet.discovery import Addresses
 from orchestrator.telemetry.state_metrics import fleet_metrics
 from tests.orchestrator.conftest import slow, start_stack
 from tests.orchestrator.test_failover import generate, orchestrator_over, until_ready
@@ -68,24 +69,17 @@ async def test_other_weights_of_the_same_shape_are_kept_out(model_dirs, other_di
 
 
 async def test_a_replica_that_does_not_fit_is_a_metric(model_dirs, other_dirs):
-    async with (
-        start_stack(model_dirs) as one,
-        start_stack(other_dirs) as two,
-        start_stack(
-            model_dirs,
-            verify_address=f"127.0.0.1:{one.verify_server.port},127.0.0.1:{two.verify_server.port}",
-        ) as three,
-    ):
-        found = {metric.name: metric for metric in fleet_metrics(three.orchestrator.fleet)}
+    async with start_stack(model_dirs) as one, start_stack(other_dirs) as two:
+        ports = [stack.verify_server.port for stack in (one, two)]
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        await one.orchestrator.fleet.targets.add(Addresses(",".join(addresses), "--x"))
+        found = {metric.name: metric for metric in fleet_metrics(one.orchestrator.fleet)}
         misfits = {
             sample.labels["address"]: sample.value
             for sample in found["flyspec_upstream_misfit"].samples
             if sample.labels["service"] == "verify"
         }
-        assert misfits == {
-            f"127.0.0.1:{one.verify_server.port}": 0,
-            f"127.0.0.1:{two.verify_server.port}": 1,
-        }
+        assert misfits == dict(zip(addresses, (0, 1), strict=True))
 
 
 @pytest.mark.parametrize("k", [0, 4])
