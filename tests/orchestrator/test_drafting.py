@@ -14,7 +14,7 @@ from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.upstreams.draft import GrpcDraftSession
 from tests.orchestrator.fakes import FakeDraft, Offer, plan_of
-from tests.orchestrator.pools import pool_of, registry_of
+from tests.orchestrator.pools import TARGET, pool_of, registry_of
 from tests.orchestrator.world import World
 
 WORLD = World(seed=1, eos_share=0.0)

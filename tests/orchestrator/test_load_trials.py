@@ -73,7 +73,7 @@ def test_what_was_found_is_given_up_when_it_no_longer_holds():
     world.run(10)
     assert world.run(60)[1] < 0.08
     world.gain = 2.0
-    world.run(30)
+    world.run(60)
     assert world.run(30)[1] > 0.8
 
 

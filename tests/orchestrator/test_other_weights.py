@@ -1,4 +1,4 @@
-"""Targets that are not what the others are: other weights, other numerics, another model for all."""
+"""Targets that are not what the others are: other weights, other numerics, another model."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ async def test_a_target_that_comes_back_with_other_weights_ends_its_streams(
                         await become_another()
                     served.extend(event.token_ids)
 
-        with pytest.raises(TargetChangedError, match="replaced by .*; send the request again"):
+        with pytest.raises(TargetChangedError, match=r"replaced by .*; send the request again"):
             await stream()
         await until_ready(admin, 1)
         text = await client.complete(PROMPT, OPTIONS)
@@ -122,7 +122,7 @@ async def test_a_session_says_which_model_it_began_with(model_dirs, other_dirs, 
     async with (
         start_stack(model_dirs) as one,
         start_stack(other_dirs) as two,
-        orchestrator_over(one, probe_interval_s=3600.0) as (client, admin),
+        orchestrator_over(one, probe_interval_s=3600.0) as (client, _),
     ):
         await restart_as(one, two.verify_servicer)
         with pytest.raises(TargetChangedError):
@@ -132,7 +132,7 @@ async def test_a_session_says_which_model_it_began_with(model_dirs, other_dirs, 
 
 
 async def test_rolling_to_another_target(model_dirs, other_dirs, greedy, monkeypatch):
-    """One replica after the other changes; each text is one model's, and all requests are served."""
+    """One replica after the other changes; each text is of one model."""
     monkeypatch.setattr(target_module, "REMEMBERED_S", 0.5)
     other = greedy_of(other_dirs[0])
     async with (
