@@ -124,7 +124,8 @@ async def test_the_same_tokens_and_an_orderly_end(target, expected):
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
     """Two KV heads, each on two of four ranks, which have two of eight query heads each."""
-    model = str(make_model(tmp_path, seed=3, kind=kind, num_attention_heads=8))
+    # Of a seed whose texts have no end of sequence, which the reference would not choose.
+    model = str(make_model(tmp_path, seed=4, kind=kind, num_attention_heads=8))
     await serves_exactly(model, texts_of(model), 4)
 
 
