@@ -72,8 +72,8 @@ def replicate(config: Any, size: int) -> Any:
     kv_heads = next(layer_heads(text_config))[1]
     if not splits_heads(text_config) or kv_heads >= size:
         return config
-    ALL_PARALLEL_STYLES.register(_REPLICATED, ReplicatedKVHeads(kv_heads))
-    ALL_PARALLEL_STYLES.register(_ATTENTION, AttentionOfReplicated(size // kv_heads))
+    ALL_PARALLEL_STYLES[_REPLICATED] = ReplicatedKVHeads(kv_heads)
+    ALL_PARALLEL_STYLES[_ATTENTION] = AttentionOfReplicated(size // kv_heads)
     plan = dict(text_config.base_model_tp_plan)
     for key in text_config.base_model_tp_plan:
         if key.endswith(_PROJECTIONS):
@@ -91,7 +91,7 @@ class ReplicatedKVHeads(ColwiseParallel):
     """
 
     def __init__(self, kv_heads: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._kv_heads = kv_heads
         self._mesh: DeviceMesh | None = None
 
