@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 TEXT = (
     "The cat sat on the mat, and the dog sat on the log while the cat saw the dog run. "
@@ -36,15 +36,25 @@ def make_tokenizer(text: str = TEXT) -> PreTrainedTokenizerFast:
     )
 
 
-def make_model(directory: Path, seed: int = 0, hidden_size: int = 48, text: str = TEXT) -> Path:
-    """Save a random two-layer Llama with `make_tokenizer(text)` to `directory`."""
+def make_model(
+    directory: Path,
+    seed: int = 0,
+    hidden_size: int = 48,
+    text: str = TEXT,
+    kind: str = "llama",
+    num_attention_heads: int = 4,
+) -> Path:
+    """Save a random two-layer model with `make_tokenizer(text)` to `directory`.
+
+    `kind` is transformers' `model_type`. It has two KV heads.
+    """
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = CONFIG_MAPPING[kind](
         vocab_size=VOCAB_SIZE,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=2,
-        num_attention_heads=4,
+        num_attention_heads=num_attention_heads,
         num_key_value_heads=2,
         max_position_embeddings=CONTEXT_LENGTH,
         initializer_range=0.2,
@@ -52,7 +62,11 @@ def make_model(directory: Path, seed: int = 0, hidden_size: int = 48, text: str 
         eos_token_id=1,
         pad_token_id=2,
     )
-    LlamaForCausalLM(config).save_pretrained(directory)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):  # zeros
+            torch.nn.init.normal_(parameter, std=config.initializer_range)
+    model.save_pretrained(directory)
     tokenizer = make_tokenizer(text)
     tokenizer.chat_template = (
         "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"

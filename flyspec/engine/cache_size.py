@@ -21,6 +21,7 @@ import torch
 from flyspec.config import ModelServerSettings
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import DeviceMemory, device_memory, give_back
+from flyspec.engine.kv_heads import replicated_numbers
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache, readable
 from flyspec.errors import ConfigError
@@ -134,8 +135,10 @@ def check_fits(settings: ModelServerSettings, model: Checkpoint) -> None:
         model.dtype,
         tensor_parallel_size=model.tensor_parallel_size,
     )
-    # At least: what transformers' plan does not split, each device holds whole.
-    taken = {"weights": weights // model.tensor_parallel_size}
+    # At least: what else transformers' plan does not split, each device holds whole.
+    size = model.tensor_parallel_size
+    repeated = replicated_numbers(model.config.get_text_config(), size) * model.dtype.itemsize
+    taken = {"weights": weights // size + repeated}
     if model.device.type == "cuda":
         taken |= {"CUDA": memory.own, "activations": activation_bytes(settings, model)}
     fit = Fit(model.name, model.device, settings, memory, taken, plan(max_sessions=1))

@@ -23,6 +23,7 @@ from transformers.utils.hub import cached_file
 from flyspec import process
 from flyspec.config import model_source
 from flyspec.engine.checkpoint import Checkpoint
+from flyspec.engine.kv_heads import replicate
 from flyspec.engine.native.family import unsupported
 from flyspec.engine.native.library import Library, find
 from flyspec.engine.out_of_memory import is_out_of_memory
@@ -128,6 +129,7 @@ def load_model(
     sharded = {}
     if tensor_parallel_size > 1:
         check_tensor_parallel(name, config, tensor_parallel_size)
+        config = replicate(config, tensor_parallel_size)
         plan = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)
         sharded = {"distributed_config": plan}
     try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
+from flyspec.engine.kv_heads import heads_per_rank, layer_heads, splits_heads
 from flyspec.engine.slot_cache import SPARE_ROWS
-from flyspec.engine.supported import splits_heads
 from flyspec.errors import ConfigError
 
 
@@ -41,12 +40,14 @@ def slot_bytes(
     """Bytes of one slot of `max_length` tokens on each device of a tensor-parallel group.
 
     `config` is a model's configuration; `dtype` the one it runs in. Under tensor parallelism a
-    device holds its share of the KV heads, if transformers' plan for the model splits them.
+    device holds its share of the KV heads, one at least, if transformers' plan for the model splits
+    them.
     """
     config = config.get_text_config()
-    per_token = sum(2 * heads * size for heads, size in _heads(config))
-    if splits_heads(config):
-        per_token //= tensor_parallel_size
+    ranks = tensor_parallel_size if splits_heads(config) else 1
+    per_token = sum(
+        2 * heads_per_rank(kv_heads, ranks) * dim for _, kv_heads, dim in layer_heads(config)
+    )
     return max_length * per_token * dtype.itemsize
 
 
@@ -86,15 +87,6 @@ def plan_kv_cache(
     if budget_bytes:
         slots = plan_slots(size, budget_bytes, max_sessions, spare)
     return KVCachePlan(slots, max_length, size, spare)
-
-
-def _heads(config: Any) -> Iterator[tuple[int, int]]:
-    """KV heads of each layer, and their size."""
-    layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
-    for layer in layers:
-        heads = layer.num_attention_heads
-        kv_heads = getattr(layer, "num_key_value_heads", None) or heads
-        yield kv_heads, getattr(layer, "head_dim", None) or layer.hidden_size // heads
 
 
 def readable(num_bytes: int) -> str:

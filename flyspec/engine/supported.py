@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flyspec.engine.kv_heads import can_split, layer_heads, splits_heads
 from flyspec.errors import ConfigError
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
@@ -45,6 +46,7 @@ def check_config(name: str, config: Any, context_length: int) -> None:
 def check_tensor_parallel(name: str, config: Any, size: int) -> None:
     """Refuse a number of ranks that the model's heads cannot be dealt out to.
 
+    It must divide the attention heads, and the KV heads or be a multiple of them (`kv_heads`).
     Other dimensions need not divide: the last rank's share is then smaller. Raises `ConfigError`.
     """
     text_config = config.get_text_config()
@@ -55,21 +57,25 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
         )
     if not splits_heads(text_config):
         return  # every rank holds all heads
-    heads = int(text_config.num_attention_heads)
-    kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
-    if heads % size or kv_heads % size:
-        sizes = [str(n) for n in range(1, kv_heads + 1) if heads % n == kv_heads % n == 0]
-        raise ConfigError(
-            f"--tensor-parallel-size {size}: {name} has {heads} attention heads and {kv_heads} KV "
-            f"heads, which {size} ranks cannot share evenly; sizes that work: {', '.join(sizes)}"
+    layers = {(heads, kv_heads) for heads, kv_heads, _ in layer_heads(text_config)}
+    least = min(kv_heads for _, kv_heads in layers)
+
+    def works(ranks: int) -> bool:
+        # Replicas are of all layers or of none.
+        return all(can_split(*layer, ranks) for layer in layers) and (
+            ranks <= least or len({kv_heads for _, kv_heads in layers}) == 1
         )
 
-
-def splits_heads(text_config: Any) -> bool:
-    """Whether transformers' plan for tensor parallelism deals the KV heads out to the ranks."""
-    plan = getattr(text_config, "base_model_tp_plan", None) or {}
-    projections = (".k_proj", ".query_key_value")
-    return any(key.endswith(projections) and style == "colwise" for key, style in plan.items())
+    if not works(size):
+        most = min(heads for heads, _ in layers)
+        sizes = [str(n) for n in range(1, most + 1) if works(n)]
+        counts = " or ".join(
+            f"{heads} attention heads and {kv_heads} KV heads" for heads, kv_heads in sorted(layers)
+        )
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: {name} has {counts}, which {size} ranks cannot share "
+            f"evenly; sizes that work: {', '.join(sizes)}"
+        )
 
 
 def unserved(name: str, reason: str) -> ConfigError:

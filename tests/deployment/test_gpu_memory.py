@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import LlamaConfig
 
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
@@ -16,6 +17,7 @@ from flyspec.engine.cache_size import Fit, check_fits
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache
+from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
 from tests.deployment.rendered import ROOT
 from tests.deployment.test_settings import read
@@ -50,9 +52,14 @@ MODELS = {
 }
 
 
-def settings_of(component: str) -> Any:
-    """As the overlay's own file has them."""
+def settings_of(component: str, overlay: str = "gpu") -> Any:
+    """As the overlay's own file has them; `multi-node` merges a few into those of `gpu`."""
     lines = (ROOT / "k8s" / "overlays" / "gpu" / f"{component}.env").read_text().splitlines()
+    if overlay != "gpu":
+        file = ROOT / "k8s" / "overlays" / overlay / "kustomization.yaml"
+        generated = yaml.safe_load(file.read_text())["configMapGenerator"]
+        lines += [line for c in generated if c["name"] == f"{component}-config"
+                  for line in c["literals"]]  # fmt: skip
     return read(component, dict(line.split("=", 1) for line in lines if line[:1] not in ("", "#")))
 
 
@@ -108,3 +115,22 @@ def test_without_a_length_few_sessions_would_fit(
     alone = whole.model_copy(update={"tensor_parallel_size": 1})
     with pytest.raises(ConfigError, match=r"not one session fits .* raise --tensor-parallel-size"):
         planned("verify", alone, tmp_path, monkeypatch)
+
+
+def test_sixteen_ranks_of_two_nodes_hold_a_kv_head_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The overlay multi-node: half the heads of four ranks, not a quarter."""
+    four, settings = settings_of("verify"), settings_of("verify", "multi-node")
+    assert (four.tensor_parallel_size, settings.tensor_parallel_size) == (4, 16)
+    check_tensor_parallel("llama", LLAMA_70B, 16)
+    fit, plan = planned("verify", settings, tmp_path, monkeypatch)
+    assert plan.num_slots == settings.max_sessions
+    assert plan.bytes_per_slot == 80 * 128 * 2 * 2 * settings.max_model_len
+    assert (
+        plan.bytes_per_slot * 2 == planned("verify", four, tmp_path, monkeypatch)[1].bytes_per_slot
+    )
+    # A sixteenth of the weights, but an eighth of what makes keys and values.
+    shared = 2 * (70_553_706_496 + 15 * EMBEDDING_70B) // 16
+    assert fit.taken["weights"] == shared + 80 * 2 * 128 * 8192 * 2 // 2
+    assert plan.total_bytes + fit.taken["activations"] <= fit.left

@@ -70,6 +70,8 @@ def test_bytes_are_those_allocated(kind: str, changes: dict, dtype: torch.dtype)
 def test_a_tensor_parallel_rank_holds_its_share_of_the_heads() -> None:
     llama = make_model("llama", num_key_value_heads=4).config
     assert slot_bytes(llama, 8, torch.float32, 4) * 4 == slot_bytes(llama, 8, torch.float32)
+    # More ranks than KV heads: each holds one.
+    assert slot_bytes(llama, 8, torch.float32, 16) == slot_bytes(llama, 8, torch.float32, 4)
     # Its plan leaves attention whole on every rank.
     phi3 = make_model("phi3", num_key_value_heads=4).config
     assert slot_bytes(phi3, 8, torch.float32, 4) == slot_bytes(phi3, 8, torch.float32)

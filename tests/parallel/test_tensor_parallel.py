@@ -13,11 +13,14 @@ import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.exactness import SETS
@@ -28,6 +31,7 @@ from flyspec.cli.stack import DEMO_MODELS
 from flyspec.client import Client, GenerateOptions
 from flyspec.config import OrchestratorSettings, VerifySettings
 from flyspec.engine import loading
+from flyspec.engine.memory import slot_bytes
 from flyspec.engine.parallel import place_from_environment, rank_device, weight_bytes
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.rules import Rule
@@ -39,6 +43,7 @@ from verify_service.ranks import EXIT_LOST_RANK, find_place
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = GenerateOptions(max_tokens=200, ignore_eos=True, rule=Rule("exact"))
+HEAD_DIM = 48 // 8
 PROMPTS = [[0, 17, 45, 120], [0, 5, 6, 7, 5, 6, 7, 5, 6], [0, *range(40, 120)]]
 
 
@@ -51,7 +56,11 @@ def target(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def expected(target) -> list[list[int]]:
     """transformers' own greedy text of each prompt, in float64."""
-    reference = Reference(target, "float64", threads=1)
+    return texts_of(target)
+
+
+def texts_of(model: str) -> list[list[int]]:
+    reference = Reference(model, "float64", threads=1)
     return [reference.generate(ids, 200, ignore_eos=True)[:100] for ids in PROMPTS]
 
 
@@ -108,7 +117,23 @@ async def client_of(port: int):
 
 
 async def test_the_same_tokens_and_an_orderly_end(target, expected):
-    async with serving(target) as running:
+    await serves_exactly(target, expected, 2)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2"])
+async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
+    """Two KV heads, each on two of four ranks, which have two of eight query heads each.
+
+    Qwen 2 has biases; Gemma 2's own attention, which it is tried against, repeats heads itself.
+    """
+    # Of a seed whose texts have no end of sequence, which the reference would not choose.
+    model = str(make_model(tmp_path, seed=4, kind=kind, num_attention_heads=8))
+    await serves_exactly(model, texts_of(model), 4)
+
+
+async def serves_exactly(model: str, expected: list[list[int]], size: int) -> None:
+    async with serving(model, size=size) as running:
         async with client_of(running.service.facts["port"]) as client:
             for k in (0, 4):
                 options = GenerateOptions(
@@ -231,6 +256,39 @@ def test_each_rank_reads_its_share_of_the_checkpoint(size, monkeypatch):
         assert max(counted) <= own / 2
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("size", [4, 8])
+def test_each_rank_reads_the_kv_head_of_its_query_heads(size, kind, tmp_path, monkeypatch):
+    model = str(make_model(tmp_path, kind=kind, num_attention_heads=8))
+    whole = loading.load_model(model, "cpu", "float32").model.state_dict()
+    counted = count_reads(monkeypatch)
+    for rank in range(size):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+        try:
+            counted.clear()
+            loaded = loading.load_model(model, "cpu", "float32", 0, size)
+            assert sum(counted) == weight_bytes(loaded.model)[0]
+            local = {name: w.to_local() for name, w in loaded.model.state_dict().items()
+                     if isinstance(w, DTensor)}  # fmt: skip
+            rows_kept = [
+                len(w) for name, w in local.items() if re.search(r"[kv]_proj\.weight", name)
+            ]
+            assert slot_bytes(loaded.model.config, 1, torch.float32, size) == 4 * sum(rows_kept)
+        finally:
+            dist.destroy_process_group()
+            _clear_sharding_prop_cache()  # it knows the last rank's groups
+        assert loaded.info.num_parameters == sum(w.numel() for w in whole.values())
+        heads = {"q": (rank * 8 // size, 8 // size), "k": (rank * 2 // size, 1)}
+        heads["v"] = heads["k"]
+        suffixes = ("weight", "bias") if kind == "qwen2" else ("weight",)
+        for layer, (projection, (first, count)), suffix in product(
+            range(2), heads.items(), suffixes
+        ):
+            name = f"model.layers.{layer}.self_attn.{projection}_proj.{suffix}"
+            rows = slice(first * HEAD_DIM, (first + count) * HEAD_DIM)
+            assert torch.equal(local[name], whole[name][rows]), name
+
+
 def count_reads(monkeypatch) -> list[int]:
     """Bytes of each tensor that transformers takes from a safetensors file from now on."""
     import transformers.modeling_utils as modeling
@@ -277,13 +335,17 @@ def count_reads(monkeypatch) -> list[int]:
 # --- what cannot work -------------------------------------------------------------------------
 
 
-def test_heads_that_do_not_divide(target, monkeypatch):
+def test_heads_that_do_not_divide(tmp_path, target, monkeypatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    for size in (3, 4):
-        settings = VerifySettings(model=target, tensor_parallel_size=size)
-        with pytest.raises(ConfigError, match=r"4 attention heads and 2 KV .* that work: 1, 2$"):
-            find_place(settings)
+    six = str(make_model(tmp_path, hidden_size=48, num_attention_heads=6))
+    for model, size, numbers in (
+        (target, 3, r"4 attention heads and 2 KV heads, .* that work: 1, 2, 4$"),
+        (target, 8, r"4 attention heads and 2 KV heads, .* that work: 1, 2, 4$"),
+        (six, 3, r"6 attention heads and 2 KV heads, which 3 ranks .* that work: 1, 2, 6$"),
+    ):
+        with pytest.raises(ConfigError, match=numbers):
+            find_place(VerifySettings(model=model, tensor_parallel_size=size))
 
 
 def test_more_ranks_than_gpus(monkeypatch):
