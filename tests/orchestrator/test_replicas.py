@@ -168,7 +168,7 @@ async def test_a_failure_in_a_session_is_looked_after_at_once():
     pool = pool_of("a:1", interval_s=60.0)
     await pool.start()
     (a,) = pool.replicas
-    a.failed()
+    a.failed(UnavailableError("lost"))
     assert not a.usable
     await until(lambda: a.usable)
     await pool.close()
@@ -213,7 +213,7 @@ async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
     pool = pool_of("a:1", interval_s=60.0)
     await pool.start()
     (a,) = pool.replicas
-    a.failed()
+    a.failed(UnavailableError("lost"))
     await until(lambda: a.usable)
     first, second = Session(), Session()
     a.join(first, 1)
