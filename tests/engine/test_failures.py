@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from concurrent.futures import Future
 
 import pytest
@@ -84,7 +86,11 @@ async def test_a_service_whose_model_is_lost_ends() -> None:
 @pytest.mark.parametrize(
     ("error", "code"), [(ModelLostError("x"), 75), (FlyspecError("the user's"), 2)]
 )
-def test_its_exit_code_says_to_start_it_again(error: FlyspecError, code: int) -> None:
+def test_its_exit_code_says_to_start_it_again(
+    error: FlyspecError, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "_exit", sys.exit)
+
     async def main() -> None:
         raise error
 
