@@ -108,7 +108,7 @@ class Breaker:
         """The service took what was sent and said nothing in time; many at once count as one."""
         if self.state is BreakerState.OPEN and now < self.retry_at:
             return
-        if self._worked and now - self._failed_at > SETTLED_S:
+        if self._worked and now - self.retry_at > SETTLED_S:
             self._hangs = 0
         self._worked, self._failed_at = False, now
         self._rest(now, min(HUNG_LONGEST_S, HUNG_FIRST_S * 2.0**self._hangs))

@@ -122,6 +122,7 @@ def test_results_that_are_no_numbers_are_failures_of_the_model() -> None:
         assert isinstance(job.ended(), ModelFailureError)
         assert "the logits are not finite" in str(job.error)
         assert loop.spoiled_slots == [5]
+        assert Job(loop, 0, 0).ended() is None
         for _ in range(3):
             assert Job(loop, 0, 2).ended()
             assert Job(loop, 0, 2).ended()

@@ -21,7 +21,9 @@ from orchestrator.server import Orchestrator
 from tests.orchestrator.conftest import held, start_stack
 from tests.waiting import until
 
-OPTIONS = GenerateOptions(rule=Rule("exact"), max_tokens=24, ignore_eos=True)
+OPTIONS = GenerateOptions(
+    rule=Rule("exact"), max_tokens=24, ignore_eos=True, num_speculative_tokens=4
+)
 REASONS = {
     "hang": "a step of [0-9]+ tokens has not ended for",
     "nan": "the logits are not finite",
