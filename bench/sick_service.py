@@ -64,7 +64,7 @@ def main() -> None:
         engine.run_batch = run_batch
         return start(engine)
 
-    StepLoop.start = started  # type: ignore[method-assign]
+    StepLoop.start = started  # type: ignore[assignment,method-assign]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
