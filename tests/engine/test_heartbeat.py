@@ -48,13 +48,14 @@ class Loop(StepLoop[int]):
 
     def __init__(self, **options: Any) -> None:
         super().__init__("test", **options)
-        self.entered, self.go = threading.Event(), threading.Event()
+        self.entered, self.go, self.left = (threading.Event() for _ in range(3))
         self.spoiled_slots: list[int] = []
 
     def run_batch(self, wants: Sequence[Draw]) -> list[int]:
         if any(want.step.token_ids == [1] for want in wants):
             self.entered.set()
-            assert self.go.wait(WAIT_S)
+            self.go.wait(WAIT_S)
+            self.left.set()
         return [want.step.slot if want.step.token_ids != [2] else -1 for want in wants]
 
     def spoiled(self, slot: int) -> None:
@@ -105,7 +106,8 @@ def test_a_call_that_hangs_loses_the_model() -> None:
             assert "a step of 1 tokens has not ended for" in str(job.error)
         assert "has not ended" in loop.failures.lost.result(WAIT_S)
         assert isinstance(Job(loop, 3, 0).ended(), ModelLostError), "nothing is begun any more"
-        loop.stop()  # does not wait for it
+        loop.stop()
+        assert not loop.left.is_set(), "nobody waits for it"
 
 
 def test_a_slow_start_is_no_hang() -> None:
