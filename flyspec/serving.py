@@ -115,7 +115,8 @@ async def serve(
 
 async def _lost(running: Loaded) -> None:
     """Wait until the service's model is lost, and raise why."""
-    reason = await asyncio.wrap_future(running.lost or Future())
+    # Shielded: who waits no longer does not cancel what tells of the model.
+    reason = await asyncio.shield(asyncio.wrap_future(running.lost or Future()))
     raise ModelLostError(f"the model is lost, and the process ends to be started again: {reason}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from concurrent.futures import Future
 
@@ -81,6 +82,21 @@ async def test_a_service_whose_model_is_lost_ends() -> None:
         async with asyncio.timeout(30):
             await serving.serve("draft", settings, load)
     assert service.grace_s == serving.LOST_GRACE_S
+
+
+async def test_an_orderly_end_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service()
+
+    async def start() -> dict[str, int]:
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+        return {"port": 1}
+
+    async def load(_: object) -> Service:
+        return service
+
+    monkeypatch.setattr(service, "start", start)
+    await serving.serve("draft", DraftSettings(metrics_port=-1), load)
+    assert not service.lost.done()
 
 
 @pytest.mark.parametrize(
