@@ -96,6 +96,8 @@ async def test_an_orderly_end_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(service, "start", start)
     await serving.serve("draft", DraftSettings(metrics_port=-1), load)
+    for _ in range(10):  # turns of the loop
+        await asyncio.sleep(0)
     assert not service.lost.done()
 
 
