@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from flyspec.engine.loop import OnStep, StepLoop
@@ -19,13 +20,18 @@ class Engine(StepLoop[Drafted]):
         prepare: Callable[[], None] = lambda: None,
         budget: StepBudget | None = None,
         on_step: OnStep = lambda *_: None,
+        step_timeout_s: float = math.inf,
     ) -> None:
-        super().__init__("draft", prepare, budget, on_step)
+        super().__init__("draft", prepare, budget, on_step, step_timeout_s)
         self.model = model
 
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[Drafted]:
         """The tokens drawn for each proposal."""
         return self.model.draw(wants, self.arrival)
+
+    def spoiled(self, slot: int) -> None:
+        """As `StepLoop.spoiled`."""
+        self.model.cache.forget(slot)
 
     def steps_of(self, want: Draw, result: Drafted) -> int:
         """One, and one for each token that goes on from those of the first step's rows."""

@@ -94,7 +94,8 @@ def _load(
     drafters: list[Drafter] = [ModelDrafter(model, eos), MultiLevelDrafter(model, eos)]
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     tokenizers = Tokenizers(loaded.tokenizer, loaded.info.vocab_size)
-    engine = Engine(model, prepare, budget, observer.engine_metrics.step)
+    on_step = observer.engine_metrics.step
+    engine = Engine(model, prepare, budget, on_step, settings.step_timeout_s)
     return engine, drafters, tokenizers
 
 
@@ -110,7 +111,9 @@ async def serve(settings: DraftSettings, make: Build = build) -> None:
         sessions, engine = await make(settings, observer)
         observer.watch(sessions)
         if engine is not None:
-            observer.engine_metrics.count_failures = lambda: engine.failures.num_total
+            observer.engine_metrics.watch(
+                lambda: engine.failures.num_total, lambda: engine.step_running_ns
+            )
         log.info("drafters: %s", ", ".join(d.name for d in sessions.describe().drafters))
         server = rpc.GrpcServer(
             settings.host,

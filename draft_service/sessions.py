@@ -65,7 +65,7 @@ class Sessions:
             drafters=tuple(d.info for d in self._drafters.values()),
             sessions=SessionStatus(self._active, self.settings.max_sessions, self._opened_total),
             max_speculative_tokens=self.settings.max_speculative_tokens,
-            process=process.describe(),
+            process=process.describe(self._engine.step_running_ns if self._engine else 0),
             tokenizer_fingerprints=self.tokenizers.fingerprints,
         )
 

@@ -39,6 +39,11 @@ serves nobody sooner: it moves the refusal from now to later and adds its length
 """
 
 
+STEP_TOKEN_S = 0.02
+"""A step may take so much longer than `--step-timeout-s` for each of its tokens: pieces of long
+prompts do, on slow processors."""
+
+
 class ServerSettings(BaseSettings):
     """What every server is told."""
 
@@ -174,6 +179,13 @@ class ModelServerSettings(ServerSettings):
     prefill_chunk: int = Field(
         512, ge=16, description="most tokens of long prompts a step; bounds what they cost others"
     )
+    step_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description=f"seconds, and {1e3 * STEP_TOKEN_S:g} ms for each of its tokens, that a step "
+        "of the model may take; then it hangs, and the service ends to be started again; a rank "
+        "of a tensor-parallel target that finishes none for so many seconds counts as lost",
+    )
     idle_timeout_s: float = Field(
         300.0, gt=0, description="seconds without a message after which a session is closed"
     )
@@ -219,9 +231,6 @@ class VerifySettings(ModelServerSettings):
         ge=1,
         le=64,
         description="processes on this host that share the model, a GPU or CPU threads each",
-    )
-    step_timeout_s: float = Field(
-        60.0, gt=0, description="seconds without finishing a step after which a rank counts as lost"
     )
     heartbeat_timeout_s: float = Field(
         4.0, ge=1, description="seconds of silence after which a rank counts as lost"

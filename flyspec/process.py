@@ -32,6 +32,7 @@ def available_cores() -> int:
     return max(1, cores)
 
 
-def describe() -> ProcessInfo:
-    """This process, now."""
-    return ProcessInfo(_INSTANCE_ID, os.getpid(), _model_loads, time.monotonic_ns() - _STARTED_NS)
+def describe(step_running_ns: int = 0) -> ProcessInfo:
+    """This process, now; a step of its model has run for so long."""
+    uptime_ns = time.monotonic_ns() - _STARTED_NS
+    return ProcessInfo(_INSTANCE_ID, os.getpid(), _model_loads, uptime_ns, step_running_ns)

@@ -9,9 +9,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +29,8 @@ EXIT_LOST = os.EX_TEMPFAIL
 """Exit code of a service whose model is lost: it wants to be started again."""
 LOST_GRACE_S = 1.0
 """In which the others of such a service hear of it."""
+LOST_END_S = 5.0
+"""After which it ends however far it is: a thread or a device may hang."""
 
 
 class Loaded(Protocol):
@@ -46,7 +49,7 @@ class Loaded(Protocol):
 
 @dataclass(frozen=True)
 class OnePort:
-    """A service that is one server; `close` ends what works behind it, if it is not `lost`."""
+    """A service that is one server; `close` ends what works behind it, `lost` or not."""
 
     server: rpc.GrpcServer
     close: Callable[[], None]
@@ -73,7 +76,8 @@ async def serve(
     `FlyspecError` when the service cannot start.
     """
     configure_logging(name, settings.log_level, settings.log_format)
-    with closing(Telemetry(name, settings)) as telemetry:
+    with ExitStack() as cleanup:
+        telemetry = cleanup.enter_context(closing(Telemetry(name, settings)))
         metrics_port = telemetry.listen()
         running = await load(telemetry)
         settle_memory()
@@ -97,6 +101,10 @@ async def serve(
             await asyncio.wait({termination, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
                 grace_s = min(settings.drain_grace_s, LOST_GRACE_S)
+                end = threading.Timer(LOST_END_S, os._exit, [EXIT_LOST])
+                end.daemon = True
+                cleanup.callback(end.cancel)
+                end.start()
                 await lost
             lost.cancel()
             log.info("draining")
@@ -107,7 +115,8 @@ async def serve(
 
 async def _lost(running: Loaded) -> None:
     """Wait until the service's model is lost, and raise why."""
-    reason = await asyncio.wrap_future(running.lost or Future())
+    # Shielded: who waits no longer does not cancel what tells of the model.
+    reason = await asyncio.shield(asyncio.wrap_future(running.lost or Future()))
     raise ModelLostError(f"the model is lost, and the process ends to be started again: {reason}")
 
 
@@ -133,8 +142,9 @@ def run(main: Coroutine[Any, Any, None]) -> None:
     try:
         uvloop.run(main)
     except ModelLostError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_LOST) from None
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        logging.shutdown()
+        os._exit(EXIT_LOST)  # the interpreter's own end may wait for a thread that hangs
     except FlyspecError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
@@ -48,8 +49,9 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         budget: StepBudget | None = None,
         on_step: OnStep = lambda *_: None,
         max_waiting: int | None = None,
+        step_timeout_s: float = math.inf,
     ) -> None:
-        super().__init__("verify", prepare, budget, on_step)
+        super().__init__("verify", prepare, budget, on_step, step_timeout_s)
         self.model = model
         self._judge = RoundJudge(tokenizer.eos_token_ids, tokenizer.control_token_ids)
         self._max_queue = max_queue
@@ -182,6 +184,10 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
             for step, chances, count in zip(steps, survivals, kept, strict=True)
             for cut in (len(chances) - count if step.num_logits else 0,)
         ]
+
+    def spoiled(self, slot: int) -> None:
+        """As `StepLoop.spoiled`."""
+        self.model.cache.forget(slot)
 
     def steps_of(self, want: Draw, result: Rows | Drafted) -> int:
         """One, and one for each token that goes on from the first."""

@@ -47,8 +47,9 @@ def build(
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     on_step = observer.engine_metrics.step
     engine = VerifyEngine(
-        model, loaded.tokenizer, settings.max_queue, prepare, budget, on_step, settings.max_waiting
-    )
+        model, loaded.tokenizer, settings.max_queue, prepare, budget, on_step,
+        settings.max_waiting, settings.step_timeout_s,
+    )  # fmt: skip
     engine.costs = costs
     return engine, VerifyServicer(engine, loaded.tokenizer, settings, observer)
 

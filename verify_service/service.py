@@ -50,7 +50,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 max_speculative_tokens=self._settings.max_speculative_tokens,
                 max_plain_tokens=self._settings.max_plain_tokens,
                 rules=tuple(RULE_PRESETS),
-                process=process.describe(),
+                process=process.describe(self._engine.step_running_ns),
                 step_costs=self._engine.costs.measured,
             )
         )

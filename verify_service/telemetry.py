@@ -45,7 +45,7 @@ class VerifyTelemetry:
 
     def watch(self, engine: VerifyEngine) -> None:
         """Tell of an engine's sessions, queue and failures whenever Prometheus asks."""
-        self.engine_metrics.count_failures = lambda: engine.failures.num_total
+        self.engine_metrics.watch(lambda: engine.failures.num_total, lambda: engine.step_running_ns)
 
         def collect() -> Iterator[Metric]:
             yield from session_metrics("verify", engine.sessions)

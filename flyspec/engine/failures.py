@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 
 from flyspec.engine.out_of_memory import is_out_of_memory
 from flyspec.errors import ModelFailureError
@@ -38,13 +39,17 @@ class Failures:
         self.num_total += 1
         self._in_row += 1
         what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
-        if not self.lost.done():
-            if is_for_good(error):
-                self.lost.set_result(f"its device failed: {what}")
-            elif self._in_row >= MOST_IN_ROW:
-                self.lost.set_result(f"{self._in_row} steps in a row failed, the last with {what}")
+        if is_for_good(error):
+            self.lose(f"its device failed: {what}")
+        elif self._in_row >= MOST_IN_ROW:
+            self.lose(f"{self._in_row} steps in a row failed, the last with {what}")
         return ModelFailureError(f"the model of the {self._service} service failed: {what}")
 
     def worked(self) -> None:
         """A step worked."""
         self._in_row = 0
+
+    def lose(self, reason: str) -> None:
+        """No step is hoped for any more; the first reason counts. From any thread."""
+        with suppress(InvalidStateError):
+            self.lost.set_result(reason)

@@ -8,8 +8,10 @@ that a long step is cut into. Everyone else only queues. No torch.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future
@@ -17,9 +19,10 @@ from time import perf_counter_ns
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from flyspec.engine.failures import Failures
+from flyspec.engine.heartbeat import TICK_S, Call, StepWatch
 from flyspec.engine.model import Draw, Interrupt
 from flyspec.engine.scheduler import Pieces, StepBudget, allot
-from flyspec.errors import FlyspecError, UnavailableError
+from flyspec.errors import FlyspecError, ModelFailureError, ModelLostError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,8 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _NUDGE = (object(), lambda: None)
+LOST_JOIN_S = 0.5
+"""A thread whose model is lost may hang: so long its end is waited for."""
 
 
 class Ran(NamedTuple, Generic[R]):
@@ -55,7 +60,10 @@ class _Task(Generic[R]):
         self.pieces: Pieces
 
     def go_on(self, ran: Ran[R] | Exception | None = None) -> bool:
-        """Hand over what ran, or the error; whether there is more to run. None begins."""
+        """Hand over what ran, or the error; whether there is more to run. None begins.
+
+        Raises `FloatingPointError` if the work finds that what ran is no numbers.
+        """
         try:
             if isinstance(ran, Exception):
                 self.want = self.work.throw(ran)
@@ -64,6 +72,8 @@ class _Task(Generic[R]):
         except StopIteration:
             return False
         except Exception as error:
+            if isinstance(error, FloatingPointError) and isinstance(ran, Ran):
+                raise
             self.fail(error)
             return False
         self.pieces = Pieces(self.want.step)
@@ -77,6 +87,9 @@ class StepLoop(ABC, Generic[R]):
     """Runs the work of many owners, in the order in which it came; who has run goes to the end.
 
     `prepare` runs first, in the loop's thread. `service` is the name by which errors call it.
+
+    A call of the model that takes longer than `step_timeout_s`, and `STEP_TOKEN_S` for each of its
+    tokens, hangs: the model is lost, and all work fails with `ModelLostError`.
     """
 
     def __init__(
@@ -85,8 +98,10 @@ class StepLoop(ABC, Generic[R]):
         prepare: Callable[[], None] = lambda: None,
         budget: StepBudget | None = None,
         on_step: OnStep = lambda *_: None,
+        step_timeout_s: float = math.inf,
     ) -> None:
         self._service, self._prepare, self._on_step = service, prepare, on_step
+        self._step_timeout_s = step_timeout_s
         self._budget = budget or StepBudget()
         self._inbox: queue.SimpleQueue[_Task[R] | tuple[Hashable, Callable[[], None]] | None] = (
             queue.SimpleQueue()
@@ -96,6 +111,8 @@ class StepLoop(ABC, Generic[R]):
         self._ready: list[_Task[R]] = []
         self._prepared: Future[None] = Future()
         self.failures = Failures(service)
+        self._call: Call | None = None  # at hand, until what came of it is handed over
+        self._chosen: Sequence[_Task[R]] = ()  # whose call it is
         self._thread = threading.Thread(target=self._main, name=f"{service}-engine", daemon=True)
 
     @abstractmethod
@@ -106,24 +123,39 @@ class StepLoop(ABC, Generic[R]):
         """How many steps of the model a result took."""
         return 1
 
+    def spoiled(self, slot: int) -> None:
+        """A step of this slot failed: nobody else's sequence may build on what it holds."""
+
     @property
     def waiting(self) -> int:
         """Work that waits for the model, or for the rest of its steps."""
         return self._inbox.qsize() + len(self._ready)
 
+    @property
+    def step_running_ns(self) -> int:
+        """Time that the call at hand has run; 0 between calls."""
+        call = self._call
+        return perf_counter_ns() - call.began_ns if call else 0
+
     def start(self) -> Future[None]:
         """Start the thread; the future is done when it is prepared, or has what that raised."""
         self._thread.start()
+        if self._step_timeout_s < math.inf:
+            name = f"{self._service}-watch"
+            threading.Thread(target=self._watch, name=name, daemon=True).start()
         return self._prepared
 
     def stop(self) -> None:
         """End the thread after the call at hand; work not done fails with `UnavailableError`."""
         if self._thread.is_alive():
             self._put(None)
-            self._thread.join()
+            self._thread.join(LOST_JOIN_S if self.failures.lost.done() else None)
 
     def add(self, owner: Hashable, work: Work[R], fail: Callable[[Exception], None]) -> None:
         """Queue work; its owner has no other under way."""
+        if self.failures.lost.done():
+            fail(self._lost_error())
+            return
         self._put(_Task(owner, work, fail))
 
     def nudge(self) -> None:
@@ -147,8 +179,11 @@ class StepLoop(ABC, Generic[R]):
             self._prepared.set_exception(error)
             return
         self._prepared.set_result(None)
-        while self._gather():
+        lost = self.failures.lost
+        while not lost.done() and self._gather():
             self.step()
+        if lost.done():
+            self._fail_all()
         for task in self._ready:
             task.fail(UnavailableError(f"the {self._service} service is shutting down"))
 
@@ -197,6 +232,7 @@ class StepLoop(ABC, Generic[R]):
         # All run as many steps: whoever wants fewer, or waits, is not held up by the others.
         steps = min([1 if t.pieces.remaining else t.want.max_tokens for t in ready])
         wants = [task.want.part(piece, steps) for task, piece in chosen]
+        self._chosen = [task for task, _ in chosen]
         began = perf_counter_ns()
         results = self._attempt(wants)
         elapsed = perf_counter_ns() - began
@@ -208,29 +244,79 @@ class StepLoop(ABC, Generic[R]):
         for (task, _), result in zip(chosen, results, strict=True):
             task.began_ns = task.began_ns or began
             task.model_ns += elapsed
-            if isinstance(result, Exception):
+            if isinstance(result, FlyspecError):
                 going_on = task.go_on(result)
+            elif isinstance(result, Exception):
+                going_on = task.go_on(self._failed(task, result))
             elif task.pieces.remaining:
                 going_on = True
             else:
-                going_on = task.go_on(Ran(result, task.began_ns, task.model_ns))
+                going_on = self._hand_over(task, Ran(result, task.began_ns, task.model_ns))
             if going_on:
                 self._ready.append(task)
+        self._call, self._chosen = None, ()
+
+    def _hand_over(self, task: _Task[R], ran: Ran[R]) -> bool:
+        """Whether the task has more to run. Only now the step is known to have worked."""
+        try:
+            going_on = task.go_on(ran)
+        except FloatingPointError as error:
+            task.fail(self._failed(task, error))
+            return False
+        self.failures.worked()
+        return going_on
+
+    def _failed(self, task: _Task[R], error: Exception) -> ModelFailureError:
+        self.spoiled(task.want.step.slot)
+        return self.failures.failed(error)
 
     def _steps(self, want: Draw, result: R | Exception) -> int:
         return 1 if isinstance(result, Exception) else self.steps_of(want, result)
 
     def _attempt(self, wants: Sequence[Draw]) -> Sequence[R | Exception]:
         """What each gives; where the batch fails, each gets a try of its own."""
+        num_tokens = sum(len(want.step.token_ids) + want.max_tokens - 1 for want in wants)
+        self._call = Call(perf_counter_ns(), num_tokens)
         try:
-            results = self.run_batch(wants)
+            return self.run_batch(wants)
         except Exception as error:
             if not isinstance(error, FlyspecError):
                 log.exception("a step of %d sequences failed", len(wants))
             if len(wants) == 1:
-                known = isinstance(error, FlyspecError)
-                return [error if known else self.failures.failed(error)]
-        else:
-            self.failures.worked()
-            return results
+                return [error]
         return [result for want in wants for result in self._attempt([want])]
+
+    # --- a model that is lost ---------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Look at the call at hand now and then, in a thread of its own."""
+        watch, last, lost = StepWatch(self._step_timeout_s), time.monotonic(), self.failures.lost
+        self._prepared.exception()  # loading takes what it takes
+        while self._thread.is_alive() and not lost.done():
+            self._thread.join(TICK_S)
+            now = time.monotonic()
+            if reason := watch.observe(now - last, self._call):
+                self.failures.lose(reason)
+                self._fail_all()
+            last = now
+        if self._call is not None and not lost.done():
+            self.failures.lose("its thread ended in the midst of a step")
+            self._fail_all()
+
+    def _fail_all(self) -> None:
+        """Tell all who wait, whether or not the loop's thread comes back."""
+        error = self._lost_error()
+        waiting, self._ready = [*self._chosen, *self._ready], []
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            if isinstance(item, _Task):
+                waiting.append(item)
+        for task in waiting:
+            task.fail(error)
+
+    def _lost_error(self) -> ModelLostError:
+        reason = self.failures.lost.result()
+        return ModelLostError(f"the model of the {self._service} service is lost: {reason}")

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,10 @@ ACCEPT_STREAM = 3
 """Numbers that decide whether a draft stands (`rejection`, `random`)."""
 RESIDUAL_STREAM = 4
 """What takes the place of a draft that `rejection` refused."""
+
+NOT_FINITE = -1
+"""In place of a row's token: its largest logit is NaN, infinite, or nothing but -inf. So the check
+costs no look of its own at a device; whoever reads the tokens passes them through `checked`."""
 
 _MASK = (1 << 64) - 1
 _G = 0x9E3779B97F4A7C15
@@ -115,10 +120,26 @@ def uniform(
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
+def checked(token_ids: Sequence[float]) -> list[int]:
+    """Tokens as they were read. Raises `FloatingPointError` where logits were not finite."""
+    tokens = [int(token) for token in token_ids]
+    if NOT_FINITE in tokens:
+        raise FloatingPointError("the logits are not finite")
+    return tokens
+
+
+def _likeliest(scores: Tensor) -> Tensor:
+    """The first of the largest scores of each row, or `NOT_FINITE`: int64 [rows]."""
+    largest, token_ids = scores.max(dim=-1)  # NaN is the largest
+    return token_ids.where(largest.abs() < torch.inf, NOT_FINITE)
+
+
 def sample(
     processed: Tensor, positions: Sequence[int], seed: int, stream: int = TARGET_STREAM
 ) -> Tensor:
     """One token a row of processed logits [rows, V], row i at `positions[i]`: int64 [rows].
+
+    Where a row's largest logit is not finite it is `NOT_FINITE`, as in all that follows.
 
     On CPU the noise is computed only for the tokens that truncation leaves. On a GPU it is computed
     for all: their number would have to be read back first, which costs more.
@@ -127,14 +148,14 @@ def sample(
     keys = torch.tensor(row_keys(seed, positions, stream), dtype=torch.int64, device=device)
     steps = _token_steps(processed.shape[-1], device)
     if device.type == "cpu":
-        kept = processed > -torch.inf
+        kept = processed != -torch.inf  # NaN is
         if int(kept.count_nonzero()) < _GATHER_BELOW * kept.numel():
             rows, tokens = kept.nonzero(as_tuple=True)
             perturbed = torch.full_like(processed, -torch.inf)
             noise = _noise(keys[rows] + steps[tokens])
             perturbed[rows, tokens] = processed[rows, tokens] + noise
-            return perturbed.argmax(dim=-1)
-    return (_noise(keys[:, None] + steps) + processed).argmax(dim=-1)
+            return _likeliest(perturbed)
+    return _likeliest(_noise(keys[:, None] + steps) + processed)
 
 
 def sample_among(
@@ -155,8 +176,8 @@ def sample_among(
         row_keys(seed, positions, stream), dtype=torch.int64, device=log_probs.device
     )
     noise = _noise(keys[:, None] + (token_ids + 1) * _SIGNED_G)
-    best = (noise + log_probs).argmax(dim=-1, keepdim=True)
-    return token_ids.gather(1, best)[:, 0]
+    best = _likeliest(noise + log_probs)[:, None]
+    return token_ids.gather(1, best.clamp(min=0)).where(best >= 0, NOT_FINITE)[:, 0]
 
 
 def is_array(rows: Tensor) -> bool:
@@ -175,9 +196,12 @@ def choose_processed(
     if not sampling.greedy:
         return sample(processed, positions, seed, stream)
     if is_array(processed):
-        return torch.from_numpy(processed.numpy().argmax(axis=-1))  # with vector instructions
+        rows = processed.numpy()
+        token_ids = rows.argmax(axis=-1)  # with vector instructions; NaN is the largest
+        finite = np.isfinite(rows[np.arange(len(rows)), token_ids])
+        return torch.from_numpy(np.where(finite, token_ids, NOT_FINITE))
     # Of the same meaning as argmax, and on CPU several times faster in half precision.
-    return processed.max(dim=-1).indices
+    return _likeliest(processed)
 
 
 def choose(

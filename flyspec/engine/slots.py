@@ -89,9 +89,9 @@ class SlotTable:
         assert slot not in self._free
         self._free.append(slot)
 
-    def forget(self) -> None:
-        """Reuse nothing of what the slots hold."""
-        self._lengths[:] = 0
+    def forget(self, slot: int | None = None) -> None:
+        """Reuse nothing of what the slots hold, or one of them."""
+        self._lengths[slice(None) if slot is None else slot] = 0
 
     def reserve(self, slot: int, start: int, count: int) -> None:
         """Note that `count` positions of `slot` behind its first `start` are to be overwritten.

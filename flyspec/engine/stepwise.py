@@ -14,7 +14,7 @@ from torch import Tensor
 from flyspec.engine.distributions import round_off
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
-from flyspec.engine.sampling import choose_processed
+from flyspec.engine.sampling import checked, choose_processed
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
@@ -23,7 +23,7 @@ Forward = Callable[[Sequence[Step]], Sequence[Rows]]
 
 @torch.inference_mode()
 def draw(forward: Forward, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-    """As `flyspec.engine.model.Model.draw`."""
+    """As `flyspec.engine.model.Model.draw`. Raises `FloatingPointError` for logits not finite."""
     found = [Drafted([])] * len(draws)
     running = list(enumerate(draws))
     while running:
@@ -50,14 +50,14 @@ def _choose(draw: Draw, rows: Tensor) -> tuple[Drafted, Draw | None]:
     processed = process_logits(rows, sampling, draw.history, guess)
     distributions: Sequence[TokenDistribution] = ()
     if spec is None or not spec.draw_from_it or sampling.greedy:
-        tokens = choose_processed(processed, sampling, positions, seed).tolist()
+        tokens = checked(choose_processed(processed, sampling, positions, seed).tolist())
     if spec is not None and spec.draw_from_it and sampling.greedy:
         # All of the probability is on the token, which an empty distribution says.
         distributions = [TokenDistribution()] * (num_same(tokens, guess) + 1)
     elif spec is not None:
         rounded = round_off(rows if spec.raw and not spec.draw_from_it else processed, spec)
         if spec.draw_from_it:
-            tokens = rounded.draw(positions, seed).tolist()
+            tokens = checked(rounded.draw(positions, seed).tolist())
         distributions = rounded.encode(num_same(tokens, guess) + 1)
     confidences: list[float] = []
     if draw.confidences or draw.min_confidence > 0:

@@ -165,8 +165,12 @@ class EngineMetrics(Collector):
         self._prefix = f"flyspec_{service}"
         self._seconds = Buckets(STEP_SECONDS)
         self._sessions, self._tokens = Buckets(SESSIONS), Buckets(TOKENS)
-        self.count_failures: Callable[[], int] = lambda: 0
+        self.watch(lambda: 0, lambda: 0)
         registry.register(self)
+
+    def watch(self, num_failures: Callable[[], int], step_running_ns: Callable[[], int]) -> None:
+        """Tell of failed steps and of the step at hand, too."""
+        self._num_failures, self._step_running_ns = num_failures, step_running_ns
 
     def step(self, elapsed_ns: int, num_sessions: int, num_tokens: int, count: int = 1) -> None:
         """So many such steps have been run; called in the engine's thread."""
@@ -175,13 +179,18 @@ class EngineMetrics(Collector):
         self._tokens.observe(num_tokens, count)
 
     def collect(self) -> Iterable[Metric]:
-        """The three histograms, and how many steps failed."""
+        """The three histograms, how many steps failed, and how long one runs already."""
         prefix = self._prefix
-        failures = CounterMetricFamily(
-            f"{prefix}_model_failures", "Steps of the model that failed, and were not run again."
+        yield counter(
+            f"{prefix}_model_failures",
+            "Steps of the model that failed, and were not run again.",
+            self._num_failures(),
         )
-        failures.add_metric([], self.count_failures())
-        yield failures
+        yield gauge(
+            f"{prefix}_step_running_seconds",
+            "Time that the step at hand has run; 0 between steps.",
+            self._step_running_ns() / 1e9,
+        )
         yield self._seconds.alone(
             f"{prefix}_step_seconds", "Time of one step of the model over all sessions in it."
         )

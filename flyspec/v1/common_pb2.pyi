@@ -582,6 +582,7 @@ class ProcessInfo(_message.Message):
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     NUM_MODEL_LOADS_FIELD_NUMBER: _builtins.int
     UPTIME_NS_FIELD_NUMBER: _builtins.int
+    STEP_RUNNING_NS_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """Drawn at the process's start: another one means that nothing which was held
     before is held now.
@@ -592,6 +593,10 @@ class ProcessInfo(_message.Message):
     """Models loaded since the start."""
     uptime_ns: _builtins.int
     """Time since the start, ns."""
+    step_running_ns: _builtins.int
+    """Time that the step of its model at hand has run, ns; 0 between steps. One that goes on growing
+    hangs.
+    """
     def __init__(
         self,
         *,
@@ -599,10 +604,11 @@ class ProcessInfo(_message.Message):
         process_id: _builtins.int = ...,
         num_model_loads: _builtins.int = ...,
         uptime_ns: _builtins.int = ...,
+        step_running_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "num_model_loads", b"num_model_loads", "process_id", b"process_id", "uptime_ns", b"uptime_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "num_model_loads", b"num_model_loads", "process_id", b"process_id", "step_running_ns", b"step_running_ns", "uptime_ns", b"uptime_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,12 +65,16 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A process that serves. Another `instance_id` means that it has been started again."""
+    """A process that serves. Another `instance_id` means that it has been started again.
+
+    `step_running_ns` is what the step of its model at hand has taken so far, 0 between steps.
+    """
 
     instance_id: str = ""
     process_id: int = 0
     num_model_loads: int = 0
     uptime_ns: int = 0
+    step_running_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,9 @@ class Fleet:
             self._addresses(settings.verify_address, "--verify-address"),
             connector.to_verify,
             self._accept_target,
-            lambda: Breaker(longest_s=TARGET_LONGEST_REST_S, trials=False),
+            lambda: Breaker(
+                longest_s=TARGET_LONGEST_REST_S, trials=False, trial_s=settings.round_timeout_s
+            ),
             settings.probe_interval_s,
             settings.probe_timeout_s,
             self._misfit,

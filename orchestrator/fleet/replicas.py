@@ -136,9 +136,12 @@ class Replica(Generic[S]):
             self._trial = None
             self.breaker.abandoned()
 
-    def failed(self) -> None:
+    def failed(self, error: FlyspecError) -> None:
         """It failed one of its sessions: look after it at once."""
-        self.breaker.failed(time.monotonic())
+        if isinstance(error, SilentError):
+            self.breaker.hung(time.monotonic())
+        else:
+            self.breaker.failed(time.monotonic())
         self.disturbed.set()
 
     def faulted(self, fault: str) -> None:

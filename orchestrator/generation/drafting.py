@@ -237,7 +237,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             return
         self._failed.append(replica)
         if lost:
-            replica.failed()
+            replica.failed(error)
         elif not isinstance(error, ResourceExhaustedError):
             self._unfit.add(drafter)
 

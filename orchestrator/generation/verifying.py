@@ -106,7 +106,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 if time.monotonic() - began > self._reopen_timeout_s:
                     raise
                 self._avoided = [replica]
-                replica.failed()
+                replica.failed(error)
             finally:
                 if not granted:
                     self._close_session()
@@ -185,7 +185,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             return
         self._avoided = [replica]
         if isinstance(error, UnavailableError):
-            replica.failed()
+            replica.failed(error)
 
     def _recovered(self, replica: Replica[VerifyUpstream], since_ns: int, trouble: object) -> None:
         """The sequence is in a replica again."""

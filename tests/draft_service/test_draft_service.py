@@ -378,6 +378,34 @@ async def test_a_failed_step_ends_its_sessions_and_not_the_engine(
         assert len(tokens_of(await client.advance(2))) == 8
 
 
+async def test_drafts_of_logits_that_are_not_finite_are_not_sent(
+    service_with: StartService,
+) -> None:
+    async with service_with(log_level="error") as service:
+        runner = runner_of(service)
+        weights = runner._model.model.norm.weight
+        well = weights.detach().clone()
+        for number in range(3):
+            weights.data.fill_(torch.nan)
+            client = await service.client().open([1, 2])
+            await client.send(2)
+            status, details = await client.status()
+            assert status is Code.UNAVAILABLE
+            assert "the logits are not finite" in details
+            if number < 2:
+                assert not service.engine.failures.lost.done()
+            if number == 0:
+                weights.data.copy_(well)
+                client = await service.client().open([1, 2])
+                assert len(tokens_of(await client.advance(2))) == 8
+                client.call.cancel()
+                weights.data.fill_(torch.nan)
+                client = await service.client().open([1, 2])
+                await client.send(2)
+                assert (await client.status())[0] is Code.UNAVAILABLE
+        assert "3 steps in a row failed" in service.engine.failures.lost.result(0)
+
+
 async def test_stopping_the_engine_ends_proposals(
     service_with: StartService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

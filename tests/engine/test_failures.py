@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from concurrent.futures import Future
 
 import pytest
@@ -81,10 +84,31 @@ async def test_a_service_whose_model_is_lost_ends() -> None:
     assert service.grace_s == serving.LOST_GRACE_S
 
 
+async def test_an_orderly_end_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service()
+
+    async def start() -> dict[str, int]:
+        asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGTERM)
+        return {"port": 1}
+
+    async def load(_: object) -> Service:
+        return service
+
+    monkeypatch.setattr(service, "start", start)
+    await serving.serve("draft", DraftSettings(metrics_port=-1), load)
+    for _ in range(10):  # turns of the loop
+        await asyncio.sleep(0)
+    assert not service.lost.done()
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(ModelLostError("x"), 75), (FlyspecError("the user's"), 2)]
 )
-def test_its_exit_code_says_to_start_it_again(error: FlyspecError, code: int) -> None:
+def test_its_exit_code_says_to_start_it_again(
+    error: FlyspecError, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "_exit", sys.exit)
+
     async def main() -> None:
         raise error
 

@@ -227,6 +227,19 @@ def test_what_is_no_number_is_no_result(name: str) -> None:
         assert torch.equal(rows.logits, expected.logits)
 
 
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_logit_that_is_not_finite_is_no_result(name: str, value: float) -> None:
+    module = small_model("llama")
+    with torch.no_grad():
+        module.lm_head.weight[40, 3] = value  # of one sign in some row, of the other in another
+    model, ids = native_model(module, name), tokens(30)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.forward([Step(0, 0, ids, 30)])
+    with pytest.raises(FloatingPointError, match="not finite"):
+        model.draw([Draw(Step(0, 0, ids, 30), GREEDY)])
+
+
 def test_bad_steps_are_refused() -> None:
     model = native_model(small_model("llama"), SETS[0])
     for ids in ([131], [-1], [2, 10**6]):

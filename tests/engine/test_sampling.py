@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -11,8 +12,20 @@ import torch
 from torch import Tensor
 
 from flyspec.engine import sampling as streams
+from flyspec.engine.distributions import round_off
 from flyspec.engine.logits import process_logits
-from flyspec.engine.sampling import choose, gumbel_noise, row_keys, sample, sample_among, uniform
+from flyspec.engine.model import History
+from flyspec.engine.sampling import (
+    NOT_FINITE,
+    checked,
+    choose,
+    gumbel_noise,
+    row_keys,
+    sample,
+    sample_among,
+    uniform,
+)
+from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 
 
@@ -267,3 +280,46 @@ def test_cuda_has_the_same_bits(sampling: SamplingParams) -> None:
     assert (on_cpu != on_gpu).double().mean() < 1e-6
     logits = torch.randn(64, 5000, dtype=torch.float64)
     assert choose(logits, sampling, 7, 3).tolist() == choose(logits.cuda(), sampling, 7, 3).tolist()
+
+
+BAD = [torch.nan, torch.inf]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(1.0),
+    SamplingParams(0.7, top_k=5),
+    SamplingParams(1.0, top_p=0.5),
+    SamplingParams(1.0, min_p=0.1),
+    SamplingParams(0.8, presence_penalty=0.5),
+    SamplingParams(logit_bias=((3, 2.0),)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_rows_that_are_not_finite_have_no_token(sampling, dtype):
+    torch.manual_seed(0)
+    rows = torch.randn(9, 333).to(dtype)
+    history = History([7, 8], 1)
+    fine = choose(rows, sampling, 5, 1, history=history, draft_token_ids=[1] * 8)
+    assert checked(fine.tolist()) == fine.tolist()
+    for row, (at, value) in enumerate(itertools.product([0, 100, 332], BAD)):
+        rows[row + 1, at] = value
+    rows[7] = -torch.inf
+    rows[8, 1:300] = -torch.inf  # as masks do
+    chosen = choose(rows, sampling, 5, 1, history=history, draft_token_ids=[1] * 8)
+    assert chosen.tolist()[1:8] == [NOT_FINITE] * 7
+    assert chosen[0] == fine[0]
+    assert chosen[8] == 0 or chosen[8] >= 300
+    with pytest.raises(FloatingPointError, match="not finite"):
+        checked(chosen.tolist())
+
+
+@pytest.mark.parametrize("spec", [DistributionSpec(draw_from_it=True, top_k=k) for k in (0, 5)])
+def test_distributions_that_are_not_finite_have_no_token(spec):
+    torch.manual_seed(0)
+    rows = torch.randn(5, 333)
+    fine = round_off(rows, spec).draw(range(5), 1)
+    rows[1, 7], rows[2, 0], rows[3] = torch.nan, torch.inf, -torch.inf
+    drawn = round_off(rows, spec).draw(range(5), 1)
+    assert drawn.tolist()[1:4] == [NOT_FINITE] * 3
+    assert drawn[[0, 4]].tolist() == fine[[0, 4]].tolist()

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from flyspec.values.admin import BreakerState
 from orchestrator.fleet.breaker import (
     FORGIVEN_S,
+    HUNG_FIRST_S,
+    HUNG_LONGEST_S,
     MAX_FAULTS,
     OUT_FIRST_S,
     OUT_LONGEST_S,
@@ -120,3 +122,50 @@ def test_faults_are_forgiven_long_after_the_rest():
     breaker.succeeded()
     breaker.faulted(now + FORGIVEN_S + 1)
     assert not breaker.is_out
+
+
+def hang_again(breaker, now):
+    """It says that it is there, one tries it, and it hangs again; its rest."""
+    breaker.answered(breaker.retry_at)
+    assert breaker.state is BreakerState.HALF_OPEN, "whatever it says, one tries first"
+    breaker.begin(breaker.retry_at)
+    assert not breaker.allows(breaker.retry_at)
+    breaker.hung(now)
+    return breaker.retry_at - now
+
+
+@pytest.mark.parametrize("trials", [True, False])
+@pytest.mark.parametrize("timeout_s", [0.5, 60.0])
+def test_one_that_hangs_rests_longer_each_time(trials, timeout_s):
+    breaker = Breaker(longest_s=0.4, trials=trials, trial_s=100.0, jitter=lambda: 0.0)
+    breaker.hung(now := 1000.0)
+    rests = [breaker.retry_at - now]
+    breaker.hung(now + 0.5)  # another session's: the same incident
+    assert breaker.retry_at == now + HUNG_FIRST_S
+    for _ in range(7):
+        now = breaker.retry_at + timeout_s
+        rests.append(hang_again(breaker, now))
+    assert rests == pytest.approx([min(HUNG_LONGEST_S, HUNG_FIRST_S * 2**n) for n in range(8)])
+    breaker.answered(breaker.retry_at)
+    breaker.succeeded()
+    assert breaker.allows(breaker.retry_at)
+    breaker.hung(now := breaker.retry_at + 1.0)
+    assert breaker.retry_at - now == HUNG_LONGEST_S, "it worked for a moment only"
+    breaker.answered(now := breaker.retry_at)
+    breaker.succeeded()
+    breaker.hung(now := now + SETTLED_S + 1)
+    assert breaker.retry_at - now == HUNG_FIRST_S
+
+
+def test_one_that_hung_and_is_lost_rests_no_longer_for_it():
+    breaker = Breaker(longest_s=0.4, trials=False, jitter=lambda: 0.0)
+    breaker.hung(1000.0)
+    now = breaker.retry_at + 1.0
+    breaker.answered(now)
+    breaker.failed(now)  # it ended, to be started again
+    assert breaker.retry_at - now <= 0.4
+    breaker.answered(now := breaker.retry_at)
+    breaker.succeeded()
+    breaker.failed(now)
+    breaker.answered(breaker.retry_at)
+    assert breaker.state is BreakerState.CLOSED

@@ -12,6 +12,7 @@ from flyspec.client import AdminClient, Chunk, Client, Completion, GenerateOptio
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import DeadlineExceededError, UnavailableError
 from flyspec.rules import Rule
+from flyspec.values.admin import BreakerState
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.tokens import SamplingParams
 from orchestrator.server import Orchestrator
@@ -129,6 +130,25 @@ async def test_a_target_whose_model_fails_gives_way_to_the_other(model_dirs, gre
         assert any("illegal memory access" in r.reason for r in recoveries)
         assert "its device failed" in one.verify_engine.failures.lost.result(timeout=0)
         assert not two.verify_engine.failures.lost.done()
+
+
+async def test_a_target_that_hangs_is_tried_by_one_before_the_others(model_dirs, greedy):
+    async with start_stack(model_dirs, round_timeout_s=0.5, probe_interval_s=0.1) as stack:
+        options = GenerateOptions(rule=EXACT, max_tokens=20, ignore_eos=True)
+
+        async def is_on_trial() -> bool:
+            (target,) = (await stack.admin.status()).targets
+            return target.breaker is BreakerState.HALF_OPEN
+
+        with held(stack):
+            work = asyncio.gather(*(stack.client.complete(f"{n} {PROMPT}", options)
+                                    for n in range(4)))  # fmt: skip
+            await until(is_on_trial)
+        for completion in await work:
+            assert completion.token_ids == greedy(completion.started.prompt_token_ids, 20)
+            assert completion.completion.recoveries
+        (target,) = (await stack.admin.status()).targets
+        assert target.breaker is BreakerState.CLOSED
 
 
 async def test_with_no_target_left_streams_wait_for_one_to_come_back(model_dirs, greedy):

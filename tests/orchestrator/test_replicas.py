@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from flyspec.errors import UnavailableError
 from orchestrator.fleet import replicas
-from orchestrator.fleet.breaker import Breaker
+from orchestrator.fleet.breaker import HUNG_FIRST_S, Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.replicas import Pool
 from orchestrator.upstreams.protocol import SilentError
@@ -168,9 +169,22 @@ async def test_a_failure_in_a_session_is_looked_after_at_once():
     pool = pool_of("a:1", interval_s=60.0)
     await pool.start()
     (a,) = pool.replicas
-    a.failed()
+    a.failed(UnavailableError("lost"))
     assert not a.usable
     await until(lambda: a.usable)
+    await pool.close()
+
+
+async def test_one_that_was_silent_rests_for_longer():
+    pool = pool_of("a:1", interval_s=60.0)
+    await pool.start()
+    (a,) = pool.replicas
+    for number in range(3):
+        before = time.monotonic()
+        a.failed(SilentError("did not answer in time"))
+        assert a.breaker.retry_at >= before + HUNG_FIRST_S * 2**number / 2
+        a.breaker.retry_at = 0.0  # its rest is over
+        a.breaker.answered(time.monotonic())
     await pool.close()
 
 
@@ -213,7 +227,7 @@ async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
     pool = pool_of("a:1", interval_s=60.0)
     await pool.start()
     (a,) = pool.replicas
-    a.failed()
+    a.failed(UnavailableError("lost"))
     await until(lambda: a.usable)
     first, second = Session(), Session()
     a.join(first, 1)

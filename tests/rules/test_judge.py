@@ -14,6 +14,7 @@ from flyspec.engine.model import History
 from flyspec.engine.sampling import choose
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule, WindowScope
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import Budget, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules import judge
@@ -328,3 +329,19 @@ def test_distributions_that_are_needed(
 def test_windows_that_cannot_be_open(rule: str, window: OpenWindow, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         judge(rule, [1], torch.zeros(2, 8), start_position=9, open_window=window)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8)], ids=["greedy", "1"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("row", [0, 2, 3])
+@pytest.mark.parametrize("name", RULE_PRESETS)
+def test_logits_that_are_not_finite_are_refused(
+    name: str, row: int, value: float, sampling: SamplingParams
+) -> None:
+    drafts = [0, 1, 2]
+    logits = wanting([0, 1, 2, 3], gap=30.0)
+    given = {"sampling": sampling, "draft_distributions": point_masses(drafts)}
+    judge(name, drafts, logits, **given)
+    logits[row, 5] = value
+    with pytest.raises(FloatingPointError, match="not finite"):
+        judge(name, drafts, logits, **given)

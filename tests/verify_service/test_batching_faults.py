@@ -127,6 +127,32 @@ async def test_a_step_that_fails_fails_one_session(target_dir):
     await alone(target_dir, *others, *again, same)
 
 
+@pytest.mark.parametrize("drafts", [[5, 6], []], ids=["drafts", "plain"])
+async def test_logits_that_are_not_finite_are_no_verdict(target_dir, drafts):
+    async with running(target_dir, 4) as (engine, runner):
+        prefix = some_tokens(40, 1)
+        weights = runner._model.model.norm.weight
+        well = weights.detach().clone()
+        session = engine.open(opening(prefix))
+        await answers(engine, session, VerifyRound(1, 40, [], drafts))
+        for number in range(1, 4):
+            weights.data.fill_(float("nan"))
+            with pytest.raises(ModelFailureError, match="the logits are not finite"):
+                await answers(engine, session, VerifyRound(2, 40, [], drafts))
+            assert runner.cache.held(session.slot) == [], "nobody builds on that"
+            assert engine.failures.num_total == number
+            if number == 1:
+                weights.data.copy_(well)
+                engine.close(session)
+                session = engine.open(opening(prefix))
+                await answers(engine, session, VerifyRound(1, 40, [], drafts))
+                assert not engine.failures.lost.done()
+        weights.data.fill_(float("nan"))
+        with pytest.raises(ModelFailureError, match="the logits are not finite"):
+            await answers(engine, session, VerifyRound(2, 40, [], drafts))
+        assert "3 steps in a row failed" in engine.failures.lost.result(0)
+
+
 async def test_a_session_that_leaves_in_mid_prompt_leaves_its_slot(target_dir):
     budget = StepBudget(max_tokens=128, prefill_chunk=16)
     async with running(target_dir, 4, budget, GatedRunner) as (engine, runner):

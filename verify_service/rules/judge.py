@@ -80,7 +80,8 @@ def judge(
     before the first draft, needed if `sampling` has penalties or `min_tokens`.
 
     Logits of any floating type on any device; half precision is computed in float32. Raises
-    `InvalidArgumentError` for arguments that do not fit together.
+    `InvalidArgumentError` for arguments that do not fit together, and `FloatingPointError` for
+    logits that are not finite where a token is chosen.
     """
     check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)

@@ -15,7 +15,13 @@ from torch import Tensor
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import History
-from flyspec.engine.sampling import SECOND_STREAM, TARGET_STREAM, choose_processed, is_array
+from flyspec.engine.sampling import (
+    SECOND_STREAM,
+    TARGET_STREAM,
+    checked,
+    choose_processed,
+    is_array,
+)
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.criteria import Evidence
 from verify_service.rules.presets import Composition
@@ -106,7 +112,7 @@ def observe(parts: Composition, round_: Round) -> Observed:
     if not (criterion.never or criterion.always):
         columns.append(lambda start, stop: criterion.measure(evidence(start, stop)))
     read_ids, readings = read(chosen, columns, len(drafts), round_.logits.device)
-    ids = [[int(token) for token in tokens] for tokens in read_ids]
+    ids = [checked(tokens) for tokens in read_ids]
     matches = [draft == token for draft, token in zip(drafts, ids[0], strict=False)]
     for tokens in ids[1:]:
         matches = [m or d == t for m, d, t in zip(matches, drafts, tokens, strict=False)]

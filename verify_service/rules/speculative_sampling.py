@@ -18,6 +18,7 @@ from flyspec.engine.sampling import (
     ACCEPT_STREAM,
     RESIDUAL_STREAM,
     TARGET_STREAM,
+    checked,
     sample,
     uniform,
 )
@@ -60,7 +61,8 @@ def speculative_sampling(round_: Round, exact_until: int) -> RoundEnd:
         round_.choose(processed, 0, exact, TARGET_STREAM),
         round_.choose(processed, count, count + 1, TARGET_STREAM),
     ]
-    (own_ids, bonus), readings = read(own, [logits, chance, correction], count, device)
+    read_ids, readings = read(own, [logits, chance, correction], count, device)
+    own_ids, bonus = map(checked, read_ids)
     logits_at, chance_at, correction_at = readings
     decisions: list[Decision] = []
     for index, draft in enumerate(drafts):
@@ -73,11 +75,11 @@ def speculative_sampling(round_: Round, exact_until: int) -> RoundEnd:
         if accepted:
             decisions.append(Decision(Outcome.EXACT, draft, measure=ratio))
             continue
-        token = int(own_ids[index] if index < exact else correction_at(index)[0])
+        token = own_ids[index] if index < exact else checked(correction_at(index))[0]
         most, drafted = logits_at(index)
         decisions.append(Decision(Outcome.REJECTED, token, gap_nats=most - drafted, measure=ratio))
         return RoundEnd(decisions, token, rejected=True)
-    return RoundEnd(decisions, int(bonus[0]))
+    return RoundEnd(decisions, bonus[0])
 
 
 def acceptance_ratio(at: Evidence) -> Tensor:

@@ -63,7 +63,7 @@ class NativeModel:
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """As `Model.forward`: rows are float32.
 
-        Raises `ValueError` for no layer, `FloatingPointError` for logits that are no numbers.
+        Raises `ValueError` for no layer, `FloatingPointError` for logits that are not finite.
         """
         layers = sorted({layer for step in steps for layer in step.hidden_layers})
         count, width = self._weights.shape.layers, self._weights.shape.hidden
@@ -180,7 +180,7 @@ class NativeModel:
 
     def _check(self, status: int) -> None:
         if status:
-            raise FloatingPointError(f"the logits of {self.info.name} are not all numbers")
+            raise FloatingPointError(f"the logits of {self.info.name} are not finite")
 
 
 def _at(numbers: array[Any]) -> int:

@@ -15,6 +15,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <bit>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -199,7 +200,7 @@ struct Model : Shape {
   Block<float> x, qkv;
   Block<Act> normed, query, attended, gated;
   const std::unique_ptr<float[]> logits;  // of rows whose tokens are picked
-  bool alone = true, nan = false;
+  bool alone = true, not_finite = false;
   Batch b;  // the one at hand
   int num_items = 0;
   Block<Item> items;
@@ -368,15 +369,16 @@ struct Model : Shape {
     normalize_all(norm, count, b.wanted);
     linear(normed.p, C, count, head, padded(V) / PANEL, [&](int r, int p, const float* s) {
       memcpy(to + (size_t)r * V + p * PANEL, s, 4 * std::min(PANEL, V - p * PANEL));
-      Ints bad = {};
-      for (int i = 0; i < PANEL; i += W) bad |= load(s + i) != load(s + i);
-      for (int i = 0; i < W; i++) if (bad[i]) nan = true;
+      Ints bad = {};  // NaN or +infinity
+      for (int i = 0; i < PANEL; i += W) bad |= ~(Ints)(load(s + i) <= set1(FLT_MAX));
+      for (int i = 0; i < W; i++) if (bad[i]) not_finite = true;
     });
     end_tiles();
     if (b.logits) return;
     auto work = [=, this](Room&, int i, float* o) { pick(to + (size_t)i * V, o); };
     team.share(alone, count, work, [&](int i, const float* found) {
       b.tokens[i] = found[0], b.chances[i] = found[1];
+      if (!(found[1] <= 1)) not_finite = true;  // nothing but -infinity
     });
   }
   // The first of the likeliest tokens of a row of logits, and its probability.
@@ -422,11 +424,11 @@ extern "C" {
 int flyspec_prepare() { return prepare_tiles(); }
 void* flyspec_open(const Shape* shape) { return new Model(*shape); }
 void flyspec_close(void* model) { delete (Model*)model; }
-// Runs a batch of any size; those wanted are in ascending order. 1: a logit is NaN.
+// Runs a batch of any size; those wanted are in ascending order. 1: a logit is NaN or +infinite.
 int flyspec_forward(void* model, const Batch* all) {
   Model& m = *(Model*)model;
   std::vector<int32_t> here;
-  m.nan = false;
+  m.not_finite = false;
   for (int first = 0, done = 0; first < all->rows; first += MAX_ROWS, done += here.size()) {
     Batch& b = m.b = *all;
     b.rows = std::min<int64_t>(MAX_ROWS, b.rows - first);
@@ -439,12 +441,12 @@ int flyspec_forward(void* model, const Batch* all) {
     if (b.logits) b.logits += done * m.vocabulary;
     m.batch();
   }
-  return m.nan;
+  return m.not_finite;
 }
 // Greedy tokens [count][width] of sequences, and their chances: of the rows wanted, one of each,
 // then of a row a step, until one has `most` tokens or one of its stops (up to `ends` [count]), or
 // `left`, divided by the chances, passes 1; or until all end behind the step in which `*interrupt`
-// is no longer 0. `found` [count]: how many tokens. 1: a logit is NaN.
+// is no longer 0. `found` [count]: how many tokens. 1: a logit is NaN or +infinite.
 int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int32_t* ends,
                  const int32_t* stops, double* left, const volatile int32_t* interrupt, int width,
                  int32_t* tokens, float* chances, int32_t* found) {

@@ -1,0 +1,151 @@
+"""A step that does not end is noticed, and all who wait for it are told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from flyspec.config import STEP_TOKEN_S
+from flyspec.engine.heartbeat import TICK_S, Call, StepWatch
+from flyspec.engine.loop import StepLoop, Work
+from flyspec.engine.model import Draw, Step
+from flyspec.errors import ModelFailureError, ModelLostError
+
+WAIT_S = 30.0
+
+
+def looks(watch: StepWatch, call: Call | None, seconds: float) -> str:
+    """What the watch says of that call at last, after so many seconds."""
+    said = watch.observe(TICK_S, call)
+    for _ in range(round(seconds / TICK_S)):
+        assert not said
+        said = watch.observe(TICK_S, call)
+    return said
+
+
+def test_a_call_may_take_the_timeout_and_more_for_its_tokens() -> None:
+    watch = StepWatch(10.0)
+    one, long = Call(1, 1), Call(2, 500)
+    assert not looks(watch, one, 10.0)
+    assert not looks(watch, None, 100.0), "nothing to do"
+    assert not looks(watch, long, 10.0 + 500 * STEP_TOKEN_S)
+    assert not looks(watch, Call(2, 500), 10.0), "another one"
+    assert looks(watch, one, 10.25) == "a step of 1 tokens has not ended for 10.2 s"
+
+
+def test_a_pause_of_the_process_is_no_hang() -> None:
+    watch, call = StepWatch(10.0), Call(1, 1)
+    watch.observe(TICK_S, call)
+    assert not watch.observe(3600.0, call)
+
+
+class Loop(StepLoop[int]):
+    """Its steps answer with their slot, hang where the token is 1, are no numbers where it is 2."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("test", **options)
+        self.entered, self.go, self.left = (threading.Event() for _ in range(3))
+        self.spoiled_slots: list[int] = []
+
+    def run_batch(self, wants: Sequence[Draw]) -> list[int]:
+        if any(want.step.token_ids == [1] for want in wants):
+            self.entered.set()
+            self.go.wait(WAIT_S)
+            self.left.set()
+        return [want.step.slot if want.step.token_ids != [2] else -1 for want in wants]
+
+    def spoiled(self, slot: int) -> None:
+        self.spoiled_slots.append(slot)
+
+
+class Job:
+    def __init__(self, loop: Loop, slot: int, token: int) -> None:
+        self.done, self.error = threading.Event(), None
+        self.slot, self.token = slot, token
+        loop.add(self, self.work(), self.fail)
+
+    def work(self) -> Work[int]:
+        ran = yield Draw(Step(self.slot, 0, [self.token]))
+        if ran.result < 0:
+            raise FloatingPointError("the logits are not finite")
+        self.done.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = self.error or error  # type: ignore[assignment]
+        self.done.set()
+
+    def ended(self) -> Exception | None:
+        assert self.done.wait(WAIT_S)
+        return self.error
+
+
+@contextmanager
+def running(**options: Any) -> Iterator[Loop]:
+    loop = Loop(**options)
+    loop.start().result(WAIT_S)
+    try:
+        yield loop
+    finally:
+        loop.go.set()
+        loop.stop()
+
+
+def test_a_call_that_hangs_loses_the_model() -> None:
+    with running(step_timeout_s=0.2) as loop:
+        assert Job(loop, 0, 0).ended() is None
+        hung = Job(loop, 0, 1)
+        assert loop.entered.wait(WAIT_S)
+        behind = Job(loop, 1, 0)
+        assert loop.step_running_ns > 0
+        for job in (hung, behind, Job(loop, 2, 0)):
+            assert isinstance(job.ended(), ModelLostError)
+            assert "a step of 1 tokens has not ended for" in str(job.error)
+        assert "has not ended" in loop.failures.lost.result(WAIT_S)
+        assert isinstance(Job(loop, 3, 0).ended(), ModelLostError), "nothing is begun any more"
+        loop.stop()
+        assert not loop.left.is_set(), "nobody waits for it"
+
+
+def test_a_slow_start_is_no_hang() -> None:
+    loop = Loop(prepare=lambda: loop.go.wait(1.0), step_timeout_s=0.1)
+    loop.start().result(WAIT_S)
+    assert Job(loop, 0, 0).ended() is None
+    assert loop.step_running_ns == 0
+    loop.stop()
+
+
+def test_results_that_are_no_numbers_are_failures_of_the_model() -> None:
+    with running() as loop:
+        job = Job(loop, 5, 2)
+        assert isinstance(job.ended(), ModelFailureError)
+        assert "the logits are not finite" in str(job.error)
+        assert loop.spoiled_slots == [5]
+        assert Job(loop, 0, 0).ended() is None
+        for _ in range(3):
+            assert Job(loop, 0, 2).ended()
+            assert Job(loop, 0, 2).ended()
+            assert not loop.failures.lost.done()
+            assert Job(loop, 0, 0).ended() is None
+        for _ in range(3):
+            assert Job(loop, 0, 2).ended()
+        assert "3 steps in a row failed" in loop.failures.lost.result(WAIT_S)
+
+
+@pytest.mark.parametrize("error", [FloatingPointError("x"), ZeroDivisionError("x")])
+def test_work_that_fails_before_its_first_step_ends_alone(error: Exception) -> None:
+    with running() as loop:
+        job = Job(loop, 0, 0)
+
+        def work() -> Work[int]:
+            raise error
+            yield
+
+        broken = threading.Event()
+        loop.add(object(), work(), lambda _: broken.set())
+        assert broken.wait(WAIT_S)
+        assert job.ended() is None
+        assert Job(loop, 0, 0).ended() is None
