@@ -19,11 +19,11 @@ class Proxy:
     """Forwards connections from a port of its own to `host:port`.
 
     `delay_s` is added to the way of every chunk, in each direction. While `refusing`, new
-    connections are cut at once.
+    connections are cut at once. `port` may change: new connections go there.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self._host, self._port = host, port
+        self._host, self.port = host, port
         self.delay_s = 0.0
         self.refusing = False
         self._flowing = asyncio.Event()
@@ -89,7 +89,7 @@ class Proxy:
                 await flowing.wait()
                 if self.refusing:
                     return
-                there, back = await asyncio.open_connection(self._host, self._port)
+                there, back = await asyncio.open_connection(self._host, self.port)
                 writers.append(back)
                 async with asyncio.TaskGroup() as both:
                     both.create_task(self._forward(reader, back, flowing))

@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from flyspec.cli.service import Child
 from flyspec.errors import FlyspecError
@@ -65,13 +65,17 @@ class Restartable:
         """Resident memory, while it runs."""
         return resident_mib(self.service.pid) if self.running else None
 
-    async def spawn(self) -> Child:
-        """Start the process; `ready` waits for it."""
+    async def spawn(self, illness: Sequence[str] = (), flags: Sequence[str] = ()) -> Child:
+        """Start the process, `ready` waits for it; with more `flags`, and as a sick one if told so.
+
+        `illness` are kind and calls of `bench.sick_service`.
+        """
         # The last flag of a name wins.
-        flags = [*self._flags, "--port", str(self.port)]
-        self._service = await Child.start(
-            self.name, self._module, flags, self._threads, self._on_log
-        )
+        arguments = [*self._flags, "--port", str(self.port), *flags]
+        module = self._module
+        if illness:
+            module, arguments = "bench.sick_service", [*illness, module, *arguments]
+        self._service = await Child.start(self.name, module, arguments, self._threads, self._on_log)
         return self._service
 
     async def ready(self) -> None:
@@ -91,9 +95,14 @@ class Restartable:
                 f"the {self.name} service did not end within {END_TIMEOUT_S:g} s of {how.name}"
             ) from None
 
-    async def restart(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """End it and start it again; returns when it serves."""
+    async def restart(
+        self,
+        how: signal.Signals = signal.SIGKILL,
+        illness: Sequence[str] = (),
+        flags: Sequence[str] = (),
+    ) -> None:
+        """End it and start it again, as `spawn` does; returns when it serves."""
         await self.end(how)
         self.lives += 1
-        await self.spawn()
+        await self.spawn(illness, flags)
         await self.ready()

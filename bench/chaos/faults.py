@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
 import random
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from itertools import chain
 
+from bench import lying_drafter
 from bench.chaos.fleet import Member, ProxiedFleet
+from bench.lying_drafter import LyingDrafter, Tell
+from bench.restartable import Restartable
+from flyspec.errors import FlyspecError
+from flyspec.serving import EXIT_LOST
 
-KINDS = ("kill", "drain", "hold", "delay", "stall", "drop", "cut", "forget")
-"""SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through the proxy: a delay,
-silence, silence that ends with a cut, a cut and refusal for a while, silence for good on the
-connections there are."""
-RESTARTS = ("kill", "drain")
-WEIGHTS = (4, 2, 6, 4, 4, 4, 4, 2)
+OUTER = {
+    "kill": 4, "drain": 2, "hold": 6, "delay": 4, "stall": 4, "drop": 4, "cut": 4, "forget": 2,
+}  # fmt: skip
+"""How often each comes: SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through
+the proxy: a delay, silence, silence that ends with a cut, a cut and refusal for a while, silence
+for good on the connections there are."""
+ILLNESSES = {"device": 1, "raises": 2, "nan": 2, "hang": 2}
+"""A restart with a model that fails after some steps (`bench.sick_service`), and another one."""
+LIE, OTHER_WEIGHTS = "lie", "other weights"
+"""A drafter that sends what is wrong (`bench.lying_drafter`); a target with another checkpoint."""
+KINDS = (*OUTER, *ILLNESSES, LIE, OTHER_WEIGHTS)
+RESTARTS = ("kill", "drain", *ILLNESSES, OTHER_WEIGHTS)
+CALLS = (5, 60)
+"""Steps that a model works before it falls ill, least and most."""
+LIES = [lie for lie in lying_drafter.LIES if lie.top_k is None]
+"""Those that need no certain question."""
 SECONDS = {
     "hold": (1.0, 8.0), "delay": (2.0, 6.0), "stall": (1.0, 8.0), "drop": (1.0, 5.0),
-    "cut": (0.0, 2.0),
+    "cut": (0.0, 2.0), "lie": (1.0, 4.0), "other weights": (2.0, 6.0),
+    **dict.fromkeys(ILLNESSES, (20.0, 20.0)),
 }  # fmt: skip
-"""Shortest and longest of each that does not end by itself."""
+"""Shortest and longest of each that does not end by itself; who is ill ends so late at most."""
 DELAY_S = (0.02, 0.5)
 PAUSE_S = {"target": 9.0, "drafter": 7.0}
 """Mean time between the end of a service's fault and its next one."""
@@ -34,13 +51,17 @@ BOTH_PAUSE_S = 45.0
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing to do after `pause_s`: to all of `members` at once, for `seconds`."""
+    """One thing to do after `pause_s`: to all of `members` at once, for `seconds`.
+
+    `number` chooses among the ways that a kind has.
+    """
 
     pause_s: float
     kind: str
     members: Sequence[Member]
     seconds: float = 0.0
     delay_s: float = 0.0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +80,32 @@ def random_tracks(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
     tracks = []
     for member in fleet.members:
         rng = random.Random(f"{seed} {member.name}")
-        tracks.append(_track(rng, [member], PAUSE_S[member.role]))
+        own = {OTHER_WEIGHTS: 2} if member.role == "target" else {LIE: 3}
+        weights = {**OUTER, **ILLNESSES, **own}
+        tracks.append(_track(rng, [member], PAUSE_S[member.role], weights))
     if len(fleet.targets) > 1:
-        tracks.append(_track(random.Random(f"{seed} both"), fleet.targets, BOTH_PAUSE_S))
+        rng = random.Random(f"{seed} both")
+        tracks.append(_track(rng, fleet.targets, BOTH_PAUSE_S, OUTER))
     return tracks
 
 
 def one_of_each(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
     """Every kind once, short: on targets and on drafters by turns, in an order of the seed's."""
+    quick, *restarts = outer_ones(fleet, seed)
+    target, drafter = fleet.targets[-1], fleet.drafters[-1]
+    of_target = [Act(0.5, kind, [target], 20.0, number=5) for kind in ("device", "nan")]
+    of_drafter = [Act(0.5, kind, [drafter], 20.0, number=5) for kind in ("raises", "hang")]
+    more = [
+        iter([*of_target, Act(0.5, OTHER_WEIGHTS, [target], 3.0)]),
+        iter([*of_drafter, Act(0.5, LIE, [drafter], 2.0, number=seed)]),
+    ]
+    return [quick, *(chain(one, other) for one, other in zip(restarts, more, strict=True))]
+
+
+def outer_ones(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
+    """As `one_of_each`, of what is done to services from without."""
     rng = random.Random(seed)
-    kinds = [k for k in KINDS if k not in RESTARTS]
+    kinds = [k for k in OUTER if k not in RESTARTS]
     rng.shuffle(kinds)
     drafter, target = fleet.drafters[0], fleet.targets[0]
     quick = [
@@ -80,15 +117,21 @@ def one_of_each(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
     return [iter(quick), iter([kill]), iter([drain])]
 
 
-def _track(rng: random.Random, members: Sequence[Member], mean_pause_s: float) -> Iterator[Act]:
-    for _ in itertools.count():
-        kind = rng.choices(KINDS, WEIGHTS)[0]
+def _track(
+    rng: random.Random,
+    members: Sequence[Member],
+    mean_pause_s: float,
+    weights: Mapping[str, int],
+) -> Iterator[Act]:
+    while True:
+        (kind,) = rng.choices(list(weights), list(weights.values()))
         yield Act(
             0.2 + rng.expovariate(1 / mean_pause_s),
             kind,
             members,
             _seconds(rng, kind),
             rng.uniform(*DELAY_S),
+            rng.randint(*CALLS),
         )
 
 
@@ -145,7 +188,7 @@ class Saboteur:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for member in act.members:
-                    tasks.create_task(hurt(member, act.kind, act.seconds, act.delay_s))
+                    tasks.create_task(hurt(member, act.kind, act.seconds, act.delay_s, act.number))
         finally:
             del self.under_way[service]
             for member in act.members:
@@ -154,7 +197,9 @@ class Saboteur:
         self.faults.append(Fault(act.kind, service, role, begun, self._now()))
 
 
-async def hurt(member: Member, kind: str, seconds: float = 0.0, delay_s: float = 0.0) -> None:
+async def hurt(
+    member: Member, kind: str, seconds: float = 0.0, delay_s: float = 0.0, number: int = 0
+) -> None:
     """Do that to a service, and return when it works again."""
     proxy, process = member.proxy, member.process
     match kind:
@@ -191,5 +236,42 @@ async def hurt(member: Member, kind: str, seconds: float = 0.0, delay_s: float =
                 proxy.refusing = False
         case "forget":
             proxy.forget()
+        case "lie":
+            await _lie(member, LIES[number % len(LIES)].tell, seconds)
+        case "other weights":
+            await process.restart(flags=["--model", str(member.other_model)])
+            await asyncio.sleep(seconds)
+            await process.restart()
+        case _ if kind in ILLNESSES:
+            await _be_ill(process, kind, number, seconds)
         case _:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
+
+
+async def _be_ill(process: Restartable, kind: str, calls: int, seconds: float) -> None:
+    """Have a model fail after so many calls, and a new process once its own has ended by itself.
+
+    Raises `FlyspecError` if it ended otherwise than to be started again.
+    """
+    await process.restart(illness=[kind, str(calls)])
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            code = await process.service.ended()
+            if code != EXIT_LOST:
+                raise FlyspecError(f"{process.name}, ill: {await process.service.how_it_ended()}")
+    await process.restart()
+
+
+async def _lie(member: Member, tell: Tell, seconds: float) -> None:
+    """Let a drafter lie for a while; then there is an honest one, a new process."""
+    proxy, process = member.proxy, member.process
+    async with LyingDrafter(f"127.0.0.1:{process.port}") as liar:
+        liar.lie = tell
+        proxy.port = int(liar.address.rpartition(":")[2])
+        proxy.cut()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            proxy.port = process.port
+            proxy.cut()
+    await process.restart()

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, Self
+
+from safetensors.torch import load_file, save_file
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from bench.proxy import Proxy
 from bench.restartable import Restartable
@@ -35,6 +41,7 @@ class FleetOptions:
     draft_timeout_s: float = 2.0
     round_timeout_s: float = 10.0
     reopen_timeout_s: float = 110.0
+    step_timeout_s: float = 5.0
     probe_interval_s: float = 1.0
     probe_timeout_s: float = 1.5
     drain_grace_s: float = 4.0
@@ -44,11 +51,13 @@ class FleetOptions:
 class Member:
     """A service that can be hurt: its process, and the proxy between it and the orchestrator.
 
+    `other_model` is a checkpoint that it should not have.
+
     `lock` is held by who hurts it, `healed_s` is when that was last over, in the run's time.
     """
 
-    def __init__(self, role: Role, process: Restartable) -> None:
-        self.role, self.process = role, process
+    def __init__(self, role: Role, process: Restartable, other_model: Path | None = None) -> None:
+        self.role, self.process, self.other_model = role, process, other_model
         self.lock = asyncio.Lock()
         self.healed_s = 0.0
         self._proxy: Proxy | None = None
@@ -99,8 +108,14 @@ class ProxiedFleet:
                 raise ConfigError(f"{model} has no weights; run `make models`")
         self.options = options
         o = options
+        self._folder = TemporaryDirectory(prefix="flyspec-chaos-")
+        other = Path(self._folder.name) / "target"
         self.targets = [
-            Member("target", self._process(f"target {i}", "verify_service", str(TARGET), o.dtype))
+            Member(
+                "target",
+                self._process(f"target {i}", "verify_service", str(TARGET), o.dtype),
+                other,
+            )
             for i in range(1, o.targets + 1)
         ]
         self.drafters = [
@@ -136,6 +151,8 @@ class ProxiedFleet:
 
     async def __aenter__(self) -> Self:
         try:
+            assert self.targets[0].other_model is not None
+            save_other_weights(TARGET, self.targets[0].other_model)
             for member in self.members:
                 await member.process.spawn()
             for member in self.members:
@@ -153,11 +170,13 @@ class ProxiedFleet:
             await self._orchestrator.end(signal.SIGKILL)
         for member in self.members:
             await member.stop()
+        self._folder.cleanup()
 
     def _process(self, name: str, module: str, model: str, dtype: str = "auto") -> Restartable:
         o = self.options
         flags = ["--model", model, "--dtype", dtype, "--threads", "1",
-                 "--max-sessions", str(o.max_sessions), *self._common()]  # fmt: skip
+                 "--max-sessions", str(o.max_sessions),
+                 "--step-timeout-s", str(o.step_timeout_s), *self._common()]  # fmt: skip
         return Restartable(name, module, flags, 1, _log)
 
     def _make_orchestrator(self) -> Restartable:
@@ -179,6 +198,19 @@ class ProxiedFleet:
     def _common(self) -> list[str]:
         o = self.options
         return ["--log-level", o.log_level, "--drain-grace-s", str(o.drain_grace_s)]
+
+
+def save_other_weights(source: Path, folder: Path) -> None:
+    """A checkpoint of the same model in shape, whose texts are others: its last layers' order."""
+    shutil.copytree(source, folder)
+    weights = load_file(folder / SAFE_WEIGHTS_NAME)
+    layers = [name.split(".")[2] for name in weights if name.startswith("model.layers.")]
+    last = max(map(int, layers))
+    for name in list(weights):
+        if name.startswith(prefix := f"model.layers.{last}."):
+            before = f"model.layers.{last - 1}." + name.removeprefix(prefix)
+            weights[name], weights[before] = weights[before], weights[name]
+    save_file(weights, folder / SAFE_WEIGHTS_NAME, {"format": "pt"})
 
 
 def _log(line: str) -> None:

@@ -135,8 +135,10 @@ def plot(report: ChaosReport, path: Path) -> None:
         top.plot(seconds, report.tokens_each_second, color=BLUE, linewidth=1)
         top.set(ylabel="tokens in a second", ylim=(0, None),
                 title=f"{report.streams} streams, {len(report.faults)} faults")  # fmt: skip
-        colours = dict(zip(KINDS, ("#08306b", "#4a98c9", "#d95f02", "#9ecae1", "#fdae6b",
-                                   "#777777", "#252525", "#e7298a"), strict=True))  # fmt: skip
+        colours = dict(zip(KINDS, (
+            "#08306b", "#4a98c9", "#d95f02", "#9ecae1", "#fdae6b", "#777777", "#252525", "#e7298a",
+            "#1b7837", "#5aae61", "#a6dba0", "#762a83", "#c51b7d", "#b8860b",
+        ), strict=True))  # fmt: skip
         services = sorted({f.service for f in report.faults}, reverse=True)
         drawn: set[str] = set()
         for f in report.faults:
@@ -147,6 +149,6 @@ def plot(report: ChaosReport, path: Path) -> None:
         bottom.set_yticks(range(len(services)), services)
         bottom.set(xlabel="seconds")
         bottom.grid(visible=False, axis="y")
-        bottom.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=len(KINDS))
+        bottom.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=(len(KINDS) + 1) // 2)
 
     save(path, (8.0, 4.6), draw)

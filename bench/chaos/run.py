@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.chaos.faults import Saboteur, one_of_each, random_tracks
+from bench.chaos.faults import Saboteur, one_of_each, outer_ones, random_tracks
 from bench.chaos.fleet import FOREIGN_DRAFTER, FleetOptions, ProxiedFleet
 from bench.chaos.replay import Replay
 from bench.chaos.report import ChaosReport, check_memory, count
@@ -25,7 +25,9 @@ SLOW_S = 40.0
 
 @dataclass(frozen=True)
 class ChaosOptions:
-    """A run of `seconds`; None hurts every kind of thing once instead."""
+    """A run of `seconds`; None hurts every kind of thing once instead, from without alone if not
+    `ill`.
+    """
 
     seed: int
     seconds: float | None = 300.0
@@ -33,6 +35,7 @@ class ChaosOptions:
     jobs: int = 96
     lossy_share: float = 0.3
     timeout_s: float = 120.0
+    ill: bool = True
     fleet: FleetOptions = field(default_factory=FleetOptions)
 
 
@@ -73,7 +76,8 @@ class _ChaosRun:
         now = now_since(time.monotonic())
         work = Work(self._client, wanted, ["", *names], now, seed=o.seed,
                     lossy_share=o.lossy_share, timeout_s=o.timeout_s)  # fmt: skip
-        plan = one_of_each if o.seconds is None else random_tracks
+        once = one_of_each if o.ill else outer_ones
+        plan = once if o.seconds is None else random_tracks
         saboteur = Saboteur(plan(fleet, o.seed), now)
         self._say("hurting it")
         working = asyncio.create_task(work.run(o.streams))

@@ -128,6 +128,12 @@ class Breaker:
             self._rest(now, min(OUT_LONGEST_S, OUT_FIRST_S * 2.0 ** (self._faults - MAX_FAULTS)))
         self._forgiven_at = self.retry_at + FORGIVEN_S
 
+    def restarted(self, now: float) -> None:
+        """Another process answers: what the one before it did wrong says nothing of it."""
+        self._faults = self._hangs = 0
+        self._worked = True
+        self.retry_at = min(self.retry_at, now)
+
     def _close(self) -> None:
         self.state = BreakerState.CLOSED
         self._trial_until = 0.0

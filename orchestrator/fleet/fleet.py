@@ -88,7 +88,7 @@ class Fleet:
                 log.info("waiting for the target: %s", pool.reason)
                 waiting = True
             await pool.changed(0.2)
-        return max(pool.usable, key=lambda r: self._kinds.count(r.info.model))
+        return max(pool.usable, key=lambda r: self._count(r.info.model))
 
     def _adopt(self, pool: Pool[DraftUpstream]) -> bool:
         """Whether the draft service has answered; its drafters are then known."""
@@ -127,7 +127,7 @@ class Fleet:
         if (
             known is not None
             and self._misfit(service, info)
-            and self._kinds.count(info.model) > self._kinds.count(known.info.model)
+            and self._count(info.model) > self._count(known.info.model)
         ):
             target = await self._read_target(service, info)
             for check in self._on_target:
@@ -136,6 +136,11 @@ class Fleet:
                         info.model.name)  # fmt: skip
             self._target = target
         return ""
+
+    def _count(self, model: ModelInfo) -> int:
+        """How many of the target's replicas are like that."""
+        listed = [replica.address for replica in self.targets.replicas if replica.listed]
+        return self._kinds.count(model, listed)
 
     def _misfit(self, service: VerifyUpstream, info: VerifyServiceInfo) -> str:
         """Why new generations cannot work with a replica: it is not like most."""

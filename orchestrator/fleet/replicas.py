@@ -352,6 +352,8 @@ class Pool(Generic[S]):
             self._note(replica, str(error), logging.WARNING)
         else:
             replica.misses = 0
+            if replica.info is not None and _process(info) != _process(replica.info):
+                replica.breaker.restarted(time.monotonic())
             replica.info = info
             self._note(replica, problem, logging.ERROR)
             replica.breaker.answered(time.monotonic())
@@ -370,3 +372,9 @@ class Pool(Generic[S]):
             else:
                 log.info("%s: %s can be used", self.name, replica.address)
         replica.logged = reason
+
+
+def _process(info: Any) -> str:
+    """Which process said this."""
+    instance_id: str = info.process.instance_id
+    return instance_id

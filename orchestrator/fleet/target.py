@@ -9,14 +9,15 @@ began with.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import ModelInfo, TokenizerBundle, VerifyServiceInfo
 
-REMEMBERED_S = 10.0
-"""So long a replica that is gone still counts as one of its kind: it may be about to come back."""
+REMEMBERED_S, EXPECTED_S = 10.0, 600.0
+"""So long a replica that is silent counts as one of its kind: one that is gone from its name's
+addresses, and one that is known to be about to come back."""
 _FACTS = (
     ("weights_fingerprint", "weights have the fingerprint"),
     ("tokenizer_fingerprint", "tokenizer has the fingerprint"),
@@ -66,11 +67,11 @@ class Kinds:
         """The replica at that address has just said that it is this."""
         self._said[address] = time.monotonic(), model
 
-    def count(self, model: ModelInfo) -> int:
-        """How many are like `model`."""
-        return sum(not difference(model, said, self._mixed) for said in self._recent())
-
-    def _recent(self) -> Iterator[ModelInfo]:
-        since = time.monotonic() - REMEMBERED_S
-        self._said = {a: said for a, said in self._said.items() if said[0] > since}
-        return (model for _, model in self._said.values())
+    def count(self, model: ModelInfo, expected: Collection[str]) -> int:
+        """How many are like `model`; of the addresses `expected`, silent ones count for longer."""
+        now = time.monotonic()
+        return sum(
+            not difference(model, said, self._mixed)
+            for address, (when, said) in self._said.items()
+            if now - when < (EXPECTED_S if address in expected else REMEMBERED_S)
+        )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.chaos.faults import KINDS
+from bench.chaos.faults import KINDS, OUTER
 from bench.chaos.fleet import FleetOptions
 from bench.chaos.replay import Replay
 from bench.chaos.report import show
@@ -18,22 +18,24 @@ from flyspec.rules import Rule
 from flyspec.values.rounds import Outcome
 
 
-async def check(options):
+async def check(options, kinds=KINDS):
     report = await run(options)
     show(report)
     assert report.passed, report.violations
     assert report.completed_exact
     assert report.replayed_rounds
-    assert {fault.kind for fault in report.faults} == set(KINDS)
+    assert {fault.kind for fault in report.faults} == set(kinds)
     return report
 
 
 @pytest.mark.timeout(900)
-async def test_one_fault_of_each_kind():
+@pytest.mark.parametrize("ill", [False, pytest.param(True, marks=pytest.mark.full)])
+async def test_one_fault_of_each_kind(ill):
     fleet = FleetOptions(foreign=False, draft_timeout_s=1.0)
-    report = await check(
-        ChaosOptions(seed=5, seconds=None, streams=8, jobs=16, lossy_share=0.4, fleet=fleet)
+    options = ChaosOptions(
+        seed=5, seconds=None, streams=8, jobs=16, lossy_share=0.4, ill=ill, fleet=fleet
     )
+    report = await check(options, KINDS if ill else OUTER)
     assert report.recoveries
 
 

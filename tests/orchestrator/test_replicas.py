@@ -8,6 +8,7 @@ import time
 import pytest
 
 from flyspec.errors import UnavailableError
+from flyspec.values.admin import ProcessInfo
 from orchestrator.fleet import replicas
 from orchestrator.fleet.breaker import HUNG_FIRST_S, Breaker
 from orchestrator.fleet.discovery import Addresses
@@ -26,6 +27,12 @@ class Session:
         self.cuts += 1
 
 
+class Said(str):
+    """What a service says of itself: "fine", and which process it is."""
+
+    process = ProcessInfo("one")
+
+
 class Service:
     """Says what it is told to."""
 
@@ -39,7 +46,7 @@ class Service:
         answer = self._says.get(self.address, "fine")
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return answer if isinstance(answer, Said) else Said(answer)
 
     async def reconnect(self):
         self.reconnects += 1
@@ -239,4 +246,20 @@ async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
     a.breaker.succeeded()
     a.leave(second)
     assert a.usable
+    await pool.close()
+
+
+async def test_what_a_process_did_wrong_is_forgotten_with_it():
+    says = {}
+    pool = pool_of("a:1", says)
+    await pool.start()
+    (a,) = pool.replicas
+    while not a.breaker.is_out:
+        a.faulted("it said something wrong")
+        await until(lambda: a.usable or a.breaker.is_out)
+    assert "out for" in a.reason
+    other = Said("fine")
+    other.process = ProcessInfo("another")
+    says["a:1"] = other
+    await until(lambda: a.usable)
     await pool.close()
