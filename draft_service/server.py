@@ -88,7 +88,14 @@ def _load(
                     length, limit)  # fmt: skip
         length = limit
     check = partial(check_fits, settings)
-    loaded = load_model(settings.model, settings.device, settings.dtype, length, check=check)
+    loaded = load_model(
+        settings.model,
+        settings.device,
+        settings.dtype,
+        length,
+        check=check,
+        served_model_name=settings.served_model_name,
+    )
     model = choose_model(loaded, settings)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(model, eos), MultiLevelDrafter(model, eos)]

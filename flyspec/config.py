@@ -140,9 +140,18 @@ def model_source(name: str) -> str:
     return str(folder)
 
 
+def served_name(name: str) -> str:
+    """What clients call the model of `--model NAME`: its directory's name, or the hub id."""
+    source = model_source(name)
+    return source if source == name and not Path(name).exists() else Path(source).resolve().name
+
+
 class ModelServerSettings(ServerSettings):
     """What a server with a model is told."""
 
+    served_model_name: str = Field(
+        "", description="what clients call the model; empty: its directory's name, or the hub id"
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: cuda if there is one")
     dtype: Dtype = Field(
         "auto",

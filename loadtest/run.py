@@ -227,7 +227,7 @@ class LoadTest:
         models = self._transport.list_models()
         target = models.target
         return {
-            "target": os.path.basename(target.name.rstrip("/")),
+            "target": target.name,
             "dtype": target.dtype,
             "device": target.device,
             "num_parameters": target.num_parameters,

@@ -31,6 +31,7 @@ class ScriptedModel:
     """
 
     def __init__(self, script: Script = counting, num_slots: int = 4, context_length: int = 200):
+        self.bytes_per_token = 0
         self.info = ModelInfo("scripted", "", len(script([0])), context_length)
         self.cache = SlotTable(num_slots, context_length)
         self.calls: list[list[Step]] = []

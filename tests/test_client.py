@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -117,7 +118,7 @@ async def test_closing_the_iterator_cancels_the_request(stack: Stack, client: Cl
 
 async def test_models_drafters_and_health(stack: Stack, client: Client) -> None:
     models = await client.list_models()
-    assert models.target.name == stack.options.model
+    assert models.target.name == Path(stack.options.model).name
     assert models.rules[0] == "fly"
     assert await client.check_health() == "SERVING"
     async with AdminClient(stack.admin_address) as admin:

@@ -207,7 +207,14 @@ def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel
     check = partial(check_fits, settings)
     identify = group is None or group.place.local_rank == 0  # once a host
     loaded = load_model(
-        settings.model, device, settings.dtype, settings.max_model_len, size, check, identify
+        settings.model,
+        device,
+        settings.dtype,
+        settings.max_model_len,
+        size,
+        check,
+        identify,
+        settings.served_model_name,
     )
     if not group:
         return loaded, choose_model(loaded, settings, settings.batch_invariant)

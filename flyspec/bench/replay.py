@@ -86,7 +86,7 @@ class ReplayModel:
     ) -> None:
         self.info = info
         self.cache = SlotTable(num_slots, info.context_length)
-        self.num_asked = 0
+        self.num_asked = self.bytes_per_token = 0
         self._errors, self._ask, self._eos = errors, ask, frozenset(eos_token_ids)
         self._said: dict[int, Said] = {}
         self._gone_on: set[int] = set()

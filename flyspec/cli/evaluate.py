@@ -112,7 +112,8 @@ def evaluate(
             from flyspec.bench.reference import Reference
 
             threads = stack.options.threads if stack else models.threads
-            reference = Reference(target.name, target.dtype, threads, target.device)
+            source = str(stack.options.model) if stack else target.name
+            reference = Reference(source, target.dtype, threads, target.device)
         console = error_console()
         total = len(group.prompts) * len(chosen)
         console.print(

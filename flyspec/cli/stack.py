@@ -64,6 +64,7 @@ class StackOptions(ModelFlags):
     on as they are.
     """
 
+    served_model_name: Annotated[str, setting(VerifySettings, "served_model_name")] = ""
     drafter: Annotated[str, setting(DraftSettings, "drafter")] = ""
     rule: Annotated[str, _orchestrator("rule")] = "fly"
     num_speculative_tokens: Annotated[SpeculationLength, _orchestrator(
@@ -286,7 +287,7 @@ class Stack:
                 flags += ["--upstream-tls", "false"]
             return [*flags, *o.orchestrator_flags]
         if name == "verify":
-            own = o.flags("model", "verify_port", "device", "dtype", "threads",
+            own = o.flags("model", "served_model_name", "verify_port", "device", "dtype", "threads",
                           "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
                           "kv_cache_memory_bytes")  # fmt: skip
         else:

@@ -21,7 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
 from flyspec import process
-from flyspec.config import model_source
+from flyspec.config import model_source, served_name
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.kv_heads import replicate
 from flyspec.engine.native.family import unsupported
@@ -114,12 +114,14 @@ def load_model(
     tensor_parallel_size: int = 1,
     check: Callable[[Checkpoint], None] = lambda _: None,
     identify: bool = True,
+    served_model_name: str = "",
 ) -> LoadedModel:
     """Load model and tokenizer; raises `ConfigError` with what to change.
 
     With a `tensor_parallel_size` every rank of the group, joined before, calls this at once; each
     reads from the checkpoint only its own share. `check` may refuse with a `ConfigError` before
-    any weights are read. Without `identify` the model has no `weights_fingerprint`.
+    any weights are read. Clients are told `served_model_name`, by default the directory's name or
+    the hub id. Without `identify` the model has no `weights_fingerprint`.
     """
     where = resolve_device(device)
     source, config = read_config(name)
@@ -164,7 +166,7 @@ def load_model(
     process.count_model_load()
     bundle = tokenizer_bundle(tokenizer, model.generation_config)
     info = ModelInfo(
-        name=name,
+        name=served_model_name or served_name(name),
         tokenizer_fingerprint=bundle.fingerprint,
         vocab_size=int(model.get_output_embeddings().weight.shape[0]),
         context_length=length,

@@ -132,6 +132,10 @@ class Model(Protocol):
     def cache(self) -> SlotTable:
         """Its slots, and what they hold."""
 
+    @property
+    def bytes_per_token(self) -> int:
+        """What a token's place in the cache takes on this device; 0 before the first forward."""
+
     def warm_up(self) -> None:
         """Try it against its reference, and run what the first request would pay for.
 

@@ -105,6 +105,11 @@ class ModelRunner:
             return batch_invariance.FixedShapeAttention(self.cache)
         return SlotAttention(self.cache, self._padded)
 
+    @property
+    def bytes_per_token(self) -> int:
+        """As `Model.bytes_per_token`."""
+        return self.cache.bytes_per_slot // self.cache.max_length
+
     def warm_up(self) -> None:
         """Check that this model is served rightly, and run what the first request would pay for.
 

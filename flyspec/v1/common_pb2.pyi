@@ -480,7 +480,9 @@ class ModelInfo(_message.Message):
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Directory or hub id that the model was loaded from."""
+    """What clients call the model: `--served-model-name`, by default the name of its
+    directory, or its hub id.
+    """
     tokenizer_fingerprint: _builtins.str
     """Hash of the tokenizer's id-to-bytes map, padding ids excluded. Two models
     whose fingerprints are equal can exchange token ids.

@@ -254,7 +254,6 @@ def test_bad_steps_are_refused() -> None:
 def test_it_describes_itself_as_the_module_is_described() -> None:
     module = small_model("llama")
     model = native_model(module, SETS[0])
-    facts = model.describe()
-    assert (facts.dtype, facts.device, facts.num_slots) == ("bfloat16", "cpu", 4)
-    assert facts.bytes_per_token == 2 * 2 * 2 * 2 * 16  # keys and values, layers, heads, bytes
+    assert model.info.numerics == f"bfloat16, native step for {SETS[0]}, batch-invariant"
+    assert model.bytes_per_token == 2 * 2 * 2 * 2 * 16  # keys and values, layers, heads, bytes
     assert str(model) == f"{compiled(SETS[0]).name}, 1 thread"

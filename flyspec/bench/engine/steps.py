@@ -113,7 +113,7 @@ def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None
         bench = _Bench(opened.runner, options)
         bench.run(on_sample)
         info, cache = opened.runner.info, opened.runner.cache
-        bytes_per_token = opened.runner.describe().bytes_per_token
+        bytes_per_token = opened.runner.bytes_per_token
         bytes_per_slot = bytes_per_token * cache.max_length
         memory = EngineMemory(
             bytes_per_token=bytes_per_token,

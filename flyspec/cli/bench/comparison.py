@@ -80,8 +80,10 @@ class Comparison:
         o = self.options
         console = error_console()
         target = (await client.list_models()).target
+        # Of a stack that was running its name has to do, which a hub id is.
+        source = str(stack.options.model) if stack else target.name
         if self.random_prompts:
-            self.groups.append(random_tokens(self.random_prompts, target.name, self.seed))
+            self.groups.append(random_tokens(self.random_prompts, source, self.seed))
         names = [mode.name for mode in flyspec_modes(client, o)]
         for name in self.others:
             if (names := [*names, name]).count(name) > 1:
@@ -89,7 +91,7 @@ class Comparison:
         # Others may use a running stack: its caches are left as they are.
         noise = Noise(client, target.vocab_size, stack.options.max_sessions if stack else 0)
         async with AsyncExitStack() as resources:
-            process = await self._peer_process(resources, target.name, target.device, stack)
+            process = await self._peer_process(resources, source, target.device, stack)
             modes: list[Mode] = [*flyspec_modes(client, o)]
             if self.compare_dtypes and stack is not None:
                 console.print("starting a stack of the other data type", markup=False)
@@ -97,7 +99,7 @@ class Comparison:
             items = await read_items(client, self.groups, o)
             if process is not None:
                 modes += await self._peers(process, items)
-            modes += await self._servers(items, target.name)
+            modes += await self._servers(items, source)
             samples, batch_samples = [], []
             in_turn = 1 in self.batches
             at_once = [batch for batch in self.batches if batch > 1]

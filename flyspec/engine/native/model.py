@@ -41,6 +41,7 @@ class NativeModel:
         self.cache = SlotTable(num_slots, length)
         self._weights = PackedWeights(loaded.model, length)
         shape = self._weights.shape
+        self.bytes_per_token = 4 * shape.layers * shape.kv_heads * shape.dim
         places = -(-length // PANEL) * PANEL
         size = (shape.layers, num_slots, shape.kv_heads, 2, places, shape.dim)
         self._memory = allocate(2 * prod(size), large_pages=False)
