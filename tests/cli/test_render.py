@@ -67,6 +67,7 @@ def test_document_has_the_names_that_users_rely_on() -> None:
         "warnings": [],
         "drafters": [],
         "num_draft_tokens_per_round": [],
+        "mixed_numerics": False,
         "num_recoveries": 0,
         "recoveries": [],
         "metrics": {
