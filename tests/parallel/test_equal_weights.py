@@ -1,0 +1,42 @@
+"""Ranks find out whether their hosts have the same weights, by one number from each host."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flyspec.engine.parallel import RankGroup
+
+MOST = torch.iinfo(torch.int64).max
+
+
+class Group(RankGroup):
+    """A rank among others that call `all_equal` with these numbers at the same time."""
+
+    def __init__(self, others: list[int | None]) -> None:
+        self._others, self._calls = others, 0
+
+    def least(self, number: int) -> int:
+        self._calls += 1
+        sign = 1 if self._calls == 1 else -1
+        return min([number, *(MOST if other is None else sign * other for other in self._others)])
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "equal"),
+    [
+        (5, [5, 5], True),
+        (5, [None, 5, None], True),
+        (None, [None, 5, 5], True),
+        (None, [None], True),
+        (5, [6], False),
+        (None, [5, 6], False),
+        (16**15 - 1, [16**15 - 2], False),
+        (0, [0, None], True),
+    ],
+)
+def test_all_ranks_see_the_same(own, others, equal):
+    assert Group(others).all_equal(own) == equal
+    for index, other in enumerate(others):
+        rest = [own, *others[:index], *others[index + 1 :]]
+        assert Group(rest).all_equal(other) == equal
