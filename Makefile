@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test lint types types-and-manifests imports protos manifests prometheus unit stubs models clean images-check \
-	gpu-test gpu-bench bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos audit loadtest
+	gpu-test gpu-bench bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -104,6 +104,9 @@ check-rules-table: $(VENV)/.installed ## what every rule wins and loses, on 500 
 
 check-cancel: $(VENV)/.installed-dev ## cancelled requests leave nothing behind
 	@$(BIN)/python -m pytest tests/e2e/test_cancellation.py $(PYTEST_ARGS)
+
+pin-images: ## write the digests that registries have now behind the images of others, in .env
+	@python3 deploy/pin_images.py
 
 chaos: $(VENV)/.installed ## five minutes of killed, held and cut services under 32 streams
 	@$(BIN)/python -m bench.chaos --seconds 300 $(ARGS)
