@@ -342,6 +342,13 @@ class OrchestratorSettings(ServerSettings):
         description="seconds to wait for its answer; after two without one it counts as hung and "
         "its generations go elsewhere",
     )
+    exact_twin_share: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="share of the texts of lossy rules that are decoded once more exactly, by "
+        "slots that nobody needs, and compared; 0: none",
+    )
     allow_mixed_numerics: bool = Field(
         False,
         description="also use verify services with the target's weights that compute otherwise "

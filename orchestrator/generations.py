@@ -21,6 +21,7 @@ from flyspec.values.generation import (
 )
 from orchestrator.admission.admission import Admission, Visit
 from orchestrator.admission.clients import NOBODY, Caller, check_tokens
+from orchestrator.exact_twins import ExactTwins, LossyText
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
 from orchestrator.generation.adaptive import AdaptivePace
@@ -35,6 +36,7 @@ from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
 from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generation.verifying import Verifying
+from orchestrator.generation.window import Token
 from orchestrator.telemetry.requests import Observation, RequestObserver
 
 
@@ -48,9 +50,11 @@ class Generations:
         settings: OrchestratorSettings,
         rules: RuleBook,
         observer: RequestObserver,
+        twins: ExactTwins | None = None,
     ) -> None:
         self._fleet, self._admission = fleet, admission
         self._settings, self._rules, self._observer = settings, rules, observer
+        self._twins = twins
         self._learned: tuple[Target, Experience] | None = None
 
     async def run(
@@ -82,6 +86,7 @@ class Generations:
         check_tokens(caller.key, plan.max_total_tokens)
         fleet.drafters.check(plan.drafter)
         output = Output(target.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
+        kept: list[Token] | None = [] if self._twins and self._twins.wants(plan) else None
         ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
         timings = ledger.timings
         recoveries = Recoveries(observation.recovered)
@@ -112,6 +117,8 @@ class Generations:
                     async for round_ in running:
                         update = output.apply(round_.commands)
                         ledger.record(round_, update.final)
+                        if kept is not None:
+                            kept += update.final
                         observation.round(round_, update)
                         visit.used(len(plan.prompt_token_ids) + output.num_final_tokens)
                         if plan.return_rounds:
@@ -122,6 +129,8 @@ class Generations:
                             yield event
                         if output.finish_reason is not None:
                             break
+        if self._twins is not None and kept and not verifying.mixed_numerics:
+            self._twins.consider(LossyText(plan, target, kept))
         ledger.metrics.saved_ns = pace.saved_ns
         ledger.finish()
         timings.total_ns = time.perf_counter_ns() - arrived

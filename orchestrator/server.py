@@ -10,6 +10,7 @@ from flyspec.speculation_length import AUTO
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
 from orchestrator.admission.admission import Admission
+from orchestrator.exact_twins import ExactTwins
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck, audit
 from orchestrator.front.admin import AdminServicer
@@ -39,6 +40,7 @@ class Orchestrator:
         self.fleet = Fleet(settings, GrpcConnector(settings))
         self._servers: list[rpc.GrpcServer] = []
         self._admission: Admission | None = None
+        self._twins: ExactTwins | None = None
 
     async def start(self) -> dict[str, int]:
         """Connect to the services and listen. Raises `FlyspecError` when that cannot work."""
@@ -56,7 +58,9 @@ class Orchestrator:
         self._telemetry.collect(lambda: admission_metrics(admission))
         self._telemetry.collect(lambda: fleet_metrics(fleet))
         observer = RequestObserver(self._telemetry)
-        generations = Generations(fleet, admission, settings, self._rules, observer)
+        share, registry = settings.exact_twin_share, self._telemetry.registry
+        self._twins = ExactTwins(fleet, admission, share, registry)
+        generations = Generations(fleet, admission, settings, self._rules, observer, self._twins)
         generation = GenerationServicer(generations, settings.write_timeout_s)
         clients = rpc.GrpcServer(
             settings.host,
@@ -105,6 +109,8 @@ class Orchestrator:
             self._admission.drain()
         for server in self._servers:
             await server.stop(grace_s)
+        if self._twins is not None:
+            await self._twins.close()
         await self.fleet.close()
 
 

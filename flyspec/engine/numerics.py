@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import distributed
 
-BATCH_INVARIANT = "batch-invariant"
+from flyspec.values.admin import BATCH_INVARIANT
 
 
 def native_numerics(instruction_set: str) -> str:

@@ -30,6 +30,10 @@ class DrafterState(IntEnum):
 PROTOCOL_VERSION = 1
 
 
+BATCH_INVARIANT = "batch-invariant"
+"""In a model's `numerics`: results do not depend on what else is computed at the same time."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts about a loaded model (see the proto message of this name)."""

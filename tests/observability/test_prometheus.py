@@ -171,7 +171,7 @@ async def test_every_rule_is_evaluated_without_error(prometheus):
         return rules if all(rule["health"] != "unknown" for rule in rules) else None
 
     rules = await until(evaluated)
-    assert len(rules) == 34
+    assert len(rules) == 37
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 

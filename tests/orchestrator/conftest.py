@@ -129,7 +129,9 @@ async def start_stack(
         ["flyspec.v1.DraftService"],
     )
     # Tests queue more than a server that means to answer soon would let wait.
-    options = {"max_waiting": 1024, "max_queue_wait_s": 3600.0, **options}
+    options = {
+        "max_waiting": 1024, "max_queue_wait_s": 3600.0, "exact_twin_share": 0.0, **options
+    }  # fmt: skip
     settings = OrchestratorSettings(
         port=0,
         admin_port=0,

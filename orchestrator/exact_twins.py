@@ -1,0 +1,173 @@
+"""Exact twins: some texts of lossy rules are decoded once more, exactly and plainly, and compared.
+
+A lossy text may leave the exact one at a token that was reported as loose, nowhere before. So a
+twin shows how much rules change texts where nobody looks, and that nothing is loosened in silence:
+a text that parts before its first loose token is a violation. Twins take slots that nobody needs,
+one at a time, and give way to every request. No text is kept or logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter
+
+from flyspec.errors import FlyspecError
+from flyspec.prefix import TokenSequence, num_same
+from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.admin import BATCH_INVARIANT
+from flyspec.values.generation import SpeculationMetrics
+from flyspec.values.rounds import VerifyRound
+from flyspec.values.tokens import Origin
+from orchestrator.admission.admission import Admission
+from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.target import Target
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.verifying import Verifying
+from orchestrator.generation.window import Token
+
+log = logging.getLogger(__name__)
+
+EXACT = Rule("exact")
+PLAIN_TOKENS = 16
+"""A twin looks around for who needs its slot after so many tokens."""
+BUSY = 0.5
+"""Of the slots, the share above which none are spare."""
+
+
+class TwinOutcome(StrEnum):
+    """What came of a twin; the label of its metric."""
+
+    SAME = "same"
+    DIFFERS = "differs"
+    VIOLATION = "violation"
+    GAVE_WAY = "gave_way"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class LossyText:
+    """A generation that is over: its output's tokens, as they were told."""
+
+    plan: GenerationPlan
+    target: Target
+    tokens: Sequence[Token]
+
+    @property
+    def num_before_loose(self) -> int:
+        """Tokens before the first loose one."""
+        loose = (i for i, token in enumerate(self.tokens) if token.origin is Origin.LOOSE)
+        return next(loose, len(self.tokens))
+
+
+class ExactTwins:
+    """Those of an orchestrator; a `share` of the lossy texts gets one, if there is room."""
+
+    def __init__(
+        self, fleet: Fleet, admission: Admission, share: float, registry: CollectorRegistry
+    ) -> None:
+        self._fleet, self._admission, self._share = fleet, admission, share
+        self._task: asyncio.Task[None] | None = None
+        self._outcomes = Counter(
+            "flyspec_exact_twins",
+            "Lossy texts that were decoded exactly as well, by what came of it.",
+            ["outcome"],
+            registry=registry,
+        )
+        for outcome in TwinOutcome:
+            self._outcomes.labels(outcome)
+        self._tokens = Counter(
+            "flyspec_exact_twin_tokens",
+            "Tokens of lossy texts that were compared with exact ones.",
+            registry=registry,
+        )
+        self._same = Counter(
+            "flyspec_exact_twin_same_tokens",
+            "Those of them before the first that differs.",
+            registry=registry,
+        )
+
+    def wants(self, plan: GenerationPlan) -> bool:
+        """Whether the tokens of this generation are to be kept for `consider`."""
+        drafts = plan.num_speculative_tokens > 0
+        lossy = drafts and not RULE_PRESETS[plan.rule.name].lossless
+        return lossy and random.random() < self._share
+
+    def consider(self, text: LossyText) -> None:
+        """Decode its twin if that is in nobody's way."""
+        if text.tokens and self._task is None and self._has_room(0):
+            self._task = asyncio.create_task(self._run(text))
+            self._task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Give up what runs."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an exact twin could not be decoded", exc_info=error)
+
+    def _has_room(self, own: int) -> bool:
+        admission = self._admission
+        busy = admission.active + own
+        return not (admission.draining or admission.waiting) and busy < BUSY * admission.slots
+
+    async def _run(self, text: LossyText) -> None:
+        try:
+            exact = await self._decode(text)
+        except FlyspecError as error:
+            log.info("an exact twin was given up: %s", error)
+            self._outcomes.labels(TwinOutcome.FAILED).inc()
+            return
+        if exact is None:
+            self._outcomes.labels(TwinOutcome.GAVE_WAY).inc()
+            return
+        own = [token.token_id for token in text.tokens]
+        same = num_same(own, exact)
+        self._tokens.inc(len(own))
+        self._same.inc(same)
+        outcome = TwinOutcome.SAME if same == len(own) else TwinOutcome.DIFFERS
+        # Where bits depend on the batch, a near-tie may fall either way.
+        invariant = BATCH_INVARIANT in text.target.info.model.numerics
+        if same < text.num_before_loose and invariant:
+            outcome = TwinOutcome.VIOLATION
+            log.error(
+                "a text of the rule %s left the exact one at token %d, before its first loose "
+                "token, %d of %d: it was loosened in silence", text.plan.rule.name, same,
+                text.num_before_loose, len(own),
+            )  # fmt: skip
+        self._outcomes.labels(outcome).inc()
+
+    async def _decode(self, text: LossyText) -> list[int] | None:
+        """As many tokens of plain decoding; None where somebody needs the slot."""
+        plan = replace(text.plan, rule=EXACT, logprobs=None)
+        targets = self._fleet.replicas_of(text.target.info.model)
+        verifying = Verifying(targets, plan, 0.0, SpeculationMetrics(), Recoveries())
+        sequence, count = TokenSequence(plan.prompt_token_ids), len(text.tokens)
+        start, round_id = len(sequence), 0
+        eos = frozenset[int]() if plan.ignore_eos else text.target.tokenizer.eos_token_ids
+        try:
+            while (left := count - (len(sequence) - start)) > 0:
+                if not self._has_room(1):
+                    return None
+                round_id += 1
+                plain = min(PLAIN_TOKENS, plan.max_plain_tokens, left)
+                request = VerifyRound(round_id, 0, (), (), max_plain_tokens=plain)
+                async for verdict in verifying.check(sequence, request):
+                    if verdict is not None:
+                        sequence.extend([*verdict.plain_token_ids, verdict.next_token_id])
+                if eos.intersection(sequence.tokens[start:]):
+                    break
+        finally:
+            verifying.close()
+        return list(sequence.tokens[start : start + count])
