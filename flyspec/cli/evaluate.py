@@ -65,7 +65,7 @@ def evaluate(
     from flyspec.values.tokens import SamplingParams
 
     check_output(output)
-    refuse_model_flags(models, local or address is None, address)
+    refuse_model_flags(models, local or address is None, address, reads_model=True)
     chosen = conditions.parse_conditions(rules) if rules is not None else conditions.CONDITIONS
     first = chosen[0].name
     chosen = conditions.with_plain(chosen)
@@ -112,7 +112,7 @@ def evaluate(
             from flyspec.bench.reference import Reference
 
             threads = stack.options.threads if stack else models.threads
-            source = str(stack.options.model) if stack else target.name
+            source = str(stack.options.model) if stack else models.model or target.name
             reference = Reference(source, target.dtype, threads, target.device)
         console = error_console()
         total = len(group.prompts) * len(chosen)

@@ -140,11 +140,17 @@ async def with_server(
         return await stack.guard(use(client, stack))
 
 
-def refuse_model_flags(models: ModelFlags, local: bool, address: str | None) -> None:
-    """Flags of a stack to start make no sense with a stack that runs."""
+def refuse_model_flags(
+    models: ModelFlags, local: bool, address: str | None, reads_model: bool = False
+) -> None:
+    """Flags of a stack to start make no sense with a stack that runs.
+
+    But `--model`, if the command reads the target's files: it says where they are here.
+    """
     if local and address:
         raise typer.BadParameter("--local starts a stack, --address names one: give one of them")
-    if not local and models.given():
+    given = [flag for flag in models.given() if not (reads_model and flag == "--model")]
+    if not local and given:
         raise typer.BadParameter(
-            f"{', '.join(models.given())}: only with --local; a running stack has its own"
+            f"{', '.join(given)}: only with --local; a running stack has its own"
         )

@@ -339,7 +339,7 @@ async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
     result = await flyspec(
         "bench", "--address", stack.address, "--prompt-file", str(path), "--repeats", "1",
         "--max-tokens", "6", "--num-speculative-tokens", "4", "--peers", "greedy", "--json",
-        "--random-prompts", "1", "--rules", "plain,exact,fly",
+        "--random-prompts", "1", "--rules", "plain,exact,fly", "--model", stack.options.model,
     )  # fmt: skip
     assert result.code == 0, result.err
     (document,) = result.documents
@@ -353,13 +353,14 @@ async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
     assert document["machine"]["cores"] > 0
     assert "samples" not in document
     refused = await flyspec(
-        "bench", "--address", stack.address, "--prompt-file", str(path), "--peers", "assisted"
-    )
+        "bench", "--address", stack.address, "--prompt-file", str(path), "--peers", "assisted",
+        "--model", stack.options.model,
+    )  # fmt: skip
     assert refused.code == 2
     assert "which a running stack does not tell" in refused.err
     result = await flyspec(
         "eval", "--address", stack.address, "--prompt-file", str(path), "--max-tokens", "4",
-        "--json",
+        "--json", "--model", stack.options.model,
     )  # fmt: skip
     assert result.code == 0, result.err
     conditions = [c["condition"] for c in result.documents[0]["conditions"]]

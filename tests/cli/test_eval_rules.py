@@ -52,6 +52,7 @@ async def test_all_rules_on_prompts_without_answers(target: Path, tmp_path: Path
     async with Stack(StackOptions(model=str(target), draft_model=str(draft))) as stack:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "flyspec.cli", "eval", "--address", stack.address,
+            "--model", stack.options.model,
             "--prompt-file", str(prompts), "--rules", "all", "--max-tokens", str(MAX_TOKENS),
             "--num-speculative-tokens", "5", "--json", "--output", str(output),
             stdout=asyncio.subprocess.PIPE, cwd=ROOT,

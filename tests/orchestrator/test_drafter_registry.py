@@ -15,7 +15,7 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.values.admin import DrafterInfo, DrafterState, SessionStatus
+from flyspec.values.admin import DrafterInfo, DrafterState, ProcessInfo, SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import LOOKUP, Drafters
@@ -35,7 +35,10 @@ class Service:
         if self.address in self._down:
             raise UnavailableError(f"{self.address} is down")
         return SimpleNamespace(
-            drafters=OFFERED, sessions=SessionStatus(0, 8), max_speculative_tokens=64
+            drafters=OFFERED,
+            sessions=SessionStatus(0, 8),
+            max_speculative_tokens=64,
+            process=ProcessInfo(),
         )
 
     async def reconnect(self):

@@ -99,7 +99,7 @@ def bench(
 
     check_output(output)
     local = local or address is None
-    refuse_model_flags(models, local, address)
+    refuse_model_flags(models, local, address, reads_model=True)
     if compare_dtypes and not local:
         raise ConfigError("--compare-dtypes starts stacks of its own; leave --address out")
     if problems is None and random_prompts and not prompt_file:
@@ -115,6 +115,7 @@ def bench(
             ignore_eos=ignore_eos,
         ),
         groups=read_groups(prompt_file, problems, problem_seed, limit),
+        model=models.model or "",
         random_prompts=random_prompts,
         seed=problem_seed,
         peers=parse_peers(peers),

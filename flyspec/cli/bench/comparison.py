@@ -49,10 +49,14 @@ _LEAST_SESSIONS = 4
 
 @dataclass
 class Comparison:
-    """What is compared on which prompts; `run` fills in what was found, and `show` prints it."""
+    """What is compared on which prompts; `run` fills in what was found, and `show` prints it.
+
+    `model` is where the files of a running stack's target are; empty: where its name says.
+    """
 
     options: SpeedOptions
     groups: list[Group]
+    model: str = ""
     random_prompts: int = 0
     seed: int = 0
     peers: Sequence[str] = ()
@@ -80,8 +84,7 @@ class Comparison:
         o = self.options
         console = error_console()
         target = (await client.list_models()).target
-        # Of a stack that was running its name has to do, which a hub id is.
-        source = str(stack.options.model) if stack else target.name
+        source = str(stack.options.model) if stack else self.model or target.name
         if self.random_prompts:
             self.groups.append(random_tokens(self.random_prompts, source, self.seed))
         names = [mode.name for mode in flyspec_modes(client, o)]

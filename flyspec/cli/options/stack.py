@@ -55,7 +55,8 @@ class ModelFlags:
     """Which models to start, on what, and with which rules."""
 
     model: Annotated[str | None, _stack(
-        "Target model: a directory or hub id; the bundled pair if not given.",
+        "Target model: a directory or hub id; the bundled pair if not given. Of a running stack "
+        "(bench, eval): where its files are here, if its name does not say.",
     )] = None
     draft_model: Annotated[str | None, _stack(
         "Draft model: a directory or hub id; '' drafts by prompt lookup only.",
