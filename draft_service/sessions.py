@@ -22,8 +22,9 @@ from flyspec.config import DraftSettings
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.rules import MAX_DIVERGENCE_TOP_K
 from flyspec.validation import validate_sampling
-from flyspec.values.admin import DraftServiceInfo, SessionStatus
+from flyspec.values.admin import DraftServiceInfo
 from flyspec.values.rounds import MAX_SCORED, DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.sessions import SessionStatus
 
 MAX_TRANSLATED_LENGTH = 1 << 20
 """Longest sequence of a translated session, in the target's tokens; the drafter has its end."""

@@ -19,8 +19,9 @@ from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
 from flyspec.step_costs import StepCosts
-from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle
+from flyspec.values.admin import ModelInfo, TokenizerBundle
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTimings
+from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
 from verify_service.sessions import TargetSession, check_open

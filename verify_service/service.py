@@ -14,7 +14,7 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
-from flyspec.values.rounds import DraftDistributions, VerifyOpen, VerifyRound
+from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from verify_service.checks import RoundInbox, length_limits
 from verify_service.engine import VerifyEngine
@@ -75,8 +75,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         )
         try:
             if open_.waited_ms is not None:
-                message = verify_pb2.VerifyResponse(keep_length=len(open_.token_ids))
-                await rpc.write(context, message, self._settings.idle_timeout_s)
+                sessions = self._engine.sessions_for(open_.orchestrator_id)
+                granted = Verdict(len(open_.token_ids), 0, last=False, sessions=sessions)
+                await rpc.write(context, wire.encode(granted), self._settings.idle_timeout_s)
             async with aclosing(rounds):
                 with self._observer.session(session):
                     async for round_, distributions in rounds:

@@ -31,7 +31,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from flyspec.security import TlsFiles, watch_certificates
-from flyspec.values.admin import SessionStatus
+from flyspec.values.sessions import SessionStatus
 
 STEP_SECONDS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,

@@ -328,7 +328,8 @@ class VerifyOpen(_message.Message):
     waited_ms: _builtins.int
     """Set, the session waits if no slot is free: those whose requests have waited
     longest, this long so far, in ms, are next. Once it has a slot, a response comes
-    with nothing but `keep_length`. Unset, it is refused if none is free.
+    with nothing but `keep_length` and `sessions`. Unset, it is refused if none is
+    free.
     """
     orchestrator_id: _builtins.str
     """Which orchestrator opens it, at most 64 characters: `ProcessInfo.instance_id`."""
@@ -650,6 +651,7 @@ class VerifyResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PLAIN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round that this answers."""
     keep_length: _builtins.int
@@ -696,6 +698,10 @@ class VerifyResponse(_message.Message):
         that `keep_length` counts.
         """
 
+    @_builtins.property
+    def sessions(self) -> _common_pb2.SessionStatus:
+        """With the slot of a session that waited for one: who has the others."""
+
     def __init__(
         self,
         *,
@@ -713,13 +719,19 @@ class VerifyResponse(_message.Message):
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         plain_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         plain_confidence: _builtins.float = ...,
+        sessions: _common_pb2.SessionStatus | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "open_window", b"open_window"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_sessions", b"_sessions", "open_window", b"open_window", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
+    _WhichOneofReturnType__sessions: _TypeAlias = _typing.Literal["sessions"]  # noqa: Y015
+    _WhichOneofArgType__sessions: _TypeAlias = _typing.Literal["_sessions", b"_sessions"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__open_window) -> _WhichOneofReturnType__open_window | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sessions) -> _WhichOneofReturnType__sessions | None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015

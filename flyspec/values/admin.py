@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from flyspec.values.rounds import DraftCounts
+from flyspec.values.sessions import SessionStatus
 
 
 class BreakerState(IntEnum):
@@ -47,24 +48,6 @@ class ModelInfo:
     num_parameters: int = 0
     weights_fingerprint: str = ""
     numerics: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStatus:
-    """Sessions that a service holds, and tokens its KV cache was asked for and had.
-
-    `waiting` ones have no slot yet; `others` and `others_waiting` are those of `active` and
-    `waiting` that are not of who asks.
-    """
-
-    active: int = 0
-    limit: int = 0
-    opened_total: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    waiting: int = 0
-    others: int = 0
-    others_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from flyspec.rules import Rule
+from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
 
 MAX_SCORED = 64
@@ -274,7 +275,8 @@ class Verdict:
     `logprobs`, if asked for, has one for each token from where the round began, or from
     `keep_length` if that is less, up to and including `next_token_id`. A round of plain decoding
     has several verdicts, whose `plain_token_ids` are the last of the `keep_length` tokens, and
-    whose `plain_confidence` is the mean probability of its tokens, 0 where nobody knows.
+    whose `plain_confidence` is the mean probability of its tokens, 0 where nobody knows. What tells
+    of a session's slot has `sessions`, and nothing else but `keep_length`.
     """
 
     keep_length: int
@@ -288,6 +290,7 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] = ()
     plain_token_ids: tuple[int, ...] = ()
     plain_confidence: float = 0.0
+    sessions: SessionStatus | None = None
 
     @property
     def failed(self) -> bool:

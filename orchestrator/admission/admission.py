@@ -23,6 +23,8 @@ REFUSALS = ("queue_full", "wait_too_long", "deadline", "client_limit", "draining
 """Why requests are not let in: their numbers are metrics."""
 POLL_S = 0.25
 """So often it is looked whether new room, of a replica that came, lets a waiting one in."""
+ASKING_S = 0.02
+"""Who asks the service for a slot for longer than this waits there: all its slots are taken."""
 
 
 class Admission:
@@ -195,10 +197,14 @@ class Admission:
     def _place(self, arriving: int = 0) -> int:
         """Who comes now, behind so many that arrive, would be in that place of the queue."""
         place = len(self._queue) + arriving + 1
-        if self._others() is not None:
-            # Slots may be free although some wait: for the one that asks the service.
-            return place + self.active - self._share
-        return place if self._queue else place - max(0, self._capacity() - self.active)
+        if self._others() is None:
+            return place if self._queue else place - max(0, self._capacity() - self.active)
+        # What is known of the others is some time old: who asks the service knows better.
+        free = self._share - self.active
+        if not self._asking:
+            return place - max(free, 1)
+        waits = any(self._holds.held_s(visit.started) > ASKING_S for visit in self._asking)
+        return place + 1 if waits else place - free
 
     def _fits(self, visit: Visit) -> bool:
         """Whether there is a slot and room for the visit's tokens."""

@@ -45,9 +45,13 @@ class HoldTimes:
         self._sum_of_starts += now
         return now
 
+    def held_s(self, began: float) -> float:
+        """How long it is held, seconds."""
+        return self._clock() - began
+
     def end(self, began: float) -> None:
         """It is given back."""
-        held = self._clock() - began
+        held = self.held_s(began)
         self._held -= 1
         self._sum_of_starts = self._sum_of_starts - began if self._held else 0.0
         self._mean_s = self._mean_s + NEWEST_WEIGHT * (held - self._mean_s) if self.known else held

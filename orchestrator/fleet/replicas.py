@@ -14,10 +14,12 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from flyspec.errors import FlyspecError
 from flyspec.values.admin import BreakerState
+from flyspec.values.sessions import SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.upstreams.proposal_checks import DrafterFaultError
@@ -120,6 +122,11 @@ class Replica(Generic[S]):
     def full(self) -> bool:
         """Whether others and this orchestrator have all of its sessions, as far as it said."""
         return self.others + len(self.sessions) >= self.info.sessions.limit if self.info else False
+
+    def learned(self, sessions: SessionStatus) -> None:
+        """It has told of its sessions since it was asked."""
+        if self.info is not None:
+            self.info = replace(self.info, sessions=sessions)
 
     def join(self, session: UpstreamSession, weight: int) -> None:
         """A session begins on it; `weight` as `outstanding`."""

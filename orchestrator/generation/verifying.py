@@ -43,7 +43,7 @@ REOPEN_BACKOFF_S = (0.02, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Longest rests between tries to open a lost session again; the last one repeats."""
 SLOT_WAIT_S = 1.0
 """So long a session waits for a slot of one replica; then one of another may have come free."""
-FULL_GRACE_S = 0.25
+FULL_GRACE_S = 0.01
 """A generation that begins asks again so long when too many wait: slots may still be closing."""
 
 
@@ -94,12 +94,14 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             granted = False
             try:
                 async with asyncio.timeout(SLOT_WAIT_S):
-                    await session.wait_for_slot(tokens, self.waited_s)
+                    replica.learned(await session.wait_for_slot(tokens, self.waited_s))
                 granted, self._avoided = True, []
             except TimeoutError:
                 self._avoided = []
             except ResourceExhaustedError:
-                if time.monotonic() - began > FULL_GRACE_S:
+                self._avoided = [*self._avoided, replica]
+                asked_all = all(r in self._avoided for r in self._targets.usable)
+                if asked_all and time.monotonic() - began > FULL_GRACE_S:
                     raise
             except UnavailableError as error:
                 self._trouble = self._trouble or (time.perf_counter_ns(), error)

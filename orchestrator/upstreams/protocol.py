@@ -22,6 +22,7 @@ from flyspec.values.rounds import (
     VerifyOpen,
     VerifyRound,
 )
+from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import TokenDistribution
 
 
@@ -99,7 +100,7 @@ class DraftSession(UpstreamSession, Protocol):
 class VerifySession(UpstreamSession, Protocol):
     """Verdicts on one sequence."""
 
-    async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> None:
+    async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
         """Open it, before its first round, once the service has a slot for it.
 
         Its request, whose sequence is `token_ids`, has waited `waited_s` already.

@@ -13,6 +13,7 @@ from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams.connection import (
     GrpcSession,
@@ -59,11 +60,14 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
 
     _method = "Verify"
 
-    async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> None:
-        """Open the session, and wait until the service has a slot for it."""
+    async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
+        """Open the session, and wait until the service has a slot for it; who has the others."""
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(token_ids, waited_ms=round(1e3 * waited_s))
-            await read(self._call)
+            granted = wire.decode(Verdict, await read(self._call))
+            if granted.sessions is None:
+                raise UnavailableError("did not say who has its slots when it gave one")
+            return granted.sessions
 
     def keep(self, length: int) -> None:
         """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""

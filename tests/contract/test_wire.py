@@ -12,7 +12,7 @@ from flyspec import wire
 from flyspec.errors import InvalidArgumentError
 from flyspec.speculation_length import AUTO
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
-from flyspec.values.admin import SessionStatus, TokenizerBundle
+from flyspec.values.admin import TokenizerBundle
 from flyspec.values.generation import Chat, GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
     Decision,
@@ -22,6 +22,7 @@ from flyspec.values.rounds import (
     Verdict,
     VerifyRound,
 )
+from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from flyspec.wire.codec import fields_of, pair
 from flyspec.wire.messages import ENVELOPES, LOCAL, VALUES

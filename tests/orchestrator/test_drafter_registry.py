@@ -15,7 +15,8 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.values.admin import DrafterInfo, DrafterState, ProcessInfo, SessionStatus
+from flyspec.values.admin import DrafterInfo, DrafterState, ProcessInfo
+from flyspec.values.sessions import SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import LOOKUP, Drafters

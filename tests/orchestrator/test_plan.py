@@ -15,9 +15,10 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import common_pb2, generation_pb2
-from flyspec.values.admin import ModelInfo, SessionStatus, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.admin import ModelInfo, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.generation import GenerationRequest
 from flyspec.values.rounds import DistributionSpec
+from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.plan import GenerationPlan, make_plan
 from orchestrator.generation.rule_files import RuleBook

@@ -12,8 +12,9 @@ from flyspec.client import AdminClient, Client, GenerateOptions, Started
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ResourceExhaustedError
 from flyspec.rules import Rule
-from flyspec.values.admin import SessionStatus
+from flyspec.values.sessions import SessionStatus
 from orchestrator.admission.admission import Admission
+from orchestrator.admission.waits import HoldTimes
 from orchestrator.server import Orchestrator
 from tests.orchestrator.conftest import start_stack
 from tests.waiting import idle, until
@@ -37,6 +38,7 @@ class Shared:
             name: Admission(
                 lambda: SLOTS,
                 max_waiting=max_waiting,
+                holds=HoldTimes(lambda: self.now),
                 others=lambda name=name: self.seen[name],
             )
             for name in names
@@ -132,6 +134,26 @@ async def test_longer_queues_of_the_orchestrators_are_merged_by_arrival(names):
     await shared.close()
     assert shared.refused() == []
     assert shared.served == list(range(30))
+
+
+async def test_who_asks_the_service_knows_better_than_what_was_seen_of_the_others():
+    shared = Shared("ab")
+    a = shared.admissions["a"]
+    shared.seen = {"a": 0, "b": SLOTS}
+    for number in range(SLOTS):
+        await shared.arrive(number, "b")
+    assert shared.queue.others("a") == SLOTS  # and a believes that all are free
+    await shared.arrive(4, "a")
+    assert shared.queue.waiting == 1
+    await shared.arrive(5, "a")
+    assert shared.refused() == [5]
+    await shared.end(0)
+    shared.seen["a"] = 2 * SLOTS  # now it believes that none is
+    await shared.end(1)
+    await shared.arrive(6, "a")
+    assert 6 in shared.running
+    assert a.refusals["queue_full"] == 1
+    await shared.close()
 
 
 async def test_an_orchestrator_alone_keeps_its_queue_to_itself():
