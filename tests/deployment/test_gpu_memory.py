@@ -43,8 +43,6 @@ LLAMA_1B = LlamaConfig(
     tie_word_embeddings=True,
     **LLAMA,
 )
-EMBEDDING_70B = 128_256 * 8192
-"""Every rank has all of it, which the sum before loading does not know."""
 # Name, configuration, parameters, and the memory that the GPU's driver reports.
 MODELS = {
     "verify": (VerifySettings, LLAMA_70B, 70_553_706_496, 84_970_000_000),  # A100 of 80 GB
@@ -69,8 +67,7 @@ def planned(
     """What the service plans before it reads weights: the comparison, and its cache."""
     _, config, parameters, total = MODELS[component]
     size = getattr(settings, "tensor_parallel_size", 1)
-    whole_on_each = EMBEDDING_70B * (size - 1) if component == "verify" else 0
-    header = {"w": {"dtype": "BF16", "shape": [parameters + whole_on_each], "data_offsets": [0, 0]}}
+    header = {"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}}
     text = json.dumps(header).encode()
     weights = folder / "model.safetensors"
     weights.write_bytes(len(text).to_bytes(8, "little") + text)
@@ -131,6 +128,6 @@ def test_sixteen_ranks_of_two_nodes_hold_a_kv_head_each(
         plan.bytes_per_slot * 2 == planned("verify", four, tmp_path, monkeypatch)[1].bytes_per_slot
     )
     # A sixteenth of the weights, but an eighth of what makes keys and values.
-    shared = 2 * (70_553_706_496 + 15 * EMBEDDING_70B) // 16
+    shared = 2 * 70_553_706_496 // 16
     assert fit.taken["weights"] == shared + 80 * 2 * 128 * 8192 * 2 // 2
     assert plan.total_bytes + fit.taken["activations"] <= fit.left
