@@ -330,6 +330,7 @@ class Pool(Generic[S]):
                 await self._probe(replica)
             except Exception:  # the watch goes on, whatever a service says
                 log.exception("%s at %s", self.name, replica.address)
+                await asyncio.sleep(self._interval_s)  # there may be no other rest
 
     async def _probe(self, replica: Replica[S]) -> None:
         """Ask the replica what it is, one at a time, so that two silences follow each other."""

@@ -230,6 +230,21 @@ async def test_one_that_hung_and_then_died_is_not_asked_without_rest():
     await pool.close()
 
 
+async def test_one_that_hung_and_then_says_what_nobody_expects_is_not_asked_without_rest():
+    says = {"a:1": SilentError("did not answer in time")}
+    pool = pool_of("a:1", says, interval_s=60.0, rest_s=60.0)
+    await pool.start()
+    (a,) = pool.replicas
+    await until(lambda: a.misses)
+    says["a:1"] = RuntimeError("a bug")
+    asked = a.service.asked
+    await until(lambda: a.service.asked > asked)
+    for _ in range(100):  # turns of the loop; without rest it is asked every few
+        await asyncio.sleep(0)
+    assert a.service.asked <= asked + 2
+    await pool.close()
+
+
 async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
     pool = pool_of("a:1", interval_s=60.0)
     await pool.start()
