@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from flyspec.engine.parallel import RankGroup
+from flyspec.config import VerifySettings
+from flyspec.engine.parallel import Place, RankGroup
+from flyspec.errors import ConfigError
+from verify_service import ranks
 
 MOST = torch.iinfo(torch.int64).max
 
@@ -40,3 +45,13 @@ def test_all_ranks_see_the_same(own, others, equal):
     for index, other in enumerate(others):
         rest = [own, *others[:index], *others[index + 1 :]]
         assert Group(rest).all_equal(other) == equal
+
+
+def test_a_host_with_other_weights_does_not_start(monkeypatch):
+    info = SimpleNamespace(weights_fingerprint=f"{5:032x}"[::-1])
+    loaded = SimpleNamespace(info=info)
+    monkeypatch.setattr(ranks, "load_model", lambda *_: loaded)
+    group = Group([6])
+    group.place, group.device = Place(0, 2, 0, 1, "elsewhere", 0), torch.device("cpu")
+    with pytest.raises(ConfigError, match=r"--model here: the hosts .* have different weights"):
+        ranks.load(VerifySettings(model="here"), group)
