@@ -118,7 +118,8 @@ ON_CALL = [
             (f"sum(flyspec_generations_waiting{{{NS}}})", "waiting"),
             (f"sum(flyspec_generation_slots{{{NS}}})", "slots")]),
         one("Refusals by reason",
-            "queue_full, wait_too_long and service_full: too much work. client_limit: one client too much.",
+            "queue_full, wait_too_long, service_full: too much work. "
+            "client_limit: one client too much.",
             rate("flyspec_requests_refused_total", NS, "reason"), "reason", "reqps", stack=True),
         Panel("Outstanding tokens", "That running generations may still read and write.",
               [(f"sum(flyspec_outstanding_tokens{{{NS}}})", "tokens")]),
