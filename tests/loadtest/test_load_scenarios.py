@@ -54,7 +54,7 @@ async def test_soak(run_load):
 
 async def test_burst(run_load):
     # Three requests a second fit into six slots; seventy-five do not. Some come well after them.
-    flags = f"--seconds 6 --rate 3 --factor 25 --ignore-eos {SHORT} --seed 2"
+    flags = "--seconds 6 --rate 3 --factor 25 --ignore-eos --max-tokens 160 --problems 40 --seed 2"
     ended = await run_load("burst", flags)
     assert passed(ended)
     burst = ended.phase("burst")
