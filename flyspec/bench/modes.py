@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 
 _NOISE_TOKENS = 24
-_NOISE_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -170,7 +168,8 @@ class AgainstMode:
 class Noise:
     """Requests of random tokens, as many as the services have slots: what is cached is given up.
 
-    With no slots it makes none.
+    One after the other: who runs behind several at once would be taken for one of them (K auto
+    drafts with care then). With no slots it makes none.
     """
 
     def __init__(self, client: Client, vocab_size: int, num_slots: int) -> None:
@@ -182,11 +181,6 @@ class Noise:
         options = GenerateOptions(
             max_tokens=2, rule=Rule("exact"), num_speculative_tokens=1, ignore_eos=True
         )
-        gate = asyncio.Semaphore(min(_NOISE_AT_ONCE, max(1, self._num_slots // 2)))
-
-        async def one() -> None:
+        for _ in range(self._num_slots):
             token_ids = [self._rng.randrange(self._vocab_size) for _ in range(_NOISE_TOKENS)]
-            async with gate:
-                await self._client.complete(token_ids, options)
-
-        await asyncio.gather(*(one() for _ in range(self._num_slots)))
+            await self._client.complete(token_ids, options)
