@@ -82,12 +82,15 @@ class AdaptivePace:
         self._question = Question(prompt_length)
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = 0, 0.0
+        self._undisturbed = 0  # tokens at first that show what plain decoding takes
         # Where not much is known, what may be is tried.
         if self._drafter.is_known and experience.may_draft:
             hopeful = self._drafter.acceptance.survivals(most, hopeful=True)
             k, self._first_promise = self._best(hopeful)
-            pays = self._first_promise * experience.plain_ns >= ENTER_AT_ONCE
-            self._first_k = k if pays and self._drafter.at_once.next() else 0
+            if self._first_promise * experience.plain_ns >= ENTER_AT_ONCE:
+                at_once = self._drafter.at_once
+                self._first_k = k if at_once.next() else 0
+                self._undisturbed = LIKELY_TOKENS if at_once.samples_plain else 0
         self._at_once = self._first_k > 0
         self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
 
@@ -200,10 +203,13 @@ class AdaptivePace:
         Seldom where it does not, or where even good drafts would not pay.
         """
         if self._first_k and not self._begun:
-            return self._first_k
+            # More would be longer in the making than the target reads the prompt.
+            return min(self._first_k, FOLLOWING_DRAFTS)
         drafter, kind, rest = self._drafter, self._kind, self._rest
         # This is asked all the time: what takes long comes last.
         if drafter.allowance_ns <= 0 or num_tokens < self._lasting(min(rest, SHORT_REST)):
+            return 0
+        if num_tokens < self._lasting(self._undisturbed):
             return 0
         if not self._experience.may_draft:
             return 0
@@ -223,6 +229,7 @@ class AdaptivePace:
         if kind:
             kind.num_unasked = 0
         self._question.ask(num_tokens)
+        self._undisturbed = 0
         allowed = int(drafter.allowance_ns / max(1.0, drafter.draft_ns.value))
         return min(self._most, FOLLOWING_DRAFTS, max(LEAST_DRAFTS, allowed))
 

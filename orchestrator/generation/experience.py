@@ -99,9 +99,12 @@ class AtOnce:
     def __init__(self) -> None:
         self._saved_ns = Recent(0.0, AT_ONCE_MEMORY)
         self._num_texts = self._left_out = self._num_losses = 0
+        self.samples_plain = False
+        """Whether the last text was left out to see what plain decoding takes."""
 
     def next(self) -> bool:
         """Whether the next text is."""
+        self.samples_plain = False
         if self._left_out:
             self._left_out -= 1
             return False
@@ -111,7 +114,8 @@ class AtOnce:
             self._left_out = 2**self._num_losses - 1
             return False
         self._num_texts += 1
-        return self._num_texts % PLAIN_EVERY > 0
+        self.samples_plain = self._num_texts % PLAIN_EVERY == 0
+        return not self.samples_plain
 
     def saved(self, duration_ns: float) -> None:
         """A round of such a text has taken so much less than plain decoding would have."""
