@@ -19,7 +19,14 @@ from flyspec.values.rounds import (
 )
 from flyspec.values.tokens import Origin
 from orchestrator.generation.acceptance import Acceptance, SharedAcceptance
-from orchestrator.generation.adaptive import FIRST_REST, FOLLOWING_SHARE, SELDOM, AdaptivePace
+from orchestrator.generation.adaptive import (
+    FIRST_REST,
+    FOLLOWING_DRAFTS,
+    FOLLOWING_SHARE,
+    LIKELY_TOKENS,
+    SELDOM,
+    AdaptivePace,
+)
 from orchestrator.generation.experience import (
     PLAIN_EVERY,
     START_ALLOWANCE_NS,
@@ -269,6 +276,22 @@ def test_where_drafts_pay_the_next_text_is_drafted_from_its_second_token(agreeme
     spent = other.run(AdaptivePace(experience, "model", "exact", MOST), 200)
     assert spent.drafted < 30
     assert other.now_ns - costs.prompt_ns < 1.25 * spent.tokens * costs.step_ns
+
+
+def test_the_first_proposal_is_short_and_a_text_that_samples_plain_decoding_undisturbed():
+    costs = Costs()
+    first = Simulation(costs, steady(0.99))
+    experience = first.experience()
+    first.run(AdaptivePace(experience, "model", "exact", MOST), 300)
+    for number in range(1, 2 * PLAIN_EVERY + 1):
+        pace = AdaptivePace(experience, "model", "exact", MOST)
+        if number % PLAIN_EVERY:
+            assert pace.follows(0) == FOLLOWING_DRAFTS < pace._first_k
+            continue
+        pace.checked(plain(1))
+        least = math.ceil(pace._lasting(LIKELY_TOKENS))
+        assert [pace.follows(n) for n in range(least)] == least * [0]
+        assert pace.follows(least) > 0
 
 
 def test_texts_are_drafted_from_their_start_as_long_as_that_saves_time():
