@@ -166,10 +166,10 @@ class AgainstMode:
 
 
 class Noise:
-    """Requests of random tokens, as many as the services have slots: what is cached is given up.
+    """Random requests, one for each slot of the services, that evict whatever is cached.
 
-    One after the other: who runs behind several at once would be taken for one of them (K auto
-    drafts with care then). With no slots it makes none.
+    Sent one after another: right after concurrent requests K auto would treat the measured one as
+    concurrent, too. Without slots there is nothing to evict.
     """
 
     def __init__(self, client: Client, vocab_size: int, num_slots: int) -> None:

@@ -700,7 +700,7 @@ class VerifyResponse(_message.Message):
 
     @_builtins.property
     def sessions(self) -> _common_pb2.SessionStatus:
-        """With the slot of a session that waited for one: who has the others."""
+        """Session counts as the service grants a waiting session its slot."""
 
     def __init__(
         self,

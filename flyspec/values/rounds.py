@@ -275,8 +275,8 @@ class Verdict:
     `logprobs`, if asked for, has one for each token from where the round began, or from
     `keep_length` if that is less, up to and including `next_token_id`. A round of plain decoding
     has several verdicts, whose `plain_token_ids` are the last of the `keep_length` tokens, and
-    whose `plain_confidence` is the mean probability of its tokens, 0 where nobody knows. What tells
-    of a session's slot has `sessions`, and nothing else but `keep_length`.
+    whose `plain_confidence` is the mean probability of its tokens, 0 where nobody knows. The
+    answer that grants a session its slot carries only `keep_length` and `sessions`.
     """
 
     keep_length: int

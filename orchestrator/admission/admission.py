@@ -24,7 +24,7 @@ REFUSALS = ("queue_full", "wait_too_long", "deadline", "client_limit", "draining
 POLL_S = 0.25
 """So often it is looked whether new room, of a replica that came, lets a waiting one in."""
 ASKING_S = 0.02
-"""Who asks the service for a slot for longer than this waits there: all its slots are taken."""
+"""A request still asking the service after this long is queued there: no slot is free, s."""
 
 
 class Admission:
@@ -199,7 +199,7 @@ class Admission:
         place = len(self._queue) + arriving + 1
         if self._others() is None:
             return place if self._queue else place - max(0, self._capacity() - self.active)
-        # What is known of the others is some time old: who asks the service knows better.
+        # Counts of the others are stale; a request that is asking the service right now is not.
         free = self._share - self.active
         if not self._asking:
             return place - max(free, 1)

@@ -124,7 +124,7 @@ class Replica(Generic[S]):
         return self.others + len(self.sessions) >= self.info.sessions.limit if self.info else False
 
     def learned(self, sessions: SessionStatus) -> None:
-        """It has told of its sessions since it was asked."""
+        """Replace its session counts by newer ones, told outside a probe."""
         if self.info is not None:
             self.info = replace(self.info, sessions=sessions)
 
@@ -330,7 +330,7 @@ class Pool(Generic[S]):
                 await self._probe(replica)
             except Exception:  # the watch goes on, whatever a service says
                 log.exception("%s at %s", self.name, replica.address)
-                await asyncio.sleep(self._interval_s)  # there may be no other rest
+                await asyncio.sleep(self._interval_s)  # nothing else may slow this loop down
 
     async def _probe(self, replica: Replica[S]) -> None:
         """Ask the replica what it is, one at a time, so that two silences follow each other."""

@@ -82,7 +82,7 @@ class AdaptivePace:
         self._question = Question(prompt_length)
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = 0, 0.0
-        self._undisturbed = 0  # tokens at first that show what plain decoding takes
+        self._undisturbed = 0  # first tokens that are left alone to time plain decoding
         # Where not much is known, what may be is tried.
         if self._drafter.is_known and experience.may_draft:
             hopeful = self._drafter.acceptance.survivals(most, hopeful=True)
@@ -203,7 +203,7 @@ class AdaptivePace:
         Seldom where it does not, or where even good drafts would not pay.
         """
         if self._first_k and not self._begun:
-            # More would be longer in the making than the target reads the prompt.
+            # A longer proposal would not be ready when the target has read the prompt.
             return min(self._first_k, FOLLOWING_DRAFTS)
         drafter, kind, rest = self._drafter, self._kind, self._rest
         # This is asked all the time: what takes long comes last.

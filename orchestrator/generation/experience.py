@@ -100,7 +100,7 @@ class AtOnce:
         self._saved_ns = Recent(0.0, AT_ONCE_MEMORY)
         self._num_texts = self._left_out = self._num_losses = 0
         self.samples_plain = False
-        """Whether the last text was left out to see what plain decoding takes."""
+        """Whether the last text was left out to time plain decoding."""
 
     def next(self) -> bool:
         """Whether the next text is."""
