@@ -1,4 +1,4 @@
-"""`python -m draft_service`: the draft service as a process."""
+"""`python -m draft_service`: run the draft service."""
 
 from __future__ import annotations
 

@@ -29,23 +29,25 @@ class Credentials:
 
     # fmt: off
     api_key: Annotated[str, _flag(
-        "API key. Other users of this machine can see flags: prefer the environment.",
+        "API key. Prefer the environment variable: other users can see command lines.",
         env="FLYSPEC_API_KEY",
     )] = field(default="", repr=False)
     ssl_ca_certs: Annotated[str, _flag(
-        "Use TLS, trusting the authorities in this PEM file, or 'system' for the well-known ones.",
+        "Use TLS and trust the CAs in this PEM file, or 'system' for gRPC's default CAs.",
         env="FLYSPEC_SSL_CA_CERTS",
     )] = ""
     ssl_certfile: Annotated[str, _flag(
-        "PEM file of the certificate to present.", env="FLYSPEC_SSL_CERTFILE",
+        "PEM file with the client certificate.", env="FLYSPEC_SSL_CERTFILE",
     )] = ""
-    ssl_keyfile: Annotated[str, _flag("PEM file of its key.", env="FLYSPEC_SSL_KEYFILE")] = ""
+    ssl_keyfile: Annotated[str, _flag(
+        "PEM file with its private key.", env="FLYSPEC_SSL_KEYFILE",
+    )] = ""
     ssl_target_name: Annotated[str, _flag(
         "Name that the server's certificate must have.", env="FLYSPEC_SSL_TARGET_NAME",
-        default="that of the address",
+        default="the host in the address",
     )] = ""
     allow_insecure: Annotated[bool, _flag(
-        "Send the API key in the clear, even to other machines.",
+        "Send the API key unencrypted even to other machines.",
     )] = False
     # fmt: on
 

@@ -1,7 +1,8 @@
-"""What is known of a field that can be given as a flag, said where the field is declared.
+"""Flags, declared on the fields that they set.
 
-`top_p: Annotated[float, Flag("Nucleus mass.", Range(0.0, 1.0, open=True))] = 1.0` is one parameter:
-the flags of commands and load tests, the checks of requests and the client's messages come from it.
+`top_p: Annotated[float, Flag("Nucleus mass.", Range(0.0, 1.0, open=True))] = 1.0` declares one
+parameter; the flags of commands and load tests, the checks of requests and the client's messages
+are derived from it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ UINT64 = Range(0, 2**64 - 1)
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A field as a flag; its type, default and usually its name are the field's.
+    """The flag of a field, with the field's type, default and usually its name.
 
-    `help` is a sentence, under the heading `group`. `range` is what may be given; a command refuses
-    less than its low end itself if it has whole numbers, or less than `min`. `default` is shown in
-    place of the field's own. `name` is how it is typed, if not as the field; a truth is on if it is
-    typed. `env` is a variable that gives it. `read` makes a value of the text, or of the texts of
-    a field with several; it raises `ValueError`, which says what to write.
+    `help` is a sentence, shown under the heading `group`. `range` holds the valid values;
+    commands enforce only the low end of an integer range, or `min`. `default` is shown instead of
+    the field's own. `name` is the flag's name if it differs from the field's; giving it
+    sets a boolean. `env` is an environment variable for it. `read` parses the text, or the texts
+    of a repeatable flag; it raises a `ValueError` that says what to write.
     """
 
     help: str
@@ -42,18 +43,18 @@ class Flag:
     read: Callable[[Any], Any] | None = None
 
     def typed(self, field: str) -> str:
-        """How the flag of this field is typed."""
+        """The flag as typed on the command line."""
         return self.name or "--" + field.replace("_", "-")
 
     @property
     def least(self) -> float | None:
-        """What a command refuses less than."""
+        """The minimum that a command enforces."""
         whole = self.range is not None and self.range.integers
         return self.range.low if self.range is not None and whole else self.min
 
 
 def flags_of(owner: Any) -> Mapping[str, tuple[Any, Flag]]:
-    """The fields of a class, or parameters of a function, that are flags: the type and facts."""
+    """Return the type and flag of each field of a class (or parameter of a function) with one."""
     return _flags_of(owner)
 
 

@@ -1,4 +1,4 @@
-"""What this process says of itself: which one it is, and how often it loaded a model."""
+"""Facts about this process: its identity, cores, and number of model loads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _model_loads = 0
 
 
 def count_model_load() -> None:
-    """A model was loaded."""
+    """Count one model load."""
     global _model_loads
     _model_loads += 1
 
 
 def available_cores() -> int:
-    """Cores that this process may use at once: those it may run on, or a container's limit."""
+    """Return how many cores this process may use at once, by affinity and container limit."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
@@ -33,6 +33,6 @@ def available_cores() -> int:
 
 
 def describe(step_running_ns: int = 0) -> ProcessInfo:
-    """This process, now; a step of its model has run for so long."""
+    """Describe this process now; a model step has been running for `step_running_ns`."""
     uptime_ns = time.monotonic_ns() - _STARTED_NS
     return ProcessInfo(_INSTANCE_ID, os.getpid(), _model_loads, uptime_ns, step_running_ns)

@@ -1,4 +1,4 @@
-"""Ranges of numbers that a request may give, and the words in which one out of range is refused."""
+"""Ranges of numbers in requests, and the error message for a value out of range."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flyspec.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """From `low` to `high`, both included; `open` leaves `low` out.
+    """From `low` to `high`, both included; `open` excludes `low`.
 
-    Whole numbers if both ends are. `note` follows the ends in messages.
+    Only integers if both ends are. `note` follows the ends in messages.
     """
 
     low: float
@@ -23,21 +23,21 @@ class Range:
 
     @property
     def integers(self) -> bool:
-        """Whether only whole numbers are in range."""
+        """Whether only integers are in range."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def __str__(self) -> str:
-        """As documents and help show it."""
+        """Format the range for docs and help."""
         return f"{'above ' if self.open else ''}{self.low:g} to {self.high:,g}{self.note}"
 
     def __contains__(self, value: Any) -> bool:
-        kind: Any = int if self.integers else Real  # numpy's numbers, too
+        kind: Any = int if self.integers else Real  # numpy's numbers too
         if isinstance(value, bool) or not isinstance(value, kind):
             return False
         return bool((self.low < value if self.open else self.low <= value) and value <= self.high)
 
     def check(self, field: str, value: object) -> None:
-        """Refuse a value out of range; NaN is."""
+        """Raise `InvalidArgumentError` if a value is out of range, as NaN always is."""
         if value not in self:
             low, high = _shown(self.low), _shown(self.high)
             ends = f"between {low} and {high}"

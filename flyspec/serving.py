@@ -1,4 +1,4 @@
-"""A service as a process, from its settings to its end: what all three have in common."""
+"""The life of a service process, from settings to shutdown; shared by all three services."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from flyspec.telemetry.service import Settings
 log = logging.getLogger(__name__)
 
 EXIT_LOST = os.EX_TEMPFAIL
-"""Exit code of a service whose model is lost: it wants to be started again."""
+"""Exit code of a service that lost its model and should be restarted."""
 LOST_GRACE_S = 1.0
-"""In which the others of such a service hear of it."""
+"""Maximum seconds that such a service drains, for its callers to learn of the loss."""
 LOST_END_S = 5.0
-"""After which it ends however far it is: a thread or a device may hang."""
+"""Seconds after which it exits regardless, since a thread or a device may hang."""
 
 
 class Loaded(Protocol):
-    """A service that is loaded. `lost` has a reason once it had better be started again."""
+    """A loaded service. `lost` resolves to a reason once the service needs a restart."""
 
     @property
     def lost(self) -> Future[str] | None:
-        """None for a service without a model."""
+        """Resolves when the model is lost; None for a service without a model."""
 
     async def start(self) -> dict[str, int]:
-        """Listen and be ready; the ports, by the names that they are announced with."""
+        """Listen and become ready. Return the ports by the names they are announced under."""
 
     async def stop(self, grace_s: float) -> None:
-        """Let calls end for `grace_s` seconds, then end, whether or not it has started."""
+        """Give calls `grace_s` seconds to finish, then stop; also before `start` has finished."""
 
 
 @dataclass(frozen=True)
 class OnePort:
-    """A service that is one server; `close` ends what works behind it, `lost` or not."""
+    """A service with one server; `close` stops its workers, whether `lost` or not."""
 
     server: rpc.GrpcServer
     close: Callable[[], None]
     lost: Future[str] | None = None
 
     async def start(self) -> dict[str, int]:
-        """Listen and be ready."""
+        """Listen and become ready."""
         port = await self.server.start()
         await self.server.set_ready(True)
         return {"port": port}
@@ -70,10 +70,10 @@ class OnePort:
 async def serve(
     name: str, settings: Settings, load: Callable[[Telemetry], Awaitable[Loaded]]
 ) -> None:
-    """Load a service, start it, serve until SIGTERM or SIGINT, drain it.
+    """Load a service, start it, serve until SIGTERM or SIGINT, then drain it.
 
-    `load` takes what it takes: until it returns, SIGTERM does what `flyspec.startup` says. Raises
-    `FlyspecError` when the service cannot start.
+    Until `load` returns, SIGTERM is handled by `flyspec.startup`. Raises `FlyspecError` when the
+    service cannot start.
     """
     configure_logging(name, settings.log_level, settings.log_format)
     with ExitStack() as cleanup:
@@ -95,7 +95,7 @@ async def serve(
             )
             log.info("listening on %s:%d%s", settings.host, ports["port"], "".join(others))
             if settings.ready_fd is not None:
-                with os.fdopen(settings.ready_fd, "w") as pipe:  # who started us waits for this
+                with os.fdopen(settings.ready_fd, "w") as pipe:  # our parent waits for this
                     pipe.write(json.dumps({**ports, "metrics_port": metrics_port}) + "\n")
             lost = asyncio.ensure_future(_lost(running))
             await asyncio.wait({termination, lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -115,13 +115,13 @@ async def serve(
 
 async def _lost(running: Loaded) -> None:
     """Wait until the service's model is lost, and raise why."""
-    # Shielded: who waits no longer does not cancel what tells of the model.
+    # Shielded, so that cancelling this wait does not cancel the service's future.
     reason = await asyncio.shield(asyncio.wrap_future(running.lost or Future()))
-    raise ModelLostError(f"the model is lost, and the process ends to be started again: {reason}")
+    raise ModelLostError(f"the model is lost; exiting so that the process is restarted: {reason}")
 
 
 def settle_memory() -> None:
-    """Keep what loading left behind out of garbage collections, which would hold up a round."""
+    """Exclude the objects left by loading from garbage collections, which would delay a round."""
     gc.collect()
     gc.freeze()
 
@@ -135,16 +135,16 @@ async def _wait_for_termination() -> None:
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a service's main coroutine on uvloop; an error for the user is one line, exit code 2.
+    """Run a service's main coroutine on uvloop; a user error prints one line and exits with code 2.
 
-    `EXIT_LOST` where the same command may work when it is run again.
+    The code is `EXIT_LOST` where running the same command again may work.
     """
     try:
         uvloop.run(main)
     except ModelLostError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         logging.shutdown()
-        os._exit(EXIT_LOST)  # the interpreter's own end may wait for a thread that hangs
+        os._exit(EXIT_LOST)  # a normal exit could wait for a thread that hangs
     except FlyspecError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -1,21 +1,21 @@
-"""K, the number of tokens that a round drafts, as users give it: a number, or `auto`."""
+"""K, the maximum drafted tokens per round, as users give it: a number, or `auto`."""
 
 from __future__ import annotations
 
 from typing import Final, Literal
 
 AUTO: Final = "auto"
-"""K adapts: each round drafts as many tokens as pay, none included."""
+"""K adapts: each round drafts as many tokens as pay off, possibly none."""
 SpeculationLength = int | Literal["auto"]
 
 REQUESTED_BY_AUTO = 15
-"""The K that a rule's window is resolved from where K adapts."""
+"""The K from which a rule's window is resolved when K adapts."""
 MOST_BY_AUTO = 32
-"""Most tokens that a round drafts where K adapts."""
+"""Maximum drafted tokens per round when K adapts."""
 
 
 def read_speculation_length(text: str | int) -> SpeculationLength:
-    """K of what was typed. Raises `ValueError`."""
+    """Parse K. Raises `ValueError`."""
     if text == AUTO:
         return AUTO
     try:
@@ -25,5 +25,5 @@ def read_speculation_length(text: str | int) -> SpeculationLength:
 
 
 def requested(k: SpeculationLength) -> int:
-    """The K that a rule's window is resolved from."""
+    """Return the K from which a rule's window is resolved."""
     return REQUESTED_BY_AUTO if k == AUTO else k

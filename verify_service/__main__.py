@@ -1,4 +1,4 @@
-"""`python -m verify_service`: load the target, warm it up, serve."""
+"""`python -m verify_service`: load the target model, warm it up, serve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def _serve(settings: VerifySettings) -> None:
     from flyspec.config import model_source
 
     model_source(settings.model)
-    with large_imports():  # torch: what is wrong with the settings has been said by now
+    with large_imports():  # torch, after the settings have been checked
         from verify_service.server import serve
 
     await serve(settings)

@@ -1,1 +1,1 @@
-"""The command line `flyspec`. Commands import what is heavy when they run: help is quick."""
+"""The `flyspec` command line. Commands import heavy modules only when they run; help is fast."""

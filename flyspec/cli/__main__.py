@@ -1,4 +1,4 @@
-"""`python -m flyspec.cli`: the command line of a checkout that is not installed."""
+"""`python -m flyspec.cli`: the command line from a checkout that is not installed."""
 
 from flyspec.cli.main import main
 

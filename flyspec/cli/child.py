@@ -1,7 +1,7 @@
 """Runs a service as a child: `python -m flyspec.cli.child MODULE FLAGS...`.
 
 The parent holds the other end of standard input. When that closes, however the parent ended, the
-service is told to stop, and is gone some seconds later whether it has or not.
+service gets SIGTERM, and is killed some seconds later if it is still running.
 """
 
 from __future__ import annotations

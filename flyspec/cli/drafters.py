@@ -1,4 +1,4 @@
-"""`flyspec drafters`: what the orchestrator drafts with, and swapping it while it serves."""
+"""`flyspec drafters`: show and change the orchestrator's drafters while it serves."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Name = Annotated[str, typer.Argument(help="Name that requests ask for.")]
+Name = Annotated[str, typer.Argument(help="Name of the drafter in requests.")]
 
 app = typer.Typer(no_args_is_help=True)
 
 
 @dataclass(frozen=True)
 class _Admin(Credentials):
-    """Whom to ask, and how to show the answer."""
+    """The admin port to call, and the output format."""
 
-    admin_address: Annotated[str, Flag("Admin port of the orchestrator.")] = "127.0.0.1:50053"
+    admin_address: Annotated[str, Flag("The orchestrator's admin address.")] = "127.0.0.1:50053"
     json: Annotated[bool, Flag("Print one JSON document.")] = False
 
     def ask(self, call: Callable[[AdminClient], Awaitable[T]]) -> T:
-        """Ask the admin port."""
+        """Call the admin port."""
         from flyspec.cli.runtime import run_async
         from flyspec.client import AdminClient
 
@@ -57,7 +57,7 @@ def _group() -> None:
 @app.command("list")
 @with_flags
 def list_drafters(admin: _Admin) -> None:
-    """Show the drafters: who gets work, and how well each one drafts."""
+    """List drafters with their state, load and acceptance rate."""
     drafters = admin.ask(lambda client: client.list_drafters())
     if admin.json:
         _print({"drafters": [_document(d) for d in drafters]})
@@ -73,21 +73,21 @@ def register(
     address: Annotated[
         str,
         Flag(
-            "Address of its draft service: host:port, replicas separated by commas, or "
+            "Address of its draft service: host:port, comma-separated for replicas, or "
             "dns:///host:port for every address of a name."
         ),
     ],
     kind: Annotated[
-        str, Flag("Kind: model, prompt_lookup or multi_level; empty is the service's default.")
+        str, Flag("Kind: model, prompt_lookup or multi_level (empty: the service's default).")
     ] = "",
 ) -> None:
-    """Try a drafter, and add it: requests can name it from now on. A known name gets a replica."""
+    """Test a drafter and add it, so that requests can name it. A known name gets a replica."""
     drafter, probe_ns = admin.ask(lambda client: client.register_drafter(name, address, kind))
     if admin.json:
         _print({"drafter": _document(drafter), "probe_ns": probe_ns})
     else:
         _table([drafter])
-        print(f"its proposal on trial took {probe_ns / 1e6:.1f} ms")
+        print(f"its test proposal took {probe_ns / 1e6:.1f} ms")
 
 
 @app.command("activate")
@@ -98,12 +98,12 @@ def activate(
     share: Annotated[
         float | None,
         Flag(
-            "Share of new generations, as a canary; 0 ends it. Without it: all of them, and "
-            "running ones move over."
+            "Fraction of new generations, as a canary (0: end the canary). If not given: all "
+            "generations, including running ones."
         ),
     ] = None,
 ) -> None:
-    """Give a drafter the generations that name none, or a share of them."""
+    """Make a drafter the default, or give it a share of the generations that name none."""
     admin.show(admin.ask(lambda client: client.activate_drafter(name, share)))
 
 
@@ -114,7 +114,7 @@ def drain(
     name: Name,
     wait: Annotated[float, Flag("Seconds to wait for its generations to leave.", min=0)] = 10.0,
 ) -> None:
-    """Give a drafter nothing new; its generations move on at their next round."""
+    """Give a drafter no new generations; running ones move to another at their next round."""
     admin.show(admin.ask(lambda client: client.drain_drafter(name, wait)))
 
 
@@ -123,14 +123,14 @@ def drain(
 def remove(
     admin: _Admin,
     name: Name,
-    force: Annotated[bool, typer.Option(help="Even if generations use it.")] = False,
+    force: Annotated[bool, typer.Option(help="Remove it even if generations use it.")] = False,
 ) -> None:
-    """Forget a drafter that is drained."""
+    """Remove a drained drafter."""
     admin.ask(lambda client: client.remove_drafter(name, force))
     if admin.json:
         _print({"removed": name})
     else:
-        print(f"{name} is removed")
+        print(f"{name} removed")
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ def _print(document: dict[str, Any]) -> None:
 
 
 def _document(drafter: DrafterStatus) -> dict[str, Any]:
-    """A drafter for `--json`: enums by name, and what follows from the counts."""
+    """A drafter for `--json`: enums by name, plus rates computed from the counts."""
     document = dataclasses.asdict(drafter)
     document |= {"active": drafter.active, "address": drafter.address, "state": drafter.state.name}
     for replica, status in zip(document["replicas"], drafter.replicas, strict=True):
@@ -162,7 +162,7 @@ def _table(drafters: list[DrafterStatus]) -> None:
 
     table = Table()
     columns = ("name", "state", "usable", "kind", "model", "address", "running", "rounds",
-               "accepted", "tokens a round", "proposal")  # fmt: skip
+               "accepted", "tokens per round", "proposal")  # fmt: skip
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for d in drafters:

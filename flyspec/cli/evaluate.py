@@ -1,4 +1,4 @@
-"""`flyspec eval`: how good each rule's texts are. Measures in `flyspec.bench.accuracy`."""
+"""`flyspec eval`: the quality of each rule's outputs, measured by `flyspec.bench.accuracy`."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ def evaluate(
     problem_seed: measuring.ProblemSeed = 7,
     prompt_file: Annotated[
         str | None,
-        Flag("Prompts instead of fresh problems. Without answers (HumanEval), the target's "
-             "log-likelihood of the texts is reported instead of accuracy."),
+        Flag("Prompt file to use instead of fresh problems. Without answers (HumanEval), the "
+             "target's log-likelihood of the outputs is reported instead of accuracy."),
     ] = None,
     limit: measuring.Limit = None,
     rules: Annotated[
         str | None,
-        Flag("Rules to compare, with commas and parameters as in "
-             "fly,margin:margin_threshold=0.2,fly_window_size=4; `all` is every rule. Shows what "
-             "each lost.", default="exact, fly and fly with W = 0"),
+        Flag("Rules to compare, or `all`: comma-separated, with parameters as in "
+             "fly,margin:margin_threshold=0.2,fly_window_size=4. Also shows the loss of each "
+             "rule.", default="exact, fly and fly with W = 0"),
     ] = None,
     address: measuring.Address = None,
     local: measuring.Local = False,
     drafter: measuring.Drafter = "",
     num_speculative_tokens: Annotated[str, Flag(
-        "K: maximum drafted tokens per round, or auto for the server's choice.",
+        "K: maximum drafted tokens per round, or auto to adapt it each round.",
     )] = "auto",
     max_tokens: measuring.MaxTokens = 256,
     temperature: measuring.Temperature = 0.0,
     top_p: measuring.TopP = 1.0,
     seed: Annotated[
-        int, Flag("Sampling seed of the first prompt; each later prompt adds one.", min=0)
+        int, Flag("Sampling seed of the first prompt, one more for each later prompt.", min=0)
     ] = 0,
     concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 8,
     chat: measuring.Chat = None,
     json: measuring.Json = False,
     output: measuring.Output = None,
 ) -> None:  # fmt: skip
-    """Compare the texts of plain decoding and of acceptance rules, by answers or log-likelihood."""
+    """Compare the outputs of plain decoding and acceptance rules by answers or log-likelihood."""
     from flyspec.bench import accuracy, conditions
     from flyspec.bench.prompts import Group, fresh_problems
     from flyspec.cli.runtime import (
@@ -72,7 +72,7 @@ def evaluate(
     ks = conditions.parse_ks(num_speculative_tokens)
     if len(ks) > 1:
         raise ConfigError(
-            "--num-speculative-tokens: give one K; others as a parameter of a rule, in "
+            "--num-speculative-tokens: give one K, and others as parameters of rules: "
             "--rules fly,fly:num_speculative_tokens=8"
         )
     if prompt_file is None:
@@ -108,7 +108,7 @@ def evaluate(
         target = (await client.list_models()).target
         facts.update(target=target.name, dtype=target.dtype, device=target.device)
         reference = None
-        if not answered:  # loaded first: a target that is not here is known before the work
+        if not answered:  # loaded first, to fail early if the target is not on this machine
             from flyspec.bench.reference import Reference
 
             threads = stack.options.threads if stack else models.threads
@@ -117,7 +117,7 @@ def evaluate(
         console = error_console()
         total = len(group.prompts) * len(chosen)
         console.print(
-            f"{len(group.prompts)} prompts in {len(chosen)} ways on {target.name}", markup=False
+            f"{len(group.prompts)} prompts in {len(chosen)} modes on {target.name}", markup=False
         )
         with progress_bar(console) as progress:
             bar = progress.add_task("generating", total=total)

@@ -1,4 +1,4 @@
-"""`flyspec generate`: prompts in, streamed text out."""
+"""`flyspec generate`: stream completions of prompts."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ def generate(
     )] = None,
     local: Annotated[bool, Flag("Start a stack for this command.")] = False,
     prompt_file: measuring.PromptFiles = (),
-    chat: Annotated[bool, Flag("Send each prompt as a user's message to an assistant.")] = False,
+    chat: Annotated[bool, Flag("Send each prompt as a user's chat message.")] = False,
     limit: measuring.Limit = None,
     concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 1,
-    json: Annotated[bool, Flag("Print one JSON document per prompt on standard output.")] = False,
+    json: Annotated[bool, Flag("Print one JSON document per prompt.")] = False,
     color: Annotated[Color, Flag("Color tokens by their origin.")] = "auto",
 ) -> None:
     # fmt: on
-    """Stream the continuation of prompts, each token coloured by its origin.
+    """Stream completions of prompts, with tokens colored by origin.
 
-    Without prompts, standard input is read as a prompt file.
+    Without prompts, reads standard input as a prompt file.
     """
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 
     refuse_model_flags(models, local, address)
     if options.logprobs is not None and not json:
-        raise typer.BadParameter("--logprobs: only with --json, which shows them")
+        raise typer.BadParameter("--logprobs: only with --json")
     if options.return_rounds and not json:
-        raise typer.BadParameter("--return-rounds: only with --json, which shows them")
+        raise typer.BadParameter("--return-rounds: only with --json")
     what = _prompts(prompts or [], prompt_file, limit)
     output = _Output(json=json, color=_wants_color(color))
 
@@ -80,7 +80,7 @@ def generate(
 
 @dataclass(frozen=True)
 class _Output:
-    """How results are shown."""
+    """Output format of results."""
 
     json: bool
     color: bool
@@ -92,7 +92,7 @@ def _prompts(arguments: list[str], files: Sequence[str], limit: int | None) -> l
 
     if not arguments and not files:
         if sys.stdin.isatty():
-            raise typer.BadParameter("no prompt: give one, or --prompt-file, or pipe some in")
+            raise typer.BadParameter("no prompt: give one, use --prompt-file, or pipe prompts in")
         arguments = ["-"]
     found: list[Prompt] = []
     for argument in arguments:
@@ -129,7 +129,7 @@ async def _one(
         print_json(render.document(generation))
         return
     terminal = sys.stdout.isatty()
-    options = replace(options, eager=options.eager and terminal)  # nothing else can take text back
+    options = replace(options, eager=options.eager and terminal)  # only a terminal can retract text
     screen = _screen(output.color)
     started: Started | None = None
     transcript = Transcript()
@@ -164,7 +164,7 @@ async def _one(
 
 
 def _screen(color: bool) -> Screen:
-    """Standard output as a screen; its text is made harmless."""
+    """Standard output as a screen, with control characters made visible."""
     from flyspec.cli import render
     from flyspec.cli.screen import Screen
 
@@ -172,7 +172,7 @@ def _screen(color: bool) -> Screen:
 
 
 def _warn(console: Console, warnings: Sequence[str]) -> None:
-    """What the server says of the parameters, on standard error."""
+    """Print the server's warnings on standard error."""
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
 
@@ -185,7 +185,7 @@ async def _many(
     concurrency: int,
     output: _Output,
 ) -> None:
-    """Generate for many prompts, some at once; results come in the order of the prompts."""
+    """Generate for many prompts concurrently; print results in the order of the prompts."""
     from flyspec.cli import render
     from flyspec.cli.progress import progress_bar
     from flyspec.cli.runtime import error_console
@@ -199,7 +199,7 @@ async def _many(
         async with gate:
             try:
                 source = Chat.of_user(prompt.text) if chat else prompt.text
-                # A server with fewer slots than `concurrency` has the others wait here.
+                # If the server has fewer slots than `concurrency`, the others wait here.
                 return await client.complete(source, options, options.timeout_s or math.inf)
             except FlyspecError as error:
                 raise type(error)(f"{prompt.where}: {error}" if prompt.where else error) from None
@@ -232,7 +232,7 @@ async def _many(
 def _result(
     number: int, count: int, prompt: Prompt, generation: Generation, output: _Output
 ) -> str:
-    """What standard output gets for one of many prompts."""
+    """Format the result of one of many prompts."""
     from flyspec.cli import render
     from flyspec.cli.runtime import to_json
 
@@ -245,7 +245,7 @@ def _result(
 
 
 def _shown(chunk: object, output: _Output) -> str:
-    """Text for a terminal is made harmless; text for a file or pipe is what the model wrote."""
+    """Text without control characters for a terminal, unchanged for a file or pipe."""
     from flyspec.cli import render
     from flyspec.client import Chunk
 
@@ -256,7 +256,7 @@ def _shown(chunk: object, output: _Output) -> str:
 
 
 def _show(progress: Progress, text: str) -> None:
-    """Write a result; when the progress bar is on the same terminal, above it."""
+    """Write a result, above the progress bar if that is on the same terminal."""
     if progress.disable or not sys.stdout.isatty():
         _write(text)
         return

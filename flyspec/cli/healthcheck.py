@@ -1,4 +1,4 @@
-"""`flyspec healthcheck`: whether a server can do its work, as an exit code."""
+"""`flyspec healthcheck`: whether a server is ready, as an exit code."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from flyspec.flags import Flag
 def healthcheck(
     connection: Credentials,
     address: Annotated[
-        str, Flag("Address of any flyspec server: orchestrator, draft or verify.")
+        str, Flag("Address of a server: orchestrator, draft or verify service.")
     ] = "127.0.0.1:50050",
     admin_address: Annotated[
-        str | None, Flag("Admin port of the orchestrator, to ask for its state as well.")
+        str | None, Flag("The orchestrator's admin address, to check its state too.")
     ] = None,
     timeout: Annotated[float, Flag("Seconds to wait for an answer.", min=0.1)] = 5.0,
     json: Annotated[bool, Flag("Print one JSON document.")] = False,
 ) -> None:
-    """Exit with 0 if the server is ready, with 1 if it is not or does not answer."""
+    """Exit with 0 if the server is ready, 1 if it is not or does not answer."""
     from flyspec.cli.runtime import print_json, run_async
 
     report = run_async(_check(address, admin_address, timeout, connection))

@@ -23,9 +23,9 @@ def _group() -> None:
 @app.command("new")
 @with_flags
 def new(
-    name: Annotated[str, typer.Argument(help="Whose key it is; in logs and limits.")],
+    name: Annotated[str, typer.Argument(help="Owner of the key, for logs and limits.")],
     scope: Annotated[
-        Sequence[str], Flag("generate or admin; repeatable.", default="generate")
+        Sequence[str], Flag("Scope: generate or admin; repeatable.", default="generate")
     ] = (),
     max_concurrent: Annotated[
         int | None, Flag("Maximum concurrent requests.", min=1, default=SERVERS)
@@ -36,15 +36,15 @@ def new(
     max_tokens_per_request: Annotated[
         int | None, Flag("Maximum prompt and output tokens per request.", min=1, default="no limit")
     ] = None,
-    days: Annotated[float | None, Flag("Days of validity.", min=0, default="for good")] = None,
+    days: Annotated[float | None, Flag("Days of validity.", min=0, default="no expiry")] = None,
     json: Annotated[bool, Flag("Print one JSON document.")] = False,
 ) -> None:
-    """Make a key: print it, which nothing else ever does, and what to add to the server's file."""
+    """Create a key; print it once, with the entry to add to the server's API keys file."""
     from flyspec.cli.runtime import print_json
     from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
 
     if unknown := set(scope) - set(Scope):
-        raise typer.BadParameter(f"--scope {unknown.pop()}: there are {', '.join(Scope)}")
+        raise typer.BadParameter(f"--scope {unknown.pop()}: must be one of {', '.join(Scope)}")
     now = datetime.datetime.now(datetime.UTC)
     owner = ApiKey(
         name=name,
@@ -59,7 +59,7 @@ def new(
     if json:
         print_json({"key": key, "toml": entry})
         return
-    print(f"the key, for {name} alone; it is shown this once:\n\n{key}\n")
+    print(f"API key for {name}; it will not be shown again:\n\n{key}\n")
     print(
-        f"add this to the file of --api-keys-file, which the orchestrator reads again:\n\n{entry}"
+        f"add this to the orchestrator's --api-keys-file, which is reloaded on change:\n\n{entry}"
     )

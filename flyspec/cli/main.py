@@ -1,4 +1,4 @@
-"""The command `flyspec`: its subcommands, and what becomes of their errors."""
+"""The `flyspec` command: its subcommands and their errors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typer.main import get_group
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, NotFoundError
 
 _COMMANDS = {
-    "serve": ("serve", "Start draft service, verify service and orchestrator; stop on Ctrl-C."),
-    "generate": ("generate", "Stream the continuation of prompts, each token colored by origin."),
-    "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, with 1 if it is not."),
-    "drafters": ("app", "Show, add, swap and remove the drafters of a running stack."),
-    "keys": ("app", "Make API keys."),
-    "bench": ("app", "Compare plain decoding, acceptance rules and transformers for speed."),
-    "eval": ("evaluate", "Compare the texts of plain decoding and of acceptance rules."),
+    "serve": ("serve", "Run the draft service, verify service and orchestrator until Ctrl-C."),
+    "generate": ("generate", "Stream completions of prompts, with tokens colored by origin."),
+    "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, 1 if not."),
+    "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
+    "keys": ("app", "Create API keys."),
+    "bench": ("app", "Compare the speed of plain decoding, acceptance rules and transformers."),
+    "eval": ("evaluate", "Compare the outputs of plain decoding and acceptance rules."),
 }
-"""What holds each command in its module, and what the list of commands says of it."""
+"""Each command's attribute in its module, and its line in the list of commands."""
 
 
 class _OnDemand(TyperGroup):
-    """Imports a command once it is called; before, only its line of help is known."""
+    """Imports a command when it is called; until then only its help line is known."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in _COMMANDS:
@@ -73,8 +73,8 @@ def _root(
 
 
 def main() -> None:
-    """Run a command. An error for the user is a message, exit code 2 if they asked wrongly."""
-    # Of a handshake that fails gRPC would say more, in words of its own, between our lines.
+    """Run a command. User errors print a message; the exit code is 2 for bad input, else 1."""
+    # gRPC would print failed handshakes in between our own lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         app()
@@ -84,6 +84,6 @@ def main() -> None:
         raise SystemExit(2 if asked_wrongly else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of our output is gone: no more to say
+    except BrokenPipeError:  # the reader of our output is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None

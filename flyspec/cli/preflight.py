@@ -1,4 +1,4 @@
-"""What can be found wrong before a large model has been loaded."""
+"""Checks made before a large model is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flyspec.errors import ConfigError
 
 
 def check_port(flag: str, host: str, port: int) -> None:
-    """Raises `ConfigError` for a port that is in use, or a host that is not this machine."""
+    """Raise `ConfigError` for a port in use, or a host that is not this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -25,7 +25,7 @@ def check_port(flag: str, host: str, port: int) -> None:
 
 
 def check_security(flags: Sequence[str]) -> None:
-    """Raises `ConfigError` for certificates or keys that cannot work, or ports left open.
+    """Raise `ConfigError` for bad certificates or keys, or ports left open.
 
     `flags` are the orchestrator's.
     """

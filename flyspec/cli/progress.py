@@ -1,4 +1,4 @@
-"""Progress bars: on standard error, and only on a terminal."""
+"""Progress bars on standard error, shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import (
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar that goes away when done. Standard output is left as it is."""
+    """Return a bar that disappears when done and leaves standard output alone."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,6 +1,6 @@
-"""How generations look: the JSON document, tokens coloured by origin, the summary line.
+"""Rendering of generations: the JSON document, tokens coloured by origin, the summary line.
 
-Pure functions of what the client gives; no I/O.
+Pure functions of what the client returns; no I/O.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ LABELS: dict[Origin, str] = {
 }
 PROMPT_STYLE = Style(dim=True)
 
-# What a model writes must not steer the terminal: escape sequences, bells, backspaces.
+# A model's output must not control the terminal: escape sequences, bells, backspaces.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def speculation_document(metrics: SpeculationMetrics) -> dict[str, Any]:
-    """`metrics.speculative_decoding`, with vLLM's names and ours."""
+    """Return `metrics.speculative_decoding`, with vLLM's names and our own."""
     counts = asdict(metrics)
     del counts["num_rounds"]  # plain ones included
     return {
@@ -51,9 +51,9 @@ def speculation_document(metrics: SpeculationMetrics) -> dict[str, Any]:
 
 
 def document(generation: Generation) -> dict[str, Any]:
-    """What `generate --json` prints for one prompt.
+    """Return what `generate --json` prints for one prompt.
 
-    `logprobs` and `rounds` only if they were asked for.
+    `logprobs` and `rounds` are present only if requested.
     """
     completion = generation.completion
     values: dict[str, Any] = {
@@ -83,7 +83,7 @@ def document(generation: Generation) -> dict[str, Any]:
 
 
 def round_document(record: RoundRecord) -> dict[str, Any]:
-    """A round for `--return-rounds`: drafts, decisions, and what the verdict depended on."""
+    """Return a round for `--return-rounds`: drafts, decisions, and the verdict's inputs."""
     window = record.open_window
     facts = {field.name: getattr(record, field.name) for field in fields(record)}
     del facts["budget"]
@@ -97,9 +97,9 @@ def round_document(record: RoundRecord) -> dict[str, Any]:
 
 
 def logprobs_document(generation: Generation) -> list[dict[str, Any]]:
-    """One entry a token, as OpenAI's `logprobs.content`, with token ids where it has texts.
+    """Return an entry per token, like OpenAI's `logprobs.content` but with ids in `top_logprobs`.
 
-    `token` is the text that became complete with the token: empty if it ends inside a character.
+    `token` is the text completed by the token: empty if the token ends inside a character.
     """
     texts = [text for chunk in generation.chunks for text in _texts(chunk)]
     return [
@@ -119,7 +119,7 @@ def logprobs_document(generation: Generation) -> list[dict[str, Any]]:
 
 
 def _texts(chunk: Chunk) -> Sequence[str]:
-    """A text for each token; all empty if the chunk does not tell."""
+    """A text for each token; all empty if the chunk has none."""
     told = len(chunk.token_texts) == len(chunk.token_ids)
     return chunk.token_texts if told else [""] * len(chunk.token_ids)
 
@@ -130,25 +130,25 @@ def _json_number(logprob: float) -> float:
 
 
 def visible(text: str) -> str:
-    """Control characters as pictures of themselves; line breaks and tabs stay."""
+    """Replace control characters by visible symbols; keep line breaks and tabs."""
     return _CONTROL.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\ufffd", text)
 
 
 def pieces(chunk: Chunk) -> list[tuple[str, Style]]:
-    """The text of a chunk, made visible, with the style of each piece's origin."""
+    """Return the visible text of a chunk in pieces, each with the style of its origin."""
     if len(chunk.token_texts) == len(chunk.origins) and chunk.token_texts:
         return [
             (visible(text), STYLES[origin])
             for text, origin in zip(chunk.token_texts, chunk.origins, strict=True)
             if text
         ]
-    # Without a text for each token, only tokens of one origin have a colour.
+    # Without texts per token, only a chunk of one origin can be coloured.
     origins = set(chunk.origins)
     return [(visible(chunk.text), STYLES[origins.pop()] if len(origins) == 1 else Style())]
 
 
 def paint(text: str, style: Style) -> str:
-    """Text with the escape sequences of a style, line by line so that no colour runs over."""
+    """Render text in a style, line by line so that colours do not run over."""
     lines = visible(text).split("\n")
     return "\n".join(
         style.render(line, color_system=ColorSystem.STANDARD) if line else "" for line in lines
@@ -156,14 +156,14 @@ def paint(text: str, style: Style) -> str:
 
 
 def painted(chunk: Chunk, color: bool) -> str:
-    """A chunk as the terminal gets it."""
+    """Render a chunk for the terminal."""
     if not color:
         return visible(chunk.text)
     return "".join(paint(text, style) for text, style in pieces(chunk))
 
 
 def legend(origins: Sequence[Origin] = tuple(Origin)) -> Text:
-    """One line that names the colours."""
+    """Return one line that names the colours."""
     line = Text()
     for i, origin in enumerate(origins):
         line.append("  " if i else "")
@@ -172,7 +172,7 @@ def legend(origins: Sequence[Origin] = tuple(Origin)) -> Text:
 
 
 def summary(generation: Generation, seconds: float) -> str:
-    """One line about a generation."""
+    """Return one line about a generation."""
     completion, metrics = generation.completion, generation.completion.speculation
     tokens = completion.completion_tokens
     parts = [
@@ -181,7 +181,7 @@ def summary(generation: Generation, seconds: float) -> str:
     ]
     if metrics.num_spec_steps:
         parts += [
-            f"mean accepted {generation.mean_accepted_tokens:.2f} a round",
+            f"mean accepted {generation.mean_accepted_tokens:.2f} per round",
             f"loose {metrics.num_loose_tokens / max(1, tokens):.1%}"
             + (f" ({metrics.loose_cost_nats:.2f} nats)" if metrics.num_loose_tokens else ""),
         ]
@@ -190,9 +190,9 @@ def summary(generation: Generation, seconds: float) -> str:
         if count := metrics.num_rollbacks:
             parts.append(f"{count} rollback{'s' * (count > 1)}")
         if (index := completion.loop_guard_token_index) is not None:
-            parts.append(f"repeats itself, exact from token {index} on")
+            parts.append(f"repeating, exact from token {index} on")
     else:
-        parts.append("not speculated")
+        parts.append("no speculation")
     parts.append(f"rule {generation.started.rule.name}")
     if generation.started.drafter:
         parts.append(f"drafter {generation.started.drafter}")
@@ -206,7 +206,7 @@ def summary(generation: Generation, seconds: float) -> str:
 
 
 def total(generations: Sequence[Generation], seconds: float) -> str:
-    """One line about many generations."""
+    """Return one line about many generations."""
     done = [g.completion for g in generations]
     tokens = sum(c.completion_tokens for c in done)
     rounds = sum(c.speculation.num_rounds for c in done)
@@ -214,6 +214,6 @@ def total(generations: Sequence[Generation], seconds: float) -> str:
     return (
         f"{len(done)} prompts · {tokens} tokens in {seconds:.2f} s · "
         f"{tokens / max(seconds, 1e-9):.0f} tokens/s · "
-        f"mean accepted {tokens / max(1, rounds):.2f} a round · "
+        f"mean accepted {tokens / max(1, rounds):.2f} per round · "
         f"loose {loose / max(1, tokens):.1%}"
     )

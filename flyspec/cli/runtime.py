@@ -1,4 +1,4 @@
-"""What all commands have in common: running a coroutine, talking on standard error, JSON output."""
+"""Shared by all commands: running a coroutine, messages on standard error, JSON output."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 
 class Terminated(BaseException):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end. Ctrl-C and SIGTERM cancel the work, which cleans up after itself."""
+    """Run a coroutine. Ctrl-C and SIGTERM cancel it, so that it can clean up."""
 
     async def main() -> T:
         task = asyncio.current_task()
@@ -61,21 +61,21 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 def to_json(document: Any) -> str:
-    """A document on one line. JSON has no infinity and no NaN: they become null."""
+    """Return a document as one line of JSON, with null for infinities and NaN."""
     return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
 
 
 def check_output(output: Path | None, plot: Path | None = None) -> None:
-    """Refuse files that cannot be written before anything is measured. Raises `ConfigError`."""
+    """Raise `ConfigError` for files that cannot be written, before anything is measured."""
     from flyspec.drawing import check_plot
 
     check_plot(plot)
     if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no directory {output.parent}")
+        raise ConfigError(f"--output {output}: no such directory: {output.parent}")
 
 
 def write_json(path: Path | None, document: Any) -> None:
-    """The document in a file, if there is one."""
+    """Write the document to a file, if there is one."""
     if path is not None:
         path.write_text(to_json(document) + "\n")
 
@@ -91,13 +91,13 @@ def _finite(value: Any) -> Any:
 
 
 def print_json(document: Any) -> None:
-    """One JSON document on a line of standard output."""
+    """Print a document as one line of JSON on standard output."""
     sys.stdout.write(to_json(document) + "\n")
     sys.stdout.flush()
 
 
 def error_console() -> Console:
-    """Standard error, where everything that is not the result goes."""
+    """Return a console on standard error, for everything but results."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=True)
@@ -105,7 +105,7 @@ def error_console() -> Console:
 
 @contextmanager
 def narrate(console: Console, quiet: bool = False) -> Iterator[Any]:
-    """A function that says what is being done: a spinner on a terminal, plain lines elsewhere."""
+    """Yield a function that reports progress: a spinner on a terminal, else plain lines."""
     if quiet:
         yield lambda text: None
     elif console.is_terminal:
@@ -121,10 +121,9 @@ async def with_server(
     use: Callable[[Client, Stack | None], Coroutine[Any, Any, T]],
     credentials: Credentials | None = None,
 ) -> T:
-    """Use a running stack, or with `options` one that is started for this and stopped after it.
+    """Use a running stack, with `credentials`; or with `options`, a stack started just for this.
 
-    `credentials` are for the running one.
-    Says what it does while the stack loads; a service that dies meanwhile is the error.
+    Reports progress while the stack loads. If one of its services dies, raises why.
     """
     from flyspec.cli.stack import Stack
     from flyspec.client import DEFAULT_ADDRESS, Client
@@ -143,14 +142,14 @@ async def with_server(
 def refuse_model_flags(
     models: ModelFlags, local: bool, address: str | None, reads_model: bool = False
 ) -> None:
-    """Flags of a stack to start make no sense with a stack that runs.
+    """Refuse flags for starting a stack when a running one is used.
 
-    But `--model`, if the command reads the target's files: it says where they are here.
+    With `reads_model`, `--model` is allowed: it says where the target's files are on this machine.
     """
     if local and address:
-        raise typer.BadParameter("--local starts a stack, --address names one: give one of them")
+        raise typer.BadParameter("--local and --address: give only one of them")
     given = [flag for flag in models.given() if not (reads_model and flag == "--model")]
     if not local and given:
         raise typer.BadParameter(
-            f"{', '.join(given)}: only with --local; a running stack has its own"
+            f"{', '.join(given)}: only with --local; a running stack has its own settings"
         )

@@ -1,8 +1,8 @@
-"""Streaming to a terminal with text that may have to be taken back.
+"""Streaming text to a terminal when some of it may be retracted.
 
-Text goes out as it comes. To take some back, the screen is cleared from the start of the line that
-the first character taken back stands on, and that line is written again: so no cell's width, and no
-terminal's way of wrapping, has to be known for what stays.
+Text is written as it arrives. To retract some, the screen is cleared from the start of the line
+with the first retracted character, and that line is written again. So cell widths and the
+terminal's wrapping do not matter for the text that stays.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Piece = tuple[str, Style]
 
 
 class Screen:
-    """What has been written to a terminal. `paint` turns a piece into what the terminal gets.
+    """The text written to a terminal. `paint` renders a piece for the terminal.
 
-    `size` gives columns and lines.
+    `size` returns columns and lines.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Screen:
         self._pieces: list[Piece] = []
 
     def show(self, pieces: Sequence[Piece]) -> None:
-        """Write text at the end."""
+        """Append text."""
         self._pieces += pieces
         self._write("".join(self._paint(*piece) for piece in pieces))
 
     def replace(self, pieces: Sequence[Piece]) -> None:
-        """Make all that was written into `pieces`, which begin like it.
+        """Replace the written text by `pieces`, which begin like it.
 
-        Lines that have left the screen cannot be changed: then the last line is written once more.
+        Lines that have scrolled off cannot be changed; then the last line is written again.
         """
         old, new = _text(self._pieces), _text(pieces)
         same = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), None)
@@ -57,7 +57,7 @@ class Screen:
 
 
 def rows(text: str, columns: int) -> int:
-    """Rows of a terminal that a text takes, begun at the left edge; at least 1."""
+    """Return the terminal rows of a text that starts at the left edge; at least 1."""
     count, column = 1, 0
     for character in text:
         if character == "\n":

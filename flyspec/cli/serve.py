@@ -1,4 +1,4 @@
-"""`flyspec serve`: the whole stack on this machine until Ctrl-C."""
+"""`flyspec serve`: run the whole stack on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def serve(
     listening: ListeningFlags,
     stack: StackOptions = _DEFAULTS,
     json: Annotated[
-        bool, Flag("Print addresses and process ids as one JSON line when ready.")
+        bool, Flag("When ready, print addresses and process ids as one JSON line.")
     ] = False,
 ) -> None:
-    """Start draft service, verify service and orchestrator; stop them on Ctrl-C.
+    """Run the draft service, verify service and orchestrator until Ctrl-C.
 
-    A service that dies is started again.
+    A service that dies is restarted.
     """
     from flyspec.cli.runtime import run_async
 
@@ -45,7 +45,7 @@ def serve(
 
 
 async def _serve(options: StackOptions, json: bool) -> int:
-    """Serve until SIGINT or SIGTERM; exit code 0. Services that die are started again."""
+    """Serve until SIGINT or SIGTERM, restarting services that die. Return exit code 0."""
     from flyspec.cli.runtime import error_console, narrate, print_json
 
     console = error_console()
@@ -72,7 +72,7 @@ async def _serve(options: StackOptions, json: bool) -> int:
         await asyncio.wait([stopped, kept], return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if kept.done():
-            console.print("stopping the others", markup=False)
+            console.print("stopping the other services", markup=False)
             await kept
         kept.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -84,21 +84,21 @@ async def _serve(options: StackOptions, json: bool) -> int:
 
 
 async def _stop(stack: Stack, again: asyncio.Event) -> None:
-    """Drain and stop; a second Ctrl-C does not wait for running generations."""
+    """Drain and stop; a second Ctrl-C stops at once."""
     from flyspec.cli.runtime import error_console
 
-    error_console().print("stopping; Ctrl-C again does not wait", style="dim", markup=False)
+    error_console().print("stopping; press Ctrl-C again to stop at once", style="dim", markup=False)
     draining = asyncio.ensure_future(stack.stop())
     impatient = asyncio.ensure_future(again.wait())
     await asyncio.wait([draining, impatient], return_when=asyncio.FIRST_COMPLETED)
     impatient.cancel()
     if not draining.done():
-        draining.cancel()  # its `finally` kills what is left
+        draining.cancel()  # its `finally` kills the remaining services
     await asyncio.wait([draining])
 
 
 def _document(stack: Stack) -> dict[str, object]:
-    """What `--json` prints."""
+    """The document for `--json`."""
     return {
         "address": stack.address,
         "admin_address": stack.admin_address,
@@ -110,12 +110,12 @@ def _document(stack: Stack) -> dict[str, object]:
 
 
 def _metrics_ports(stack: Stack) -> dict[str, int | None]:
-    """Where each service has its metrics; None where it has none."""
+    """The metrics port of each service; None if it has none."""
     return {name: service.facts.get("metrics_port") for name, service in stack.services.items()}
 
 
 def _welcome(stack: Stack) -> str:
-    """Where things listen, and how to try them."""
+    """The addresses of the stack, and commands to try."""
     o = stack.options
     flag = "" if stack.address == "127.0.0.1:50050" else f" --address {stack.address}"
     admin = "" if stack.admin_address == "127.0.0.1:50053" else (
@@ -133,6 +133,6 @@ def _welcome(stack: Stack) -> str:
             "try it:",
             f"  flyspec generate{flag} 'def fibonacci(n):'",
             f"  flyspec drafters list{admin}",
-            "Ctrl-C stops everything",
+            "press Ctrl-C to stop",
         ]
     )

@@ -1,4 +1,4 @@
-"""One service as a child of this process: started, awaited until warm, listened to, signalled."""
+"""One service as a child process: start it, wait until it is ready, keep its log, signal it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _DRAFT_FLAGS = re.compile(r"--(model|device|dtype|threads|port)\b")
 
 
 class ServiceDiedError(FlyspecError):
-    """A service ended although nobody asked it to."""
+    """A service ended unexpectedly."""
 
 
 @dataclass
 class Child:
-    """A child process: what it is called, what it said, where it listens (`facts`)."""
+    """A child process: its name, last log lines, and the ports it announced (`facts`)."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -51,18 +51,18 @@ class Child:
         on_log: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start `python -m MODULE FLAGS`; it ends with this process, however this one ends."""
+        """Start `python -m MODULE FLAGS`; it stops when this process ends, however it ends."""
         read_fd, write_fd = os.pipe()
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "flyspec.cli.child", module, *flags,
                 "--ready-fd", str(write_fd),
-                stdin=asyncio.subprocess.PIPE,  # its end tells the child that this process is gone
+                stdin=asyncio.subprocess.PIPE,  # its end of file tells the child to stop
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[write_fd],
-                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+                start_new_session=True,  # Ctrl-C reaches only this process
                 env={**os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads),
                      "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
             )  # fmt: skip
@@ -85,7 +85,7 @@ class Child:
         return self.process.pid
 
     async def ready(self) -> None:
-        """Wait until it listens and is warm, or raise why it ended."""
+        """Wait until it is ready, or raise the reason why it ended."""
         try:
             line = await self.announcement.readline()
         finally:
@@ -95,14 +95,14 @@ class Child:
         self.facts = json.loads(line)
 
     async def ended(self) -> int:
-        """Wait for its end and its last words; the exit code."""
+        """Wait for its end and its last log lines; return the exit code."""
         code = await self.process.wait()
         if self.reader is not None:
             await asyncio.wait([self.reader], timeout=1.0)
         return code
 
     async def failure(self) -> FlyspecError:
-        """Why it ended, once it has: its own message, or its exit code and last lines."""
+        """Wait for its end; return its error message, or its exit code and last lines."""
         code = await self.ended()
         if code == 2 and self._errors:
             message = self._errors[-1]
@@ -110,28 +110,28 @@ class Child:
                 message = _DRAFT_FLAGS.sub(r"--draft-\1", message)
             return ConfigError(f"{self.name} service: {message}")
         said = "".join(f"\n  {line}" for line in self.lines) or " none"
-        return ServiceDiedError(f"{await self.how_it_ended()}; its last lines:{said}")
+        return ServiceDiedError(f"{await self.how_it_ended()}; last lines:{said}")
 
     @property
     def _errors(self) -> list[str]:
-        """What it said was wrong."""
+        """Error messages in its last lines."""
         return [match[1] for line in self.lines if (match := _ERROR.match(line))]
 
     async def how_it_ended(self) -> str:
-        """With which code or signal, once it has."""
+        """Wait for its end; return a message with the exit code or signal."""
         code = await self.ended()
         how = f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
         why = f": {self._errors[-1]}" if self._errors else ""
         return f"the {self.name} service ended with {how}{why}"
 
     async def buried(self) -> None:
-        """Wait for its end, and end what it has started and left behind."""
+        """Wait for its end, then kill processes it left behind."""
         await self.ended()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it if it is still there; a kill is for all that it started, too."""
+        """Signal it if it is running; SIGKILL also goes to the processes it started."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 if number is signal.SIGKILL:
@@ -140,7 +140,7 @@ class Child:
                     self.process.send_signal(number)
 
     async def _read_log(self, on_log: Callable[[str], None]) -> None:
-        """Keep the last lines. Reads blocks, not lines: a service must never wait for its log."""
+        """Keep the last lines. Reads blocks so that the service never waits for its log."""
         assert self.process.stdout is not None
         rest = ""
         while block := await self.process.stdout.read(_BLOCK):
@@ -148,7 +148,7 @@ class Child:
             rest = rest[-_BLOCK:]
             for line in filter(str.strip, lines):
                 self.lines.append(line.rstrip())
-                if not _ERROR.match(line):  # its end is told with these words
+                if not _ERROR.match(line):  # reported by `failure`
                     on_log(line.rstrip())
         if rest.strip():
             self.lines.append(rest)

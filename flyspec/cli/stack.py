@@ -1,8 +1,8 @@
 """The whole stack on this machine: three services as children of this process.
 
-Belongs here: starting them, waiting until they are warm, noticing that one died, stopping them.
-Used by `serve`, `generate --local`, `bench`, `eval` and tests. No terminal output: what happens is
-told to `on_event`, what the services log to `on_log`.
+Starts them, waits until they are ready, notices when one dies, and stops them. Used by `serve`,
+`generate --local`, `bench`, `eval` and tests. Prints nothing: `on_event` gets events, `on_log` the
+services' log lines.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _PORTS_OF = {
     "draft": {"draft_port": "port"},
     "orchestrator": {"port": "port", "admin_port": "admin_port"},
 }
-"""Options that are ports, by service, and what it calls them when it is ready."""
+"""Port options by service, with the names under which it announces them when ready."""
 _PORTS = "Where to listen"
 _port = partial(Flag, min=0, group=_PORTS)
 _orchestrator = partial(setting, OrchestratorSettings)
 
 
 def _ignore(_: str) -> None:
-    """Take a line and do nothing with it."""
+    """Ignore a line."""
 
 
 def torch_threads() -> int:
-    """Threads that a model on a CPU gets if it is served by torch, whose threads hold their cores.
+    """Return the threads for a model served by torch on a CPU.
 
-    Draft and target take turns, but a share each keeps them from being in the way.
+    Draft and target take turns, but torch's threads hold their cores, so each gets half.
     """
     return max(1, available_cores() // 2)
 
@@ -57,11 +57,11 @@ def torch_threads() -> int:
 class StackOptions(ModelFlags):
     """What to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
 
-    Ports of 0 are picked. Only the orchestrator listens on `host` and, for its operator,
-    `admin_host`, the others on loopback. `threads` are those of all ranks of the target together; 0
-    leaves it to the service, with half of the cores for torch. A `draft_device` of None is
-    `device`. `orchestrator_flags`, and the `service_flags` of draft and verify service, are passed
-    on as they are.
+    For ports of 0, free ones are picked. Only the orchestrator listens on `host` and, for its
+    operator, `admin_host`; the others listen on loopback. `threads` is the total over all ranks of
+    the target; 0 leaves it to the service, with half of the cores for torch. A `draft_device` of
+    None means `device`. `orchestrator_flags`, and `service_flags` (for draft and verify service),
+    are passed on unchanged.
     """
 
     served_model_name: Annotated[str, setting(VerifySettings, "served_model_name")] = ""
@@ -77,8 +77,8 @@ class StackOptions(ModelFlags):
     admin_host: Annotated[str, _orchestrator("admin_host", group=_PORTS)] = LOOPBACK
     port: Annotated[int, _orchestrator("port", group=_PORTS)] = 0
     admin_port: Annotated[int, _orchestrator("admin_port", group=_PORTS)] = 0
-    draft_port: Annotated[int, _port("Draft service's port; 0 picks one.")] = 0
-    verify_port: Annotated[int, _port("Verify service's port; 0 picks one.")] = 0
+    draft_port: Annotated[int, _port("Draft service's port (0: pick a free one).")] = 0
+    verify_port: Annotated[int, _port("Verify service's port (0: pick a free one).")] = 0
     log_level: Annotated[LogLevel, _orchestrator("log_level")] = "info"
     # fmt: on
     drain_grace_s: float = 10.0
@@ -87,13 +87,13 @@ class StackOptions(ModelFlags):
     start_timeout_s: float = 1800.0
 
     def resolved(self) -> StackOptions:
-        """The same with models, devices and threads filled in."""
+        """Return a copy with models, devices and memory shares filled in."""
         changes: dict[str, Any] = {}
         if self.model is None:
             target, draft = DEMO_MODELS / "target", DEMO_MODELS / "draft"
             if not (target / "model.safetensors").is_file():
                 raise ConfigError(
-                    f"no --model given, and the bundled pair is not in {DEMO_MODELS}; "
+                    f"no --model given, and no bundled models in {DEMO_MODELS}; "
                     "pass --model DIR and --draft-model DIR"
                 )
             changes["model"] = str(target)
@@ -110,7 +110,7 @@ class StackOptions(ModelFlags):
         return replace(self, **changes)
 
     def flags(self, *names: str) -> list[str]:
-        """These fields as a service takes them, without the prefix that tells services apart."""
+        """Return these fields as flags of a service, without the `draft_` or `verify_` prefix."""
         values = {n.removeprefix("draft_").removeprefix("verify_"): getattr(self, n) for n in names}
         return to_flags(**values)
 
@@ -129,29 +129,29 @@ class Stack:
         self.say = on_event
         self._on_log = on_log
 
-    # --- where things are -------------------------------------------------------------------
+    # --- addresses --------------------------------------------------------------------------
 
     @property
     def address(self) -> str:
-        """Where clients generate."""
+        """The generation port's address."""
         return _address(self.options.host, self.options.port)
 
     @property
     def admin_address(self) -> str:
-        """Where the operator asks."""
+        """The admin port's address."""
         return _address(self.options.admin_host, self.options.admin_port)
 
     @property
     def draft_address(self) -> str:
-        """The draft service."""
+        """The draft service's address."""
         return _address(LOOPBACK, self.options.draft_port)
 
     @property
     def verify_address(self) -> str:
-        """The verify service."""
+        """The verify service's address."""
         return _address(LOOPBACK, self.options.verify_port)
 
-    # --- life -------------------------------------------------------------------------------
+    # --- life cycle -------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         try:
@@ -169,7 +169,7 @@ class Stack:
         await self.stop()
 
     async def wait(self) -> None:
-        """Wait until a service dies, and raise why."""
+        """Wait until a service dies, and raise its error."""
         waits = {asyncio.ensure_future(s.process.wait()): s for s in self.services.values()}
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -179,13 +179,13 @@ class Stack:
         raise await waits[done.pop()].failure()
 
     async def guard(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work`; if a service dies meanwhile, cancel it and raise why the service died."""
+        """Run `work`; if a service dies meanwhile, cancel it and raise the service's error."""
         task, watch = asyncio.ensure_future(work), asyncio.ensure_future(self.wait())
         try:
             await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
             if task.done() and task.exception() is None:
                 return task.result()
-            if not watch.done():  # the call may fail a moment before its service is gone
+            if not watch.done():  # the call may fail just before its service exits
                 await asyncio.wait([watch], timeout=0.2)
             return await (watch if watch.done() else task)  # type: ignore[return-value]
         finally:
@@ -194,7 +194,7 @@ class Stack:
             await asyncio.gather(task, watch, return_exceptions=True)
 
     async def restart(self, name: str) -> None:
-        """Start a service again when it has ended, where it was. Raises why it does not start."""
+        """Restart a service on its old ports once it has ended. Raises if it does not start."""
         await self.services[name].buried()
         service = await self._spawn(name)
         try:
@@ -208,7 +208,7 @@ class Stack:
         return ServiceDiedError(f"{what} was not ready after {self.options.start_timeout_s:.0f} s")
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """End all services: the orchestrator drains first; what is left after it is killed."""
+        """Stop all services, draining the orchestrator first; kill those that remain."""
         grace = self.options.drain_grace_s if grace_s is None else grace_s
         try:
             for names in (("orchestrator",), ("draft", "verify")):
@@ -225,12 +225,12 @@ class Stack:
                 await service.ended()
 
     def _services_speak_tls(self) -> bool:
-        """Whether draft and verify service have certificates, by flags or by environment."""
+        """Whether draft and verify service have certificates, from flags or environment."""
         flags = ["--model", str(self.options.model), *self.options.service_flags]
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
 
     def _check(self) -> None:
-        """Find what cannot work now, not when a large model has been loaded."""
+        """Find errors before a large model is loaded."""
         from orchestrator.generation.rule_files import load_rules
 
         o = self.options
@@ -246,16 +246,16 @@ class Stack:
     async def _start(self) -> None:
         self._check()
         o = self.options
-        self.say(f"loading the target {o.model}")
-        self.say(f"loading the draft model {o.draft_model}" if o.draft_model
-                       else "drafting by prompt lookup, without a model")  # fmt: skip
+        self.say(f"loading target model {o.model}")
+        self.say(f"loading draft model {o.draft_model}" if o.draft_model
+                       else "drafting by prompt lookup, no draft model")  # fmt: skip
         first = [await self._spawn("verify"), await self._spawn("draft")]
         await all_or_first_error([self._ready(service) for service in first])
         self.say("starting the orchestrator")
         await self.guard(self._ready(await self._spawn("orchestrator")))
 
     async def _spawn(self, name: str) -> Child:
-        """Start a service; where the one before it had its metrics if there was one."""
+        """Start a service; a restarted one keeps its metrics port."""
         o, was = self.options, self.services.get(name)
         threads = {"verify": o.threads, "draft": o.draft_threads, "orchestrator": 1}[name]
         environment = {}
@@ -266,16 +266,16 @@ class Stack:
             self._on_log, environment,
         )  # fmt: skip
         if was is not None:
-            service.facts = was.facts  # as long as it has none of its own
+            service.facts = was.facts  # until it announces its own
         self.services[name] = service
         return service
 
     def module_of(self, name: str) -> str:
-        """The module that is run as a service."""
+        """The module that runs a service."""
         return _MODULES[name]
 
     def flags_of(self, name: str) -> list[str]:
-        """The flags that a service is started with now."""
+        """The flags for starting a service now."""
         o = self.options
         common = o.flags("log_level", "drain_grace_s")
         if name == "orchestrator":
@@ -283,7 +283,7 @@ class Stack:
                                        "num_speculative_tokens", "rules_file"),
                      "--verify-address", self.verify_address,
                      "--draft-address", self.draft_address]  # fmt: skip
-            if not self._services_speak_tls():  # they listen on loopback in the clear
+            if not self._services_speak_tls():  # they listen on loopback without TLS
                 flags += ["--upstream-tls", "false"]
             return [*flags, *o.orchestrator_flags]
         if name == "verify":
@@ -305,13 +305,13 @@ class Stack:
 
 
 def _address(host: str, port: int) -> str:
-    """Where a service that listens on this host is reached from this machine."""
+    """Return the address at which this machine reaches a service listening on `host`."""
     reachable = LOOPBACK if host in ("0.0.0.0", "") else "::1" if host == "::" else host
     return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
 
 
 async def all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Do all at once; the first error cancels the rest and is raised as it is."""
+    """Run all concurrently; the first error cancels the rest and is raised unchanged."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
         await asyncio.gather(*tasks)

@@ -1,7 +1,7 @@
-"""Keeps the stack of `flyspec serve` whole: a service that dies is started again.
+"""Restarts services of `flyspec serve` that die.
 
-Generations go on meanwhile: without a drafter they decode plainly, for their target they wait
-(`--reopen-timeout-s`). Those of an orchestrator that dies end with it.
+Generations continue meanwhile: without a drafter they decode plainly, without a target they wait
+(`--reopen-timeout-s`). If the orchestrator dies, its generations are lost.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from flyspec.cli.stack import Stack, all_or_first_error
 from flyspec.errors import FlyspecError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-"""Before a service is started that died again soon; doubled each time."""
+"""Seconds before restarting a service that soon died again; doubled each time."""
 STABLE_S = 60.0
-"""A service that lived so long is started again at once."""
+"""A service that ran for this many seconds is restarted at once."""
 MOST_FAILED_STARTS = 5
-"""In a row, of the target or the orchestrator. A drafter is tried for ever: all works without."""
+"""Maximum in a row, for target and orchestrator; a drafter, being optional, is retried for ever."""
 
 
 async def supervise(
     stack: Stack, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Start again what dies, until cancelled. Raises why target or orchestrator do not come up."""
+    """Restart services that die, until cancelled. Raises if target or orchestrator cannot start."""
     await all_or_first_error([_keep(stack, name, sleep) for name in stack.services])
 
 
@@ -37,7 +37,7 @@ async def _keep(stack: Stack, name: str, sleep: Callable[[float], Awaitable[None
         if now() - since >= STABLE_S:
             pause_s = 0.0
         when = f"in {pause_s:.0f} s" if pause_s else "now"
-        stack.say(f"{how}; it is started again {when}")
+        stack.say(f"{how}; restarting {when}")
         await sleep(pause_s)
         pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
         try:

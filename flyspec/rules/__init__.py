@@ -137,54 +137,54 @@ class Rule:
 
     name: str
     fly_window_size: Annotated[int | None, _parameter(
-        "W", "matches that must follow a loosely accepted token; 0 is no window",
+        "W", "matches required after a loosely accepted token; 0: no window",
         Range(0, MAX_WINDOW_SIZE), limit="min",
     )] = None
     fly_entropy_threshold: Annotated[float | None, _parameter(
-        "θ", "the target's entropy from which a mismatch may stand",
+        "θ", "minimum entropy of the target for accepting a mismatch",
         _ENTROPY_RANGES, measured_by="entropy_measure", limit="min",
     )] = None
     fly_entropy_top_k: Annotated[int | None, _parameter(
-        "k", "most likely tokens that the top_k entropy counts",
+        "k", "number of most likely tokens in the top_k entropy",
         {EntropyMeasure.TOP_K: Range(2, 1024)}, measured_by="entropy_measure", limit="max",
     )] = None
     entropy_measure: Annotated[EntropyMeasure | None, _parameter(
-        "", "entropy over log|V|, or of the k most likely tokens in nats",
+        "", "normalized (entropy divided by log|V|) or top_k (of the k most likely tokens, nats)",
     )] = None
     window_scope: Annotated[WindowScope | None, _parameter(
-        "", "whether the matches must follow in the same round; across rounds the token is held "
-        "back until they have",
+        "", "where the matches must follow: within_round, or across_rounds (the token is held back "
+        "until they have)",
     )] = None
     margin_threshold: Annotated[float | None, _parameter(
-        "τ", "nats by which the target may prefer its own token",
+        "τ", "maximum nats by which the target may prefer its own token",
         Range(0.0, 100.0), unit="nats", limit="max", unwise_above=0.3,
         unwise="texts may begin to loop (at 0.4, 0.44 % of texts did in llama.cpp's measurements)",
     )] = None
     divergence: Annotated[Divergence | None, _parameter(
-        "", "how target and draft are compared",
+        "", "divergence of target and draft distributions: js, kl or tv",
     )] = None
     divergence_threshold: Annotated[float | None, _parameter(
-        "T", "the divergence up to which a mismatch may stand",
+        "T", "maximum divergence for accepting a mismatch",
         dict.fromkeys(Divergence, Range(0.0, 100.0)), measured_by="divergence", limit="max",
     )] = None
     divergence_top_k: Annotated[int | None, _parameter(
-        "", "compares so many most likely tokens and the rest as one (rejection: drafts from so "
-        "many); 0 is the whole vocabulary",
+        "", "most likely tokens compared, with the rest as one (rejection: tokens drafted from); "
+        "0: the whole vocabulary",
         Range(0, MAX_DIVERGENCE_TOP_K), limit="min", zero_is_all=True,
     )] = None
     typical_epsilon: Annotated[float | None, _parameter(
-        "ε", "a probability that is always enough", Range(0.0, 1.0), limit="min",
+        "ε", "target probability that always suffices", Range(0.0, 1.0), limit="min",
     )] = None
     typical_delta: Annotated[float | None, _parameter(
-        "δ", "where δ·exp(-entropy) is less than ε, that is enough",
+        "δ", "δ·exp(-entropy) suffices where it is less than ε",
         Range(0.0, 100.0), limit="min",
     )] = None
     random_acceptance: Annotated[float | None, _parameter(
-        "r", "probability that a mismatch stands", Range(0.0, 1.0), limit="max",
+        "r", "probability of accepting a mismatch", Range(0.0, 1.0), limit="max",
     )] = None
     random_judges_matches: Annotated[bool | None, _parameter(
-        "", "asks it of every draft as the released control does; a match that it refuses ends the "
-        "round and is replaced by the same token",
+        "", "apply the probability to every draft, as the released control does; a rejected match "
+        "ends the round and is replaced by the same token",
     )] = None
     guarded_token_ids: tuple[int, ...] = ()
 # fmt: on

@@ -22,8 +22,8 @@ from flyspec.values.tokens import (
     sampling_flag,
 )
 
-SERVERS = "the server's"
-"""The default of what is left to the server, as help shows it."""
+SERVERS = "set by the server"
+"""How help shows the default of what is left to the server."""
 _speculation = partial(Flag, group="Speculation")
 
 
@@ -74,48 +74,49 @@ class GenerateOptions:
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: Annotated[int | None, sampling_flag(
-        "Seed of the sampling; random if not given.", UINT64,
+        "Random seed (default: chosen and reported).", UINT64,
     )] = None
     max_tokens: Annotated[int | None, Flag("Maximum output tokens.", Range(1, UINT32.high))] = None
     stop: Annotated[Sequence[str], sampling_flag("Text that ends the output; repeatable.")] = ()
-    ignore_eos: Annotated[bool, sampling_flag("Continue past the end of sequence.")] = False
+    ignore_eos: Annotated[bool, sampling_flag("Keep generating past end of sequence.")] = False
     drafter: Annotated[str, _speculation(
-        "Drafter: model, prompt_lookup, multi_level or one registered by name.", default=SERVERS,
+        "Drafter: model, prompt_lookup, multi_level or the name of a registered one.",
+        default=SERVERS,
     )] = ""
     rule: Rule | None = None
     num_speculative_tokens: Annotated[SpeculationLength | None, _speculation(
-        "K: maximum drafted tokens per round; 0 is plain decoding, auto drafts as many as pay.",
+        "K: maximum drafted tokens per round (0: plain decoding), or auto to adapt it each round.",
         UINT32, default=SERVERS, metavar="INTEGER|auto", read=read_speculation_length,
     )] = None
     num_draft_tokens_per_round: Sequence[int] = ()
     max_loose_tokens: Annotated[int | None, _speculation(
         "Maximum loosely accepted tokens; decoding is exact after that.", UINT32,
-        default="without bound",
+        default="no limit",
     )] = None
     max_loose_cost_nats: Annotated[float | None, _speculation(
         "Maximum total cost of loosely accepted tokens, in nats; decoding is exact after that.",
-        default="without bound",
+        default="no limit",
     )] = None
     exact_prefix_tokens: Annotated[int, _speculation(
-        "Judge this many tokens exactly first.", UINT32,
+        "Decode this many tokens exactly before the rule applies.", UINT32,
     )] = 0
     eager: Annotated[bool, _speculation(
-        "Show tokens before their window closes. A terminal redraws those that do not stand; a "
-        "file or pipe still gets only final text.",
+        "Show tokens before they are final. A terminal redraws retracted ones; a file or pipe "
+        "still gets only final text.",
     )] = False
     disable_loop_guard: Annotated[bool, _speculation(
-        "Do not switch to exact decoding when the output begins to repeat itself.",
+        "Do not switch to exact decoding when the output starts to repeat itself.",
         name="--no-loop-guard",
     )] = False
     logprobs: Annotated[int | None, sampling_flag(
-        "With --json: report each token's log-probability under the target, and those of this "
-        f"many most likely tokens, 0 to {MAX_TOP_LOGPROBS}.", Range(0, MAX_TOP_LOGPROBS),
+        "With --json: report the target's log-probabilities of each token and of this many most "
+        f"likely ones, 0 to {MAX_TOP_LOGPROBS}.", Range(0, MAX_TOP_LOGPROBS),
     )] = None
     return_rounds: Annotated[bool, Flag(
-        "With --json: report each round's drafts and decisions, to replay the run with.",
+        "With --json: report each round's drafts and decisions, for replaying the run.",
     )] = False
     timeout_s: Annotated[float | None, Flag(
-        "Seconds allowed for each request, including the wait for its turn.",
+        "Time limit per request in seconds, queueing included.",
         name="--timeout", default="no limit",
     )] = None
     request_id: str = ""

@@ -57,35 +57,35 @@ class SamplingParams:
     """
 
     temperature: Annotated[float, sampling_flag(
-        f"0 is greedy decoding; otherwise {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}.",
+        f"Temperature: 0 (greedy decoding), or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}.",
     )] = 0.0
     top_p: Annotated[float, sampling_flag(
-        "Nucleus mass, above 0 and at most 1.", Range(0.0, 1.0, open=True),
+        "Probability mass of nucleus sampling, above 0 and at most 1.", Range(0.0, 1.0, open=True),
     )] = 1.0
     top_k: Annotated[int, sampling_flag(
-        "Keep this many of the most likely tokens; 0 keeps all.",
+        "Sample from this many most likely tokens (0: all).",
         Range(0, 2**31 - 1, " (0 keeps every token)"),
     )] = 0
     min_p: Annotated[float, sampling_flag(
-        "Drop tokens below this share of the most likely token's probability, 0 to 1.",
+        "Drop tokens below this fraction of the most likely token's probability, 0 to 1.",
         Range(0.0, 1.0),
     )] = 0.0
     repetition_penalty: Annotated[float, sampling_flag(
-        "Divide the positive logits of tokens in the prompt or output by this, and multiply the "
-        "negative ones; above 0 and at most 10.", Range(0.0, 10.0, open=True),
+        "Divide positive logits of tokens in the prompt or output by this and multiply negative "
+        "ones; above 0 and at most 10.", Range(0.0, 10.0, open=True),
     )] = 1.0
     presence_penalty: Annotated[float, sampling_flag(
         "Subtract this from the logits of tokens in the output, -2 to 2.", Range(-2.0, 2.0),
     )] = 0.0
     frequency_penalty: Annotated[float, sampling_flag(
-        "Subtract this once for each time the token is in the output, -2 to 2.", Range(-2.0, 2.0),
+        "Subtract this once per occurrence of the token in the output, -2 to 2.", Range(-2.0, 2.0),
     )] = 0.0
     logit_bias: Annotated[tuple[tuple[int, float], ...], sampling_flag(
-        f"Add BIAS, {LOGIT_BIAS}, to the logit of token ID; repeatable.",
+        f"Add BIAS ({LOGIT_BIAS}) to the logit of token ID; repeatable.",
         metavar="ID=BIAS", read=read_logit_biases,
     )] = ()
     min_tokens: Annotated[int, sampling_flag(
-        "Do not end the sequence before this many tokens; at most --max-tokens.", UINT32,
+        "Minimum output tokens before end of sequence; at most --max-tokens.", UINT32,
     )] = 0
     # fmt: on
 

@@ -321,7 +321,7 @@ def test_without_errors_every_draft_is_accepted(target: Path) -> None:
 
 
 def test_pair_refuses_before_it_starts_anything(target: Path) -> None:
-    with pytest.raises(ConfigError, match="--shape huge: there are llama-1b, tiny"):
+    with pytest.raises(ConfigError, match="--shape huge: must be one of llama-1b, tiny"):
         run("--model", str(target), "--shape", "huge")
     for layers in ("-1", "many", "auto:", "auto:0", "auto:inf", "x,auto:3", "auto:3,4"):
         with pytest.raises(ConfigError, match="--pad-target-layers"):

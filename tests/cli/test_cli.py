@@ -52,7 +52,7 @@ async def test_the_command_line_imports_no_torch(module: str) -> None:
     ("arguments", "code", "message"),
     [
         (["generate", "--address", "127.0.0.1:1", "x"], 1, "no server at 127.0.0.1:1; start one"),
-        (["generate", "--local", "--address", "a:1", "x"], 2, "give one of them"),
+        (["generate", "--local", "--address", "a:1", "x"], 2, "give only one of them"),
         (["generate", "--model", "m", "x"], 2, "only with --local"),
         (["generate", ""], 2, "prompt: is empty"),
         (["generate"], 2, "standard input: no prompts in it"),

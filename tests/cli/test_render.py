@@ -129,7 +129,7 @@ def test_what_happened_is_in_the_summary() -> None:
     completion = replace(whole.completion, loop_guard_token_index=40)
     line = render.summary(replace(whole, completion=completion), 1.0)
     assert "3 rollbacks" in line
-    assert "repeats itself, exact from token 40 on" in line
+    assert "repeating, exact from token 40 on" in line
     assert "rollback" not in render.summary(generation(), 1.0)
     assert "1 rollback " in render.summary(generation(replace(METRICS, num_rollbacks=1)), 1.0)
 
@@ -138,12 +138,12 @@ def test_plain_decoding_has_numbers_too() -> None:
     metrics = render.speculation_document(SpeculationMetrics(num_rounds=5))
     assert metrics["mean_acceptance_length"] == 1.0
     assert metrics["draft_acceptance_rate"] == 0.0
-    assert "not speculated" in render.summary(generation(SpeculationMetrics(num_rounds=5)), 1.0)
+    assert "no speculation" in render.summary(generation(SpeculationMetrics(num_rounds=5)), 1.0)
 
 
 def test_summary() -> None:
     line = render.summary(generation(), 0.5)
-    for part in ("5 tokens", "10 tokens/s", "2.50 a round", "loose 20.0% (0.50 nats)", "stop"):
+    for part in ("5 tokens", "10 tokens/s", "2.50 per round", "loose 20.0% (0.50 nats)", "stop"):
         assert part in line
     assert "\n" not in line
     assert "2 prompts · 10 tokens" in render.total([generation(), generation()], 1.0)

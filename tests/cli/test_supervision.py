@@ -75,7 +75,7 @@ async def test_each_service_is_killed_in_turn_and_generations_are_whole(serving:
             token_ids, done = await stream(client, serving, killed)
             assert token_ids == whole
             assert kind in [recovery.kind for recovery in done.recoveries]
-            await serving.says(f"the {killed} service ended with signal SIGKILL; it is started ag")
+            await serving.says(f"the {killed} service ended with signal SIGKILL; restarting")
             await serving.says(f"the {killed} service is ready")
         with pytest.raises(UnavailableError):
             await stream(client, serving, "orchestrator")
@@ -125,8 +125,8 @@ async def supervised(stack: Falling) -> list[float]:
 async def test_a_service_that_cannot_be_started_ends_the_stack(name: str) -> None:
     stack = Falling(name, failures=9)
     assert len(await supervised(stack)) == MOST_FAILED_STARTS
-    assert stack.said[0] == "it ended with signal SIGKILL; it is started again now"
-    assert stack.said[1] == "it ended with code 2; it is started again in 1 s"
+    assert stack.said[0] == "it ended with signal SIGKILL; restarting now"
+    assert stack.said[1] == "it ended with code 2; restarting in 1 s"
     assert stack.said[-1] == "no such model"
 
 

@@ -78,7 +78,7 @@ async def test_a_service_whose_model_is_lost_ends() -> None:
         return service
 
     settings = DraftSettings(metrics_port=-1, drain_grace_s=60.0)
-    with pytest.raises(ModelLostError, match="to be started again: its device failed"):
+    with pytest.raises(ModelLostError, match="the process is restarted: its device failed"):
         async with asyncio.timeout(30):
             await serving.serve("draft", settings, load)
     assert service.grace_s == serving.LOST_GRACE_S

@@ -105,7 +105,7 @@ async def ask_until_ended(client, child, greedy) -> None:
 async def check_end(child, kind) -> None:
     assert await child.ended() == EXIT_LOST
     said = "\n".join(child.lines)
-    assert "the model is lost, and the process ends to be started again" in said
+    assert "the model is lost; exiting so that the process is restarted" in said
     assert re.search(REASONS[kind], said)
 
 

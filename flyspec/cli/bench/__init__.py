@@ -1,4 +1,4 @@
-"""`flyspec bench`: how fast, as `flyspec.bench.speed` measures; each subcommand is a module."""
+"""`flyspec bench`: speed, as measured by `flyspec.bench.speed`; a module per subcommand."""
 
 from __future__ import annotations
 
@@ -37,46 +37,46 @@ def bench(
     prompt_file: measuring.PromptFiles = (),
     problems: Annotated[
         int | None,
-        Flag("Number of fresh word problems.", min=0, default="20 if no --prompt-file is given"),
+        Flag("Number of fresh word problems.", min=0, default="20, or 0 with other prompts"),
     ] = None,
     problem_seed: measuring.ProblemSeed = 7,
     random_prompts: Annotated[int, Flag(
-        "Number of prompts of random tokens, which nothing can draft well for.", min=0,
+        "Number of prompts of random tokens, which no drafter predicts well.", min=0,
     )] = 0,
     limit: Annotated[int | None, Flag(
-        "Maximum prompts per file, or category of one, evenly spread.", min=1,
+        "Maximum prompts per file (or per category in it), evenly spaced.", min=1,
     )] = None,
     address: measuring.Address = None,
     local: measuring.Local = False,
     rules: Annotated[str, Flag(
-        "Rules to measure, with commas and parameters as in "
+        "Rules to measure: comma-separated, with parameters as in "
         "exact,margin:margin_threshold=0.2,fly_window_size=4.",
     )] = "exact,fly",
     drafter: Annotated[str, Flag(
-        "Drafter: model, prompt_lookup, multi_level or one registered by name; several with "
-        "commas are measured each.", default="the server's",
+        "Drafters to measure, comma-separated: model, prompt_lookup, multi_level or names of "
+        "registered ones.", default="set by the server",
     )] = "",
     num_speculative_tokens: measuring.Ks = "auto",
     max_tokens: measuring.MaxTokens = 128,
     ignore_eos: measuring.IgnoreEos = False,
-    repeats: Annotated[int, Flag("Runs of each prompt and mode.", min=1)] = 5,
+    repeats: Annotated[int, Flag("Runs per prompt and mode.", min=1)] = 5,
     chat: measuring.Chat = None,
     peers: Annotated[str, Flag(
-        "Ways of transformers' generate to time as well: greedy, assisted, prompt-lookup, "
-        "ensemble, or all.", default="none",
+        "Modes of transformers' generate to time too: greedy, assisted, prompt-lookup, ensemble "
+        "(comma-separated), or all.", default="none",
     )] = "",
     against: Annotated[Sequence[str], Flag(
-        "An OpenAI-compatible server to time as well: URL or NAME=URL; repeatable.",
+        "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
     )] = (),
-    batch: Annotated[str, Flag("Requests at once, several numbers with commas.")] = "1",
+    batch: Annotated[str, Flag("Concurrent requests, comma-separated.")] = "1",
     compare_dtypes: Annotated[bool, Flag(
-        "Also decode plainly in the other of bfloat16 and float32.",
+        "Also time plain decoding in the other of bfloat16 and float32.",
     )] = False,
     json: measuring.Json = False,
     output: measuring.Output = None,
 ) -> None:
     # fmt: on
-    """Compare plain decoding, acceptance rules and others, prompt by prompt in turn."""
+    """Compare the speed of plain decoding, acceptance rules and others, interleaved by prompt."""
     if context.invoked_subcommand is not None:
         _refuse_flags_before_command(context)
         return
@@ -101,7 +101,7 @@ def bench(
     local = local or address is None
     refuse_model_flags(models, local, address, reads_model=True)
     if compare_dtypes and not local:
-        raise ConfigError("--compare-dtypes starts stacks of its own; leave --address out")
+        raise ConfigError("--compare-dtypes starts its own stacks; remove --address")
     if problems is None and random_prompts and not prompt_file:
         problems = 0
     comparison = Comparison(
@@ -137,11 +137,11 @@ def bench(
 
 
 def _refuse_flags_before_command(context: typer.Context) -> None:
-    """Flags of `bench` say nothing to its subcommands."""
+    """Refuse flags of `bench` before a subcommand, which would ignore them."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(
                 f"--{name.replace('_', '-')} is a flag of `flyspec bench` itself; "
-                f"give flags of `{context.invoked_subcommand}` after its name"
+                f"put flags of `{context.invoked_subcommand}` after its name"
             )

@@ -1,4 +1,4 @@
-"""Stacks that a bench starts otherwise than `flyspec serve` does: flags and modules by service."""
+"""Stacks for benchmarks, with extra flags and other modules for single services."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from flyspec.cli.stack import Stack, StackOptions
 
 
 class BenchStack(Stack):
-    """`flags` go to a service beside its own; `modules` run in the place of its own.
+    """A stack with additional `flags`, and replacement `modules`, for its services.
 
-    Both are by `draft`, `verify` and `orchestrator`.
+    The keys of both are `draft`, `verify` and `orchestrator`.
     """
 
     def __init__(
@@ -24,9 +24,9 @@ class BenchStack(Stack):
         self._flags, self._modules = flags, modules or {}
 
     def module_of(self, name: str) -> str:
-        """The one given in its place, if there is one."""
+        """The replacement module, or else the service's own."""
         return self._modules.get(name) or super().module_of(name)
 
     def flags_of(self, name: str) -> list[str]:
-        """Its own, and those given beside them."""
+        """The service's own flags, followed by the additional ones."""
         return [*super().flags_of(name), *self._flags.get(name, ())]

@@ -1,4 +1,4 @@
-"""What the subcommands of `flyspec bench` share: lists of numbers, where results go."""
+"""Shared by the subcommands of `flyspec bench`: lists of numbers, the result console."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flyspec.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PIPED_WIDTH = 132  # of a table that no terminal shows
+_PIPED_WIDTH = 132  # of tables not shown on a terminal
 
 
 def default_model(model: str | None) -> str:
-    """The model, or the bundled target. Raises `ConfigError` where there is none."""
+    """Return the model, or the bundled target. Raises `ConfigError` if that is missing."""
     if model is not None:
         return model
     from flyspec.cli.stack import StackOptions
@@ -22,27 +22,27 @@ def default_model(model: str | None) -> str:
 
 
 def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
-    """The whole numbers of a comma list, in increasing order, each once. Raises `ConfigError`."""
+    """Return the distinct integers of a comma list in increasing order. Raises `ConfigError`."""
     try:
         found = sorted({int(piece) for piece in text.split(",") if piece.strip()})
     except ValueError:
         found = []
     if not found or found[0] < least:
         raise ConfigError(
-            f"{flag} {text!r}: must be whole numbers of at least {least}, with commas between them"
+            f"{flag} {text!r}: must be a comma-separated list of integers of at least {least}"
         )
     return tuple(found)
 
 
 def silence_loading() -> None:
-    """No progress bar of transformers': it would come between ours and the results."""
+    """Turn off the progress bar of transformers, which would interfere with ours."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
 
 
 def result_console() -> Console:
-    """Standard output, wide enough for tables where no terminal shows it."""
+    """Return a console on standard output, wide enough for tables if it is not a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -1,4 +1,4 @@
-"""What `flyspec bench` itself does: gather what is compared, measure it in turn, report it."""
+"""The comparison made by `flyspec bench`: collect modes and prompts, measure, report."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from flyspec.flags import Dtype
 if TYPE_CHECKING:
     from rich.console import Console
 
-_CALIBRATED_ON = 3  # prompts, of a group each
+_CALIBRATED_ON = 3  # prompts, each from another group
 _LEAST_SESSIONS = 4
 
 
 @dataclass
 class Comparison:
-    """What is compared on which prompts; `run` fills in what was found, and `show` prints it.
+    """What to compare on which prompts; `run` fills in the results, `show` prints them.
 
-    `model` is where the files of a running stack's target are; empty: where its name says.
+    `model` is where the target's files of a running stack are; if empty, its name is used.
     """
 
     options: SpeedOptions
@@ -70,17 +70,17 @@ class Comparison:
 
     @property
     def max_sessions(self) -> int:
-        """Of a stack of its own: few, so that its caches are soon filled with noise."""
+        """The limit for a stack started here: low, so that noise soon fills its caches."""
         largest = max(self.batches)
         return max(_LEAST_SESSIONS, largest + largest // 4)
 
     @property
     def others(self) -> list[str]:
-        """Names of the modes that are not flyspec's."""
+        """Names of the modes other than flyspec's."""
         return [*self.peers, *(name for name, _ in self.against)]
 
     async def run(self, client: Client, stack: Stack | None) -> dict[str, Any]:
-        """Measure everything; the report as JSON, samples included."""
+        """Measure everything. Return the report as JSON, samples included."""
         o = self.options
         console = error_console()
         target = (await client.list_models()).target
@@ -90,14 +90,14 @@ class Comparison:
         names = [mode.name for mode in flyspec_modes(client, o)]
         for name in self.others:
             if (names := [*names, name]).count(name) > 1:
-                raise ConfigError(f"two modes are called {name!r}; name servers by NAME=URL")
-        # Others may use a running stack: its caches are left as they are.
+                raise ConfigError(f"two modes are named {name!r}; name servers with NAME=URL")
+        # Others may use a running stack, so its caches are left alone.
         noise = Noise(client, target.vocab_size, stack.options.max_sessions if stack else 0)
         async with AsyncExitStack() as resources:
             process = await self._peer_process(resources, source, target.device, stack)
             modes: list[Mode] = [*flyspec_modes(client, o)]
             if self.compare_dtypes and stack is not None:
-                console.print("starting a stack of the other data type", markup=False)
+                console.print("starting a stack with the other data type", markup=False)
                 modes.append(await self._other_dtype(resources, stack, target.dtype))
             items = await read_items(client, self.groups, o)
             if process is not None:
@@ -111,7 +111,7 @@ class Comparison:
                 in_turn * prompts * len(modes)
                 + len(at_once) * len(items) * sum(mode.concurrent for mode in modes)
             )
-            console.print(f"{prompts} prompts in {len(modes)} ways on {target.name}", markup=False)
+            console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
             with progress_bar(console) as progress:
                 bar = progress.add_task("measuring", total=total)
 
@@ -156,7 +156,7 @@ class Comparison:
         }
 
     def show(self, console: Console) -> None:
-        """Tables, and what is to be said below them."""
+        """Print tables and the notes below them."""
         for group in self.groups if self.reports else ():
             reports = self.reports[group.name]
             for table in speed_tables(group.name, reports, self.others):
@@ -172,15 +172,15 @@ class Comparison:
         for found in self.calibrations:
             console.print(f"{found.peer}: {found.setup} was fastest", style="dim", markup=False)
         console.print(
-            f"Two bare gRPC round trips with a model's work between them take {self.bare_ms:.2f} "
-            "ms here, and every round makes them.",
+            "Every round includes two bare gRPC round trips with a model's work between them: "
+            f"{self.bare_ms:.2f} ms here.",
             style="dim",
         )
 
     async def _other_dtype(
         self, resources: AsyncExitStack, stack: Stack, dtype: str
     ) -> FlyspecMode:
-        """Plain decoding by a second stack."""
+        """Start a second stack for plain decoding in the other data type."""
         other: Dtype = "float32" if dtype != "float32" else "bfloat16"
         second = Stack(replace(stack.options, dtype=other, draft_model=""))
         await resources.enter_async_context(second)
@@ -190,14 +190,14 @@ class Comparison:
     async def _peer_process(
         self, resources: AsyncExitStack, target: str, device: str, stack: Stack | None
     ) -> PeerProcess | None:
-        """The process that runs transformers, if it is to."""
+        """Start the process that runs transformers, if one is needed."""
         if not self.peers or 1 not in self.batches:
             return None
         draft = (stack.options.draft_model or "") if stack else ""
         return await resources.enter_async_context(peer_process(self.peers, target, draft, device))
 
     async def _peers(self, process: PeerProcess, items: Sequence[Sequence[Item]]) -> list[Mode]:
-        """transformers' modes, each at its best on a few of the prompts."""
+        """Return transformers' modes, each in the fastest setup on a few of the prompts."""
         o = self.options
         tried_on = [of[0].prompt_token_ids for of in items[:_CALIBRATED_ON]]
         modes: list[Mode] = []
@@ -209,7 +209,7 @@ class Comparison:
         return modes
 
     async def _servers(self, items: Sequence[Sequence[Item]], target: str) -> list[Mode]:
-        """Other servers, each asked once whether it answers."""
+        """Return the modes of other servers, after checking that each one answers."""
         modes: list[Mode] = []
         for name, url in self.against:
             server = OpenAIServer(name, url, _decoder(target))
@@ -219,7 +219,7 @@ class Comparison:
 
 
 def _decoder(target: str) -> Callable[[Sequence[int]], str] | None:
-    """The target's tokenizer backwards, if it is on this machine."""
+    """Return a decoder of the target's tokens, if its tokenizer is on this machine."""
     from tokenizers import Tokenizer
 
     path = Path(target).expanduser() / "tokenizer.json"

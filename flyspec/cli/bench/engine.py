@@ -1,4 +1,4 @@
-"""`flyspec bench engine`: what a step of the verify engine costs."""
+"""`flyspec bench engine`: the cost of a step of the verify engine."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ def bench_engine(
     device: measuring.Device = "auto",
     dtype: measuring.ModelDtype = "auto",
     threads: measuring.Threads = 0,
-    batch: Annotated[str, Flag("Sequences per step.")] = "1,2,4,8,16,32",
-    k: Annotated[str, Flag("K; 0 is plain decoding.")] = "0,4,8,16",
-    context: Annotated[str, Flag("Cached tokens per sequence.")] = "128,512,2048",
-    chunk: Annotated[str, Flag("Prompt tokens per step, to time prefill.")] = "128,256,512,1024",
+    batch: Annotated[str, Flag("Sequences per step, comma-separated.")] = "1,2,4,8,16,32",
+    k: Annotated[str, Flag("Drafted tokens (K; 0: plain decoding), comma-separated.")] = "0,4,8,16",
+    context: Annotated[str, Flag("Cached tokens per sequence, comma-separated.")] = "128,512,2048",
+    chunk: Annotated[
+        str, Flag("Prompt tokens per prefill step, comma-separated.")
+    ] = "128,256,512,1024",
     tensor_parallel_size: Annotated[
-        str, Flag("Processes that share the model; several sizes are compared.")
+        str, Flag("Processes that share the model, comma-separated to compare.")
     ] = "1",
     repeats: measuring.Repeats = 7,
     json: measuring.Json = False,
     output: measuring.Output = None,
     plot: measuring.Plot = None,
 ) -> None:
-    """Time steps over batch, K and context, prefill, attention; tell the memory of a slot."""
+    """Time steps by batch, K and context, prefill and attention; report the memory of a slot."""
     from flyspec.bench.engine.plots import plot_engine
     from flyspec.bench.engine.steps import check
     from flyspec.bench.engine.steps_report import EngineOptions
@@ -71,7 +73,7 @@ def bench_engine(
 
 
 def _measure(options: EngineOptions) -> EngineReport:
-    """In this process, rank 0."""
+    """Measure in this process, as rank 0."""
     from flyspec.bench.engine.steps import count, measure
     from flyspec.cli.progress import progress_bar
     from flyspec.cli.runtime import error_console
@@ -84,7 +86,7 @@ def _measure(options: EngineOptions) -> EngineReport:
 
 
 def _measure_apart(options: EngineOptions, sizes: tuple[int, ...]) -> EngineReport:
-    """Each size in a process of its own: a process joins its ranks once."""
+    """Measure each size in a separate process, since a process can join its ranks only once."""
     from flyspec.bench.engine.steps_report import EngineReport
 
     def joined(values: Sequence[int]) -> str:
@@ -101,7 +103,7 @@ def _measure_apart(options: EngineOptions, sizes: tuple[int, ...]) -> EngineRepo
         done = subprocess.run(
             [*command, "--tensor-parallel-size", str(size)], stdout=subprocess.PIPE, check=False
         )
-        if done.returncode:  # it has said why
+        if done.returncode:  # it has printed why
             raise typer.Exit(done.returncode)
         documents.append(json_library.loads(done.stdout))
     return EngineReport.from_documents(documents)
@@ -116,7 +118,7 @@ def _print(report: EngineReport) -> None:
         ranks = "" if size == 1 else f", {size} ranks"
         console.print(
             f"{report.model}, {report.dtype} on {report.device}{ranks}, {run.threads} CPU "
-            f"threads{' a rank' if size > 1 else ''}; medians of {report.repeats} runs",
+            f"threads{' per rank' if size > 1 else ''}; medians of {report.repeats} runs",
             markup=False,
         )
         for table in engine_tables(run):

@@ -1,4 +1,4 @@
-"""`flyspec bench judge`: what judging costs."""
+"""`flyspec bench judge`: the cost of judging drafts."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 @with_flags
 def bench_judge(
-    vocab_size: Annotated[int, Flag("V.", min=64)] = 128_256,
+    vocab_size: Annotated[int, Flag("Vocabulary size (V).", min=64)] = 128_256,
     hidden_size: Annotated[int, Flag("Hidden size of the output layer.", min=1)] = 4096,
     num_speculative_tokens: Annotated[
-        Sequence[int], Flag("K; repeatable.", min=1, default="15 and 25")
+        Sequence[int], Flag("Drafted tokens (K); repeatable.", min=1, default="15 and 25")
     ] = (),
     rules: Annotated[
         str | None,
-        Flag("Rules, with commas and parameters as in `flyspec eval --rules`.",
+        Flag("Rules: comma-separated, with parameters as in `flyspec eval --rules`.",
              default="every preset"),
     ] = None,
     repeats: measuring.Repeats = 9,
     device: measuring.Device = "auto",
     dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], Flag("Data type of the layer and logits.")
+        Literal["bfloat16", "float16", "float32"], Flag("Data type of layer and logits.")
     ] = "bfloat16",
     threads: measuring.Threads = 0,
     json: measuring.Json = False,
     output: measuring.Output = None,
 ) -> None:  # fmt: skip
-    """Time the judging of rounds against the forward of the target's output layer."""
+    """Compare the time to judge a round with the forward pass of the target's output layer."""
     import torch
 
     from flyspec.bench import judging
@@ -83,11 +83,11 @@ def _print_judging(report: JudgeReport) -> None:
     if worst is not None:
         verdict = "met" if worst <= TARGET_SHARE else "missed"
         console.print(
-            f"target for greedy exact and fly: at most {TARGET_SHARE:.0%} of the layer's time; "
-            f"{verdict}, the most is {worst:.1%}",
+            f"goal for greedy exact and fly: at most {TARGET_SHARE:.0%} of the layer's time; "
+            f"{verdict}, maximum {worst:.1%}",
         )
     console.print(
-        f"Medians of {report.repeats} runs, {report.threads} CPU threads; shares are of the "
-        "layer's time just before. Mismatches: what became of the drafted token is said.",
+        f"Medians of {report.repeats} runs, {report.threads} CPU threads; shares are relative to "
+        "the layer's time measured just before. After a mismatch: what became of the draft.",
         style="dim",
     )

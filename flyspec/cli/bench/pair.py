@@ -1,4 +1,4 @@
-"""`flyspec bench pair`: speculation on pairs that the bundled models are not, beside its bound."""
+"""`flyspec bench pair`: speculation on other model pairs, compared with its upper bound."""
 
 from __future__ import annotations
 
@@ -23,39 +23,40 @@ if TYPE_CHECKING:
     from flyspec.bench.pair import PairOptions, PairSample
 
 _AUTO = "auto:"
-_PATIENCE_S = 600.0  # of a round that asks the target for what it has not said yet
+_PATIENCE_S = 600.0  # for a proposal that first needs the target's own text
 
 
 @with_flags
 def bench_pair(
     models: ModelFlags,
     shape: Annotated[str, Flag(
-        "Target of random weights of this shape: llama-1b or tiny; the tokenizer is --model's.",
+        "Use a target with random weights of this shape (llama-1b or tiny) and --model's "
+        "tokenizer.",
     )] = "",
     pad_target_layers: Annotated[str, Flag(
-        "Layers that change nothing to add to the target; auto:R: as many as make a verify step R "
-        "draft steps long, added to the draft model where it is longer already; N,auto:R: the same "
-        "with N more in the target, so that both steps are long.",
+        "Add N no-op layers to the target. auto:R: as many as make a verify step R times as long "
+        "as a draft step, added to the draft model if it is already longer. N,auto:R: both, so "
+        "that both steps are long.",
     )] = "0",
     replay_drafter: Annotated[float | None, Flag(
-        "Draft the target's own text with this share of errors, without a draft model.",
-        Range(0.0, 1.0), default="the draft model drafts",
+        "Draft the target's own text with this fraction of errors, without a draft model.",
+        Range(0.0, 1.0), default="use the draft model",
     )] = None,
-    replay_seed: Annotated[int, Flag("Seed of the errors, and of random weights.")] = 0,
+    replay_seed: Annotated[int, Flag("Seed of the errors and of random weights.")] = 0,
     rules: Annotated[str, Flag(
-        "Rules to measure, with commas and parameters as in `flyspec bench --rules`.",
+        "Rules to measure: comma-separated, with parameters as in `flyspec bench --rules`.",
     )] = "exact,fly,fuzzy",
     problems: Annotated[int, Flag("Number of fresh word problems.", min=1)] = 4,
     problem_seed: measuring.ProblemSeed = 7,
     drafter: measuring.Drafter = "",
     num_speculative_tokens: measuring.KOrAuto = 15,
     max_tokens: measuring.MaxTokens = 64,
-    repeats: Annotated[int, Flag("Runs of each prompt and mode, after one that is not counted.",
+    repeats: Annotated[int, Flag("Runs per prompt and mode, after an uncounted one.",
                                  min=1)] = 3,
     json: measuring.Json = False,
     output: measuring.Output = None,
 ) -> None:  # fmt: skip
-    """Measure the share of the bound that rules reach: other cost ratios, a real model's shape."""
+    """Measure how close rules get to the bound, for other cost ratios and model shapes."""
     from flyspec.bench.conditions import parse_conditions
     from flyspec.bench.pair import PAIR_NOTES, PairOptions, pair_table, report, to_document
     from flyspec.bench.pair_padding import choose_padding
@@ -116,7 +117,7 @@ def bench_pair(
 
 @contextmanager
 def _prepared(models: ModelFlags, shape: str, seed: int) -> Iterator[tuple[_Pair, dict[str, Any]]]:
-    """The pair with the target that was asked for, and what is said of it. Raises `ConfigError`.
+    """Yield the requested pair, and facts about it. Raises `ConfigError`.
 
     Its checkpoints are deleted at the end.
     """
@@ -128,8 +129,8 @@ def _prepared(models: ModelFlags, shape: str, seed: int) -> Iterator[tuple[_Pair
     with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
         if shape:
             if shape not in SHAPES:
-                raise ConfigError(f"--shape {shape}: there are {', '.join(SHAPES)}")
-            error_console().print(f"writing random weights of the shape {shape}")
+                raise ConfigError(f"--shape {shape}: must be one of {', '.join(SHAPES)}")
+            error_console().print(f"writing random weights of shape {shape}")
             tokenizer = Path(models.model or DEMO_MODELS / "target")
             random = write_random(SHAPES[shape], Path(folder) / shape, tokenizer, seed)
             stack = replace(stack, model=str(random))
@@ -139,14 +140,14 @@ def _prepared(models: ModelFlags, shape: str, seed: int) -> Iterator[tuple[_Pair
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two models; checkpoints that are made of them go to `folder`."""
+    """Two models; checkpoints derived from them go to `folder`."""
 
     stack: StackOptions
     folder: Path
 
     @contextmanager
     def padded(self, target_layers: int, draft_layers: int) -> Iterator[StackOptions]:
-        """The stack's options with so many layers more, whose checkpoints are then deleted."""
+        """Yield the stack's options with layers added; the checkpoints are deleted afterwards."""
         from flyspec.bench.pair_checkpoints import pad_layers
 
         stack = self.stack
@@ -164,7 +165,7 @@ class _Pair:
     async def cost_ratio(
         self, target_layers: int, draft_layers: int, length: SpeculationLength
     ) -> float:
-        """A verify step over a draft step in a few generations of the padded pair."""
+        """Return the ratio of verify to draft step in a few generations of the padded pair."""
         from flyspec.bench.conditions import Condition
         from flyspec.bench.pair import PairOptions, report
         from flyspec.rules import Rule
@@ -174,19 +175,19 @@ class _Pair:
             samples = await _measure(stack, _Drafts(), _Problems(2, 1), options)
         ratio = report(samples)[-1].cost_ratio
         if ratio is None:
-            raise ConfigError("nothing was drafted; a ratio of steps needs a draft model")
+            raise ConfigError("nothing was drafted; the ratio of steps needs a draft model")
         return ratio
 
 
 class _Drafts(NamedTuple):
-    """Where drafts come from: the stack's draft model, or with an error rate the target's text."""
+    """The source of drafts: the draft model, or with an error rate the target's own text."""
 
     error_rate: float | None = None
     error_seed: int = 0
 
 
 class _Problems(NamedTuple):
-    """Which word problems are asked."""
+    """The word problems to use as prompts."""
 
     number: int
     seed: int
@@ -195,7 +196,7 @@ class _Problems(NamedTuple):
 async def _measure(
     options: StackOptions, drafts: _Drafts, problems: _Problems, measured: PairOptions
 ) -> list[PairSample]:
-    """Start the stack, measure, end it."""
+    """Start the stack, measure, stop it."""
     from flyspec.bench.pair import count, measure
     from flyspec.bench.prompts import fresh_problems, to_request
     from flyspec.cli.progress import progress_bar
@@ -209,7 +210,7 @@ async def _measure(
         flags: dict[str, list[str]] = {}
         modules: dict[str, str] = {}
         if drafts.error_rate is not None:
-            # The draft service has the target's tokenizer and asks it for its text.
+            # The draft service loads the target's tokenizer and asks the target for its text.
             options = replace(options, draft_model=options.model, drafter="")
             modules["draft"] = "flyspec.bench.replay_service"
             flags["draft"] = to_flags(**drafts._asdict(), address_file=address_file)
@@ -230,18 +231,18 @@ async def _measure(
 
 
 class _Padding(NamedTuple):
-    """Layers that the target gets, and how many draft steps long its step shall be; None: as is."""
+    """Layers to add to the target, and the ratio of verify to draft step to reach, if any."""
 
     target_layers: int
     ratio: float | None
 
     @classmethod
     def read(cls, text: str) -> _Padding:
-        """N, auto:R or N,auto:R. Raises `ConfigError`."""
+        """Parse N, auto:R or N,auto:R. Raises `ConfigError`."""
         layers, _, ratio = text.rpartition(",") if _AUTO in text else (text, "", "")
         if not (layers or "0").isdecimal() or not (ratio or _AUTO).startswith(_AUTO):
             raise ConfigError(
-                f"--pad-target-layers {text}: give a number of layers, auto:RATIO or both: N,auto:R"
+                f"--pad-target-layers {text}: must be a number of layers, auto:R or N,auto:R"
             )
         return cls(int(layers or "0"), _ratio(text, ratio) if ratio else None)
 

@@ -1,4 +1,4 @@
-"""`flyspec bench round`: the time line of a round, beside bare echoes."""
+"""`flyspec bench round`: the timeline of a round, compared with bare gRPC echoes."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def bench_round(
     drafter: measuring.Drafter = "",
     num_speculative_tokens: measuring.K = 15,
     max_tokens: measuring.MaxTokens = 128,
-    repeats: Annotated[int, Flag("Traced runs of each prompt.", min=1)] = 5,
+    repeats: Annotated[int, Flag("Traced runs per prompt.", min=1)] = 5,
     json: measuring.Json = False,
     output: measuring.Output = None,
 ) -> None:
-    """Show where a round's time goes, from all three processes: who worked, who waited."""
+    """Show where a round's time goes in all three processes: work and waiting."""
     from flyspec.bench.conditions import parse_conditions
     from flyspec.bench.timeline import read_spans, report, round_ends, round_lines
     from flyspec.bench.timeline_run import text_times_ns
@@ -60,7 +60,7 @@ def bench_round(
         spans = read_spans(files.values())
     lines = round_lines(spans, done.chunks_ns)
     if not lines:
-        raise ConfigError("no round had drafts; raise --max-tokens, or name another --drafter")
+        raise ConfigError("no round had drafts; raise --max-tokens or choose another --drafter")
     texts = [
         ns
         for trace_id, chunks in done.chunks_ns.items()
@@ -97,7 +97,7 @@ async def _run(
     problem_seed: int,
     repeats: int,
 ) -> TracedRun:
-    """A stack that writes its spans to `files`, and echoes; all are gone at the end."""
+    """Measure with a temporary stack that writes its spans to `files`, and with echoes."""
     from flyspec.bench.exchanges import exchanges
     from flyspec.bench.prompts import fresh_problems, to_request
     from flyspec.bench.timeline_run import count, run

@@ -1,4 +1,4 @@
-"""`flyspec bench prefill-stall`: what a long prompt costs others."""
+"""`flyspec bench prefill-stall`: how much a long prompt delays other sessions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def bench_stall(
     device: measuring.Device = "auto",
     dtype: measuring.ModelDtype = "auto",
     threads: measuring.Threads = 0,
-    sessions: Annotated[int, Flag("Decoding sessions.", min=1)] = 32,
+    sessions: Annotated[int, Flag("Number of decoding sessions.", min=1)] = 32,
     num_speculative_tokens: measuring.PlainOrK = 8,
-    context: Annotated[int, Flag("Tokens of each decoding session.", min=1)] = 128,
-    prompt_tokens: Annotated[int, Flag("Tokens of the prompt that arrives.", min=2)] = 1500,
+    context: Annotated[int, Flag("Tokens per decoding session.", min=1)] = 128,
+    prompt_tokens: Annotated[int, Flag("Tokens of the arriving prompt.", min=2)] = 1500,
     prefill_chunk: Annotated[
-        str, Flag("Maximum prompt tokens per step, or several with commas; compared with not cut.")
+        str, Flag("Maximum prompt tokens per step, comma-separated; compared with no limit.")
     ] = "512",
     max_num_batched_tokens: Annotated[int, Flag("Maximum tokens per step.", min=128)] = 2048,
     steps: Annotated[int, Flag("Timed steps before and after an arrival.", min=1)] = 60,
-    repeats: Annotated[int, Flag("Arrivals for each chunk size.", min=1)] = 5,
+    repeats: Annotated[int, Flag("Arrivals per chunk size.", min=1)] = 5,
     json: measuring.Json = False,
     output: measuring.Output = None,
     plot: measuring.Plot = None,
 ) -> None:
-    """Time the steps of sessions that decode while a long prompt arrives, cut and not cut."""
+    """Time decoding steps while a long prompt arrives, with and without chunked prefill."""
     import torch
 
     from flyspec.bench.engine.plots import plot_stall

@@ -1,4 +1,4 @@
-"""`flyspec bench throughput`: what requests at once gain."""
+"""`flyspec bench throughput`: the gain from concurrent requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @with_flags
 def bench_throughput(
     models: ModelFlags,
-    concurrency: Annotated[str, Flag("Concurrent requests.")] = "1,2,4,8,16,32",
+    concurrency: Annotated[str, Flag("Concurrent requests, comma-separated.")] = "1,2,4,8,16,32",
     rule: Annotated[
         str, Flag("Rule, with parameters as in margin:margin_threshold=0.2.")
     ] = "exact",
@@ -26,12 +26,12 @@ def bench_throughput(
     max_tokens: Annotated[int, Flag("Maximum output tokens.", min=2)] = 96,
     ignore_eos: measuring.IgnoreEos = False,
     problem_seed: measuring.ProblemSeed = 7,
-    repeats: Annotated[int, Flag("Runs of each concurrency and mode.", min=1)] = 3,
+    repeats: Annotated[int, Flag("Runs per concurrency and mode.", min=1)] = 3,
     json: measuring.Json = False,
     output: measuring.Output = None,
     plot: measuring.Plot = None,
 ) -> None:
-    """Compare requests at once with the same one after another, through a stack of its own."""
+    """Compare concurrent requests with sequential ones, on a stack started by this command."""
     from flyspec.bench.conditions import parse_conditions
     from flyspec.bench.engine.plots import plot_throughput
     from flyspec.bench.engine.throughput import (
@@ -48,7 +48,7 @@ def bench_throughput(
     if len(conditions) > 1:
         raise ConfigError(f"--rule {rule!r} names {len(conditions)} rules; give one")
     if conditions[0].num_speculative_tokens is not None:
-        raise ConfigError(f"--rule {rule!r} sets K; use --num-speculative-tokens")
+        raise ConfigError(f"--rule {rule!r} sets K; use --num-speculative-tokens instead")
     options = ThroughputOptions(
         concurrency=numbers("--concurrency", concurrency, 1),
         rule=conditions[0].rule,

@@ -1,7 +1,7 @@
-"""Flags that several commands share, and how a command takes them.
+"""Flags shared by several commands, and the decorator that adds them to a command.
 
-A command marked `with_flags` may have parameters that are dataclasses whose fields are declared as
-flags, and such flags alone; each becomes a flag of the command.
+A command decorated with `with_flags` may have parameters declared as flags, and dataclass
+parameters whose fields are; each becomes a flag of the command.
 """
 
 from typing import Literal

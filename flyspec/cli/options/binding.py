@@ -1,4 +1,4 @@
-"""How a command takes flags that are declared as `Flag`, alone or as the fields of a dataclass."""
+"""Binds flags declared as `Flag`, alone or as fields of a dataclass, to a typer command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flyspec.rules import Rule
 
 
 class _Field(NamedTuple):
-    """A flag: its parameter of the command, the type of the value, what is known of it."""
+    """A flag with its command parameter and the type of its value."""
 
     parameter: str
     kind: Any
@@ -24,11 +24,11 @@ class _Field(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether it may be repeated."""
+        """Whether the flag is repeatable."""
         return get_origin(self.kind) in (Sequence, tuple)
 
     def option(self, default: Any) -> inspect.Parameter:
-        """As typer takes it."""
+        """Return the parameter for typer."""
         flag, kind = self.flag, self.kind
         if self.several:
             kind, default = list[str if flag.read else get_args(kind)[0]] | None, None  # type: ignore[misc]
@@ -45,7 +45,7 @@ class _Field(NamedTuple):
         return inspect.Parameter(self.parameter, keyword, default=default, annotation=annotation)
 
     def value(self, given: Any) -> Any:
-        """What was given, as the field holds it."""
+        """Convert the given value to the field's."""
         if self.several:
             given = tuple(given or ())
         if self.flag.read is None or given is None:
@@ -57,7 +57,7 @@ class _Field(NamedTuple):
 
 
 def fields_of(owner: Any) -> dict[str, _Field]:
-    """The flags of a dataclass by field, or of a command by parameter."""
+    """Return the flags of a dataclass by field, or of a command by parameter."""
     flags = RULE_FLAGS if owner is Rule else flags_of(owner)
     return {
         name: _Field(flag.name.removeprefix("--").replace("-", "_") or name, kind, flag)
@@ -66,7 +66,7 @@ def fields_of(owner: Any) -> dict[str, _Field]:
 
 
 def _nested(defaults: Any) -> list[tuple[str, Any]]:
-    """Fields that hold dataclasses themselves."""
+    """Fields that hold dataclasses."""
     return [
         (name, value)
         for name in (field.name for field in dataclasses.fields(defaults))
@@ -82,7 +82,7 @@ def _options(defaults: Any) -> Iterator[inspect.Parameter]:
 
 
 def take(defaults: Any, given: dict[str, Any]) -> Any:
-    """A dataclass like `defaults` with what was given, which is taken out."""
+    """Return `defaults` with the given values, which are removed from `given`."""
     values = {name: take(nested, given) for name, nested in _nested(defaults)}
     for name, field in fields_of(type(defaults)).items():
         values[name] = field.value(given.pop(field.parameter))
@@ -90,9 +90,9 @@ def take(defaults: Any, given: dict[str, Any]) -> Any:
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameters that are dataclasses by one flag a field that is declared.
+    """Replace a command's dataclass parameters by one flag per declared field.
 
-    The parameter's default, or else the dataclass without arguments, has the flags' defaults.
+    The flags' defaults come from the parameter's default, or the dataclass without arguments.
     """
     groups: dict[str, Any] = {}
     options: list[inspect.Parameter] = []

@@ -1,4 +1,4 @@
-"""The flags of an acceptance rule: its name, and its parameters as the table of rules has them."""
+"""The flags of an acceptance rule: its name, and its parameters from the table of rules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from flyspec.rules import PARAMETERS, Parameter, member_name
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.generation import SERVERS
 
-_RULE = "Parameters of the rule (those that it does not have are refused)"
+_RULE = "Rule parameters (an error if the rule does not have them)"
 
 
 def _flag(parameter: Parameter) -> tuple[Any, Flag]:
-    """The type of a parameter's flag: its kind, help and default, and a whole number's least."""
+    """Return the type of a parameter's flag, and the flag."""
     rules = [name for name, preset in RULE_PRESETS.items() if parameter.name in preset.defaults]
     defaults: dict[str, list[str]] = {}
     for name in rules:
@@ -37,11 +37,11 @@ def _flag(parameter: Parameter) -> tuple[Any, Flag]:
 
 RULE_FLAGS: Mapping[str, tuple[Any, Flag]] = {
     "name": (str, Flag(
-        f"Acceptance rule: {', '.join(RULE_PRESETS)}; or one named in the server's rules file.",
+        f"Acceptance rule: {', '.join(RULE_PRESETS)}; or one from the server's rules file.",
         default=SERVERS, group="Speculation", name="--rule",
     )),
     "guarded_token_ids": (tuple[int, ...], Flag(
-        "Never accept this token loosely, nor give it up for one that is; repeatable.",
+        "Never accept this token loosely, nor another token in its place; repeatable.",
         UINT32, group=_RULE, name="--guarded-token-id", metavar="ID",
     )),
     **{name: _flag(parameter) for name, parameter in PARAMETERS.items()},

@@ -1,4 +1,4 @@
-"""Flags of commands that start a stack on this machine, and of who may connect to it."""
+"""Flags of commands that start a stack on this machine, and its security flags."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Annotated, Any
 from flyspec.config import OrchestratorSettings, ServerSettings, VerifySettings
 from flyspec.flags import ClientAuth, Dtype, Flag, flags_of
 
-_GROUP = "Of a stack started on this machine"
+_GROUP = "Stack started by this command"
 _stack = partial(Flag, group=_GROUP)
-_ALL = "every core for the native step, half of them for torch"
+_ALL = "all cores with the native step, half of them with torch"
 
 
 def setting(settings: type[ServerSettings], name: str, **known: Any) -> Flag:
-    """A flag that is a service's setting, as that is declared."""
+    """Return the flag for a service's setting, with the setting's own description."""
     field = settings.model_fields[name]
     help_ = field.description or ""
     least = next((m.ge for m in field.metadata if hasattr(m, "ge")), None)
@@ -25,20 +25,20 @@ def setting(settings: type[ServerSettings], name: str, **known: Any) -> Flag:
 
 
 _verify = partial(setting, VerifySettings, group=_GROUP)
-_security = partial(setting, OrchestratorSettings, group="Who may connect")
+_security = partial(setting, OrchestratorSettings, group="Security")
 _SHARES = {"gpu_memory_utilization": 0.7, "draft_gpu_memory_utilization": 0.2}
-"""Of a GPU that target and draft model share: a draft model is smaller, and caches less a token."""
+"""Shares of a GPU used by both models: a draft model is smaller and caches less per token."""
 
 
 def _utilization(name: str, **known: Any) -> Flag:
-    """`--gpu-memory-utilization` of one of the two models."""
+    """Return `--gpu-memory-utilization` for one of the two models."""
     alone = VerifySettings.model_fields["gpu_memory_utilization"].default
     shown = f"{alone:g}; {_SHARES[name]:g} if target and draft model share a GPU"
     return _verify("gpu_memory_utilization", default=shown, **known)
 
 
 def to_flags(**values: Any) -> list[str]:
-    """As they are typed; None is left out, a path is absolute."""
+    """Return flags as typed, without those that are None and with absolute paths."""
     flags = []
     for name, value in values.items():
         if value is not None:
@@ -52,18 +52,18 @@ def to_flags(**values: Any) -> list[str]:
 # fmt: off
 @dataclass(frozen=True)
 class ModelFlags:
-    """Which models to start, on what, and with which rules."""
+    """The models of a stack to start, with their devices, memory and rules."""
 
     model: Annotated[str | None, _stack(
-        "Target model: a directory or hub id; the bundled pair if not given. Of a running stack "
-        "(bench, eval): where its files are here, if its name does not say.",
+        "Target model: a directory or hub id (default: the bundled pair). For bench and eval on a "
+        "running stack: its files on this machine, if not under its name.",
     )] = None
     draft_model: Annotated[str | None, _stack(
-        "Draft model: a directory or hub id; '' drafts by prompt lookup only.",
+        "Draft model: a directory or hub id; '', the default with --model: prompt lookup only.",
     )] = None
     device: Annotated[str, _stack("Device of the target: cpu, cuda, cuda:N or auto.")] = "auto"
     draft_device: Annotated[str | None, _stack(
-        "Device of the draft model.", default="as --device",
+        "Device of the draft model.", default="same as --device",
     )] = None
     dtype: Annotated[Dtype, _stack("Data type of the target's weights.")] = "auto"
     draft_dtype: Annotated[Dtype, _stack("Data type of the draft model's weights.")] = "auto"
@@ -73,17 +73,17 @@ class ModelFlags:
     )] = 0
     max_model_len: Annotated[int | None, _verify(
         "max_model_len", default="the target's own limit",
-        help="Longest sequence in tokens; of the draft model as far as its own limit allows.",
+        help="Maximum sequence length in tokens; the draft model's own limit may be lower.",
     )] = None
     gpu_memory_utilization: Annotated[float | None, _utilization("gpu_memory_utilization")] = None
     draft_gpu_memory_utilization: Annotated[float | None, _utilization(
-        "draft_gpu_memory_utilization", help="--gpu-memory-utilization of the draft model.",
+        "draft_gpu_memory_utilization", help="--gpu-memory-utilization for the draft model.",
     )] = None
     kv_cache_memory_bytes: Annotated[int | None, _verify(
         "kv_cache_memory_bytes", default="0",
     )] = None
     draft_kv_cache_memory_bytes: Annotated[int | None, _verify(
-        "kv_cache_memory_bytes", default="0", help="--kv-cache-memory-bytes of the draft model.",
+        "kv_cache_memory_bytes", default="0", help="--kv-cache-memory-bytes for the draft model.",
     )] = None
     batch_invariant: Annotated[bool | None, _verify("batch_invariant")] = None
     tensor_parallel_size: Annotated[int, _verify("tensor_parallel_size")] = 1
@@ -92,7 +92,7 @@ class ModelFlags:
     )] = None
 
     def gpu_shares(self) -> dict[str, float]:
-        """What each model takes of a GPU that both would have, as far as it is not given."""
+        """Return the default memory shares if both models would use the same GPU."""
         target, draft = self.device, self.draft_device or self.device
         if "cpu" in (target, draft):
             return {}
@@ -102,7 +102,7 @@ class ModelFlags:
         return {name: share for name, share in _SHARES.items() if getattr(self, name) is None}
 
     def given(self) -> list[str]:
-        """The flags that differ from their defaults, as they are typed."""
+        """Return the flags that differ from their defaults, as typed."""
         return [
             flags_of(ModelFlags)[f.name][1].typed(f.name)
             for f in dataclasses.fields(self)
@@ -112,7 +112,7 @@ class ModelFlags:
 
 @dataclass(frozen=True)
 class ListeningFlags:
-    """What the orchestrator, which alone may listen beyond loopback, is told of security."""
+    """Security of the orchestrator, the only service that may listen beyond loopback."""
 
     ssl_certfile: Annotated[str, _security("ssl_certfile")] = ""
     ssl_keyfile: Annotated[str, _security("ssl_keyfile")] = ""
@@ -124,7 +124,7 @@ class ListeningFlags:
     # fmt: on
 
     def orchestrator_flags(self) -> tuple[str, ...]:
-        """As the orchestrator takes them."""
+        """Return the flags for the orchestrator."""
         given = {name: value for name, value in vars(self).items() if value}
         bare = ["--allow-insecure"] if given.pop("allow_insecure", False) else []
         return (*to_flags(**given), *bare)
