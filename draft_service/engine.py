@@ -1,4 +1,4 @@
-"""The draft engine: the proposals of all sessions over one model. Imports no torch."""
+"""The draft engine: runs the proposals of all sessions on one model. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flyspec.values.tokens import Drafted
 
 
 class Engine(StepLoop[Drafted]):
-    """Runs proposals (`draft_service.proposal`) over a model; sessions' states are the owners."""
+    """Runs proposals (`draft_service.proposal`) on a model; session states own them."""
 
     def __init__(
         self,
@@ -26,13 +26,13 @@ class Engine(StepLoop[Drafted]):
         self.model = model
 
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[Drafted]:
-        """The tokens drawn for each proposal."""
+        """Return the tokens drawn for each proposal."""
         return self.model.draw(wants, self.arrival)
 
     def spoiled(self, slot: int) -> None:
-        """As `StepLoop.spoiled`."""
+        """Forget what the slot caches after a failed step."""
         self.model.cache.forget(slot)
 
     def steps_of(self, want: Draw, result: Drafted) -> int:
-        """One, and one for each token that goes on from those of the first step's rows."""
+        """Return one step, plus one per token drawn after those of the first step's rows."""
         return 1 + len(result.token_ids) - want.step.num_logits

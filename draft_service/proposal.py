@@ -1,7 +1,7 @@
-"""One proposal: drives a drafter's work and cuts what comes out into chunks.
+"""One proposal: drives a drafter's work and splits its output into chunks.
 
-Runs in the engine's thread for drafters with a model, on the event loop for those without. Knows no
-threads, no gRPC and no torch.
+Runs in the engine's thread for drafters with a model, otherwise in the thread of the caller. Uses
+no threads, no gRPC and no torch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftTimings
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 MAX_CHUNK_BYTES = 1 << 20
-"""Most bytes of distributions in a chunk that has more than one token. A single one is smaller in
-any vocabulary of today (half a megabyte at 262,144 tokens)."""
+"""Maximum bytes of distributions in a chunk of several tokens. A single distribution is smaller for
+any current vocabulary (half a megabyte at 262,144 tokens)."""
 
 Deliver = Callable[[DraftChunk | Exception], None]
 
@@ -24,7 +24,7 @@ Deliver = Callable[[DraftChunk | Exception], None]
 class SessionState:
     """A session's drafter state, opened by its first proposal in the thread that drives it.
 
-    A proposal that is `interrupted`, from any thread, ends with what it has.
+    Setting `interrupted`, from any thread, ends a proposal with the tokens it has.
     """
 
     __slots__ = ("_opener", "_session", "interrupted")
@@ -35,13 +35,13 @@ class SessionState:
         self.interrupted = False
 
     def session(self) -> DrafterSession:
-        """The drafter's session. Raises `ResourceExhaustedError` if it cannot be opened."""
+        """Return the drafter's session. Raises `ResourceExhaustedError` if it cannot be opened."""
         if self._session is None:
             self._session = self._opener()
         return self._session
 
     def close(self) -> None:
-        """Give back what the session holds; it may be opened again."""
+        """Release what the session holds; it may be opened again."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
@@ -50,12 +50,12 @@ class SessionState:
 def propose(
     state: SessionState, advance: DraftAdvance, chunk_tokens: int, arrival_ns: int, deliver: Deliver
 ) -> Work[Drafted]:
-    """The answer to an `advance`: move the session, draft, and deliver what comes in chunks.
+    """Answer an `advance`: move the session, draft, and deliver the tokens in chunks.
 
-    `deliver` gets every chunk, the last one flagged. A chunk goes out once `chunk_tokens` tokens
-    wait in it and a further step is due; what exists already is not split, unless its distributions
+    `deliver` receives every chunk, the last one flagged. A chunk is sent once `chunk_tokens` tokens
+    wait in it and another step is due; existing tokens are not split unless their distributions
     exceed `MAX_CHUNK_BYTES`. `arrival_ns` is the `perf_counter_ns` of the request. Raises
-    `PrefixMismatchError` or `InvalidArgumentError` for a move that cannot be made.
+    `PrefixMismatchError` or `InvalidArgumentError` for an impossible move.
     """
     session = state.session()
     check_move(len(session.token_ids), advance.keep_length, len(advance.append_token_ids))
@@ -93,7 +93,7 @@ def propose(
 
 
 class _Chunks:
-    """The chunks of a proposal that begins where `session` stands."""
+    """The chunks of a proposal that continues the sequence of `session`."""
 
     def __init__(self, advance: DraftAdvance, session: DrafterSession, deliver: Deliver) -> None:
         self._round_id, self._deliver = advance.round_id, deliver
@@ -104,11 +104,11 @@ class _Chunks:
 
     @property
     def waiting(self) -> int:
-        """Tokens that are not sent yet."""
+        """Number of tokens not sent yet."""
         return len(self._ids)
 
     def add(self, drafted: Drafted) -> None:
-        """Put tokens into the chunk; where their distributions do not fit it goes out before."""
+        """Add tokens to the chunk, flushing it first where their distributions do not fit."""
         token_ids, origins, distributions, confidences = drafted
         if not distributions:
             self._ids += token_ids
@@ -127,7 +127,7 @@ class _Chunks:
             self._bytes += size
 
     def flush(self, timings: DraftTimings | None = None) -> None:
-        """Send what waits; with the proposal's timings it is the last chunk."""
+        """Send the waiting tokens; with the proposal's timings, as the last chunk."""
         start = self._sent
         self._sent += len(self._ids)
         chunk = DraftChunk(

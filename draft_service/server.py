@@ -1,4 +1,4 @@
-"""Puts the service together from its settings and runs it. torch is imported only with a model."""
+"""Assembles the service from its settings and runs it. Imports torch only with a model."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 MAX_LOOKUP_LENGTH = 1 << 17
-"""Longest sequence of a drafter without a model, in tokens, if the settings say nothing."""
+"""Default maximum sequence length of a drafter without a model, in tokens."""
 
 
 Build: TypeAlias = Callable[
     [DraftSettings, DraftTelemetry], Awaitable[tuple[Sessions, Engine | None]]
 ]
-"""Makes the sessions of a draft service, and starts the engine that they need."""
+"""Creates the sessions of a draft service and starts the engine that they need."""
 
 
 async def build(
     settings: DraftSettings, observer: DraftTelemetry | None = None
 ) -> tuple[Sessions, Engine | None]:
-    """Load and warm up what the settings ask for. Raises `ConfigError`."""
+    """Load and warm up what the settings request. Raises `ConfigError`."""
     observer = observer or DraftTelemetry(Telemetry("draft"))
     drafters: list[Drafter] = [PromptLookupDrafter(settings.max_model_len or MAX_LOOKUP_LENGTH)]
     engine, tokenizers = None, Tokenizers()
@@ -50,7 +50,7 @@ async def build(
     default = settings.drafter or drafters[0].info.name
     names = [d.info.name for d in drafters]
     if default not in names:
-        raise ConfigError(f"--drafter {default}: needs a draft model; give one with --model")
+        raise ConfigError(f"--drafter {default} needs a draft model; set --model")
     drafters.insert(0, drafters.pop(names.index(default)))
     if engine is not None:
         await asyncio.wrap_future(engine.start())
@@ -60,8 +60,8 @@ async def build(
 def _load(
     settings: DraftSettings, observer: DraftTelemetry
 ) -> tuple[Engine, list[Drafter], Tokenizers]:
-    """The draft model's engine, not yet started, the drafters that use it, its tokenizer."""
-    model_source(settings.model)  # what is wrong with it is said before torch is imported
+    """Load the draft model: its engine (not started), the drafters that use it, tokenizers."""
+    model_source(settings.model)  # report errors before torch is imported
     try:
         with large_imports():
             from draft_service.drafters.model import ModelDrafter
@@ -73,7 +73,7 @@ def _load(
     except ImportError as error:
         raise ConfigError(
             f"--model {settings.model}: needs torch and transformers ({error}); "
-            "pip install 'flyspec[models]', or leave --model out for prompt lookup only"
+            "pip install 'flyspec[models]', or omit --model to use prompt lookup only"
         ) from error
 
     def prepare() -> None:
@@ -83,8 +83,8 @@ def _load(
     set_threads(settings.threads)
     length, limit = settings.max_model_len, own_context_length(read_config(settings.model)[1])
     if length > limit:
-        # Beyond its own sequences a drafter only has nothing to propose.
-        log.warning("--max-model-len %d: the draft model's own limit is %d, and holds",
+        # A drafter merely proposes nothing beyond its own limit.
+        log.warning("--max-model-len %d exceeds the draft model's own limit; using %d",
                     length, limit)  # fmt: skip
         length = limit
     check = partial(check_fits, settings)
@@ -109,7 +109,7 @@ def _load(
 async def serve(settings: DraftSettings, make: Build = build) -> None:
     """Load, warm up, listen; serve until SIGTERM or SIGINT, then drain. Raises `ConfigError`.
 
-    `make` is for another set of drafters than the settings name.
+    `make` can supply other drafters than the settings name.
     """
 
     async def load(telemetry: Telemetry) -> OnePort:

@@ -1,4 +1,4 @@
-"""The `DraftService` servicer: protobuf in, protobuf out, one stream one session."""
+"""The `DraftService` servicer: protobuf in, protobuf out, one session per stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._sessions = sessions
         self._observer = observer or DraftTelemetry(Telemetry("draft"))
         room = sessions.max_length
-        sequence = (room, f"tokens, but the drafter with the most room holds {room}; shorten it")
+        sequence = (room, f"tokens, but this service's drafters hold at most {room}; shorten it")
         self._lengths = {
             "open": {"token_ids": sequence, "sampling.logit_bias": BIAS_LENGTH},
             "advance": {"append_token_ids": sequence},
@@ -36,13 +36,13 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     async def Describe(
         self, request: draft_pb2.DraftServiceDescribeRequest, context: Any
     ) -> draft_pb2.DraftServiceDescribeResponse:
-        """What this service drafts with, and how busy it is."""
+        """Return the drafters, the limits and the open sessions."""
         info: draft_pb2.DraftServiceDescribeResponse = wire.encode(self._sessions.describe())
         return info
 
     @rpc.handler
     async def Draft(self, requests: Any, context: Any) -> None:
-        """A session: one `open`, then any number of `advance`, one proposal each."""
+        """Run one session: an `open`, then any number of `advance`, one proposal each."""
         timeout_s = min(REQUEST_TIMEOUT_S, self._sessions.settings.idle_timeout_s)
         message = await rpc.read(context, timeout_s)
         if message is None:
@@ -53,7 +53,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         with self._sessions.open(first) as session, self._observer.session(session):
             await session.prepare()
             last_round_id, idle_s = -1, self._sessions.settings.idle_timeout_s
-            # The next request ends this one's proposal.
+            # The next request ends the current proposal.
             asked: AsyncGenerator[DraftOpen | DraftAdvance] = rpc.read_ahead(
                 lambda: self._next(context), idle_s, session.interrupt
             )
@@ -63,7 +63,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
     @rpc.handler
     async def AddTokenizer(self, requests: Any, context: Any) -> draft_pb2.AddTokenizerResponse:
-        """Make a target's tokenizer known, so that sessions can speak it."""
+        """Register a target's tokenizer for use by sessions."""
 
         async def messages() -> AsyncIterator[TokenizerFacts | bytes]:
             while (message := await rpc.read(context, REQUEST_TIMEOUT_S)) is not None:
@@ -79,17 +79,17 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         last_round_id: int,
         context: Any,
     ) -> int:
-        """Answer one `advance`, chunk by chunk; its round's id."""
+        """Answer one `advance`, chunk by chunk, and return its round's id."""
         arrival_ns = perf_counter_ns()
         if not isinstance(request, DraftAdvance):
             raise InvalidArgumentError(
-                "DraftRequest.request: open may only come first; "
+                "DraftRequest.request: open is only allowed as the first message; "
                 "use another stream for another session"
             )
         if request.round_id <= last_round_id:
             raise PrefixMismatchError(
-                f"advance.round_id is {request.round_id} after {last_round_id}: rounds come once "
-                "and in order; open a new session with the whole sequence"
+                f"advance.round_id is {request.round_id} after {last_round_id}, but each round "
+                "must arrive once and in order; open a new session with the whole sequence"
             )
         await session.move(request, arrival_ns)
         last, service_ns = False, 0
@@ -104,7 +104,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         return request.round_id
 
     async def _next(self, context: Any) -> DraftOpen | DraftAdvance | None:
-        """The client's next message, None at the end."""
+        """Return the client's next message, or None at the end."""
         message = await rpc.receive(context)
         return None if message is None else self._request(message)
 

@@ -1,6 +1,6 @@
-"""Sessions as the event loop sees them: admission, checks of what a client sends, proposals.
+"""Sessions on the event loop: admission, request checks, proposals.
 
-Everything here runs on the event loop; what needs the model is queued to the engine.
+Work that needs the model is queued to the engine; long sequences are read in another thread.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from flyspec.values.rounds import MAX_SCORED, DraftAdvance, DraftChunk, DraftOpe
 from flyspec.values.sessions import SessionStatus
 
 MAX_TRANSLATED_LENGTH = 1 << 20
-"""Longest sequence of a translated session, in the target's tokens; the drafter has its end."""
+"""Maximum target tokens of a translated session; the drafter holds the end of the sequence."""
 
 ANY_IDS = 1 << 32
-"""The vocabulary size of a drafter without a model: ids are of 32 bits."""
+"""The vocabulary size of a drafter without a model: ids have 32 bits."""
 LONG_SEQUENCE = 4096
-"""Tokens of a sequence without a model that take milliseconds to index."""
+"""Tokens of a sequence that take milliseconds to index, without a model."""
 
 
 class Sessions:
-    """The drafters of a service and the sessions open with them. The first drafter is the default.
+    """A service's drafters and their open sessions. The first drafter is the default.
 
-    `max_length` is the longest sequence that any of them holds, in tokens. `engine` drives the
-    drafters that need a model; None if there is none. `tokenizers` are those of targets that a
-    session can speak instead of the draft model's own.
+    `max_length` is the longest sequence that any of them holds, in tokens. `engine` runs the
+    drafters that need a model (None: no model). `tokenizers` are targets' tokenizers that a session
+    can use instead of the draft model's own.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Sessions:
         self._active = self._opened_total = 0
 
     def describe(self) -> DraftServiceInfo:
-        """Answer of `Describe`."""
+        """Return the answer to `Describe`."""
         return DraftServiceInfo(
             drafters=tuple(d.info for d in self._drafters.values()),
             sessions=SessionStatus(self._active, self.settings.max_sessions, self._opened_total),
@@ -72,10 +72,10 @@ class Sessions:
 
     @contextmanager
     def open(self, open_: DraftOpen) -> Iterator[ClientSession]:
-        """A session, closed at the end of the block.
+        """Open a session, closed at the end of the block.
 
-        Raises `NotFoundError`, `InvalidArgumentError`, `ResourceExhaustedError`,
-        `PrefixMismatchError` for a tokenizer that is not known.
+        Raises `NotFoundError`, `InvalidArgumentError`, `ResourceExhaustedError`, or
+        `PrefixMismatchError` for an unknown tokenizer.
         """
         drafter = self._drafters.get(open_.drafter or self._default)
         if drafter is None:
@@ -99,7 +99,7 @@ class Sessions:
             session.close()
 
     def _translator(self, drafter: Drafter, fingerprint: str) -> Translator | None:
-        """What translates for a session that speaks another tokenizer than the drafter's model."""
+        """Return the translator for a session whose tokenizer is not the draft model's."""
         model = drafter.info.model
         if model is None or fingerprint in ("", model.tokenizer_fingerprint):
             return None
@@ -107,7 +107,7 @@ class Sessions:
 
 
 class ClientSession:
-    """One client's session: `prepare`, then `advance` and `next_chunk` until one is the last.
+    """One client's session: `prepare`, then per proposal `move` and `next_chunk` until the last.
 
     Raises `InvalidArgumentError` for a sequence that the drafter cannot hold.
     """
@@ -130,7 +130,7 @@ class ClientSession:
         if translator:
             self._max_length = MAX_TRANSLATED_LENGTH
             self._vocab_size, self._speaker = translator.target.vocab_size, "target"
-        # The same tokenizer, but perhaps more rows in the target's output layer.
+        # The tokenizer is the same, but the target's output layer may have more rows.
         self._fits = bool(open_.tokenizer_fingerprint) and translator is None
         self._open = open_ = self._fit_open(open_)
         self._check_open(open_)
@@ -139,7 +139,7 @@ class ClientSession:
         self._loop = asyncio.get_running_loop()
 
     async def prepare(self) -> None:
-        """Read the sequence, where that takes long, in a thread: it holds up nobody else there."""
+        """Read the sequence, in a thread if that takes long, so as not to delay others."""
         drafter, open_ = self.drafter, self._open
         if self._translator:
             alignment = await asyncio.to_thread(
@@ -150,7 +150,7 @@ class ClientSession:
             await asyncio.to_thread(self._state.session)
 
     async def move(self, advance: DraftAdvance, arrival_ns: int) -> None:
-        """As `advance`, and in a thread if it goes far back or adds much."""
+        """Call `advance`, in a thread if it goes far back or appends much."""
         if self._engine is None:
             held = len(self._state.session().token_ids)
             if max(held - advance.keep_length, len(advance.append_token_ids)) > LONG_SEQUENCE:
@@ -159,12 +159,12 @@ class ClientSession:
         self.advance(advance, arrival_ns)
 
     def advance(self, advance: DraftAdvance, arrival_ns: int) -> None:
-        """Start a proposal; the one before has ended. Raises `InvalidArgumentError`."""
+        """Start a proposal after the previous one has ended. Raises `InvalidArgumentError`."""
         limit = self._settings.max_speculative_tokens
         if advance.max_tokens > limit:
             raise InvalidArgumentError(
-                f"advance.max_tokens: {advance.max_tokens}, but this service proposes at most "
-                f"{limit}; ask for fewer or raise --max-speculative-tokens"
+                f"advance.max_tokens is {advance.max_tokens}, but this service proposes at most "
+                f"{limit}; request fewer or raise --max-speculative-tokens"
             )
         if not 0 <= advance.min_confidence <= 1:  # NaN too
             raise InvalidArgumentError(
@@ -173,7 +173,7 @@ class ClientSession:
         if advance.score and len(advance.append_token_ids) > MAX_SCORED:
             raise InvalidArgumentError(
                 f"advance.score: {len(advance.append_token_ids)} tokens are appended, but this "
-                f"service scores at most {MAX_SCORED}; leave it out"
+                f"service scores at most {MAX_SCORED}; leave score unset"
             )
         advance = replace(advance, append_token_ids=self._fit_ids(advance.append_token_ids))
         self._check_ids("advance.append_token_ids", advance.append_token_ids)
@@ -181,53 +181,53 @@ class ClientSession:
         if length > self._max_length:
             raise InvalidArgumentError(
                 f"advance: {length} tokens kept and appended, but the drafter "
-                f"{self.drafter.info.name} holds {self._max_length}; use another drafter "
+                f"{self.drafter.info.name} holds at most {self._max_length}; use another drafter "
                 "for the rest"
             )
         chunk_tokens, self._state.interrupted = self._settings.chunk_tokens, False
         work = propose(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
         if self._engine is None:
             for _ in work:
-                raise AssertionError("a drafter without a model wants no steps")
+                raise AssertionError("a drafter without a model requested a step")
         else:
             self._engine.add(self._state, work, self._deliver)
 
     def interrupt(self) -> None:
-        """End the proposal that is under way with the token at hand."""
+        """End the current proposal after the current token."""
         self._state.interrupted = True
         if self._engine is not None:
             self._engine.nudge()
 
     async def next_chunk(self) -> DraftChunk:
-        """The next chunk of the proposal; raises what ended it instead."""
+        """Return the next chunk of the proposal, or raise the error that ended it."""
         item = await self._chunks.get()
         if isinstance(item, Exception):
             raise item
         return item
 
     def close(self) -> None:
-        """End the session; its slot is free within one step."""
+        """Close the session; its slot is free within one step."""
         if self._engine is None:
             self._state.close()
         else:
             self._engine.drop(self._state, self._state.close)
 
     def _deliver(self, item: DraftChunk | Exception) -> None:
-        """Called in the engine's thread, or in any other."""
-        # The event loop may be gone while the process ends.
+        """Queue a chunk or an error, from any thread."""
+        # The event loop may already be closed during shutdown.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
 
     def _check_open(self, open_: DraftOpen) -> None:
-        """Refuse a sequence or parameters that the drafter cannot take."""
+        """Reject a sequence or parameters that the drafter cannot handle."""
         length = len(open_.token_ids)
         self._check_ids("open.token_ids", open_.token_ids)
         if not length:
-            raise InvalidArgumentError("open.token_ids: empty; a sequence needs at least one token")
+            raise InvalidArgumentError("open.token_ids is empty; send at least one token")
         if length > self._max_length:
             raise InvalidArgumentError(
                 f"open.token_ids: {length} tokens, but the drafter {self.drafter.info.name} holds "
-                f"{self._max_length}; shorten the prompt or use another drafter"
+                f"at most {self._max_length}; shorten the prompt or use another drafter"
             )
         validate_sampling(open_.sampling)
         for token, _ in open_.sampling.logit_bias:
@@ -253,12 +253,12 @@ class ClientSession:
 
     def _not_an_id(self) -> str:
         return (
-            f"is not below the {self._speaker}'s vocabulary size {self._vocab_size}; send ids of "
-            f"the {self._speaker}'s own tokenizer"
+            f"is not below the {self._speaker}'s vocabulary size {self._vocab_size}; send ids "
+            f"from the {self._speaker}'s own tokenizer"
         )
 
     def _fit_open(self, open_: DraftOpen) -> DraftOpen:
-        """As `_fit_ids`; what is asked of ids that the draft model does not have is left out."""
+        """Apply `_fit_ids`, and drop biases of ids that the draft model does not have."""
         size = self._vocab_size
         if not self._fits:
             return open_
@@ -270,10 +270,10 @@ class ClientSession:
         )
 
     def _fit_ids(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Ids of the same tokenizer, in a session that names it.
+        """Return ids within the draft model's vocabulary, if the session names its tokenizer.
 
-        Its table may have been padded to more rows for the target than for the draft model: the
-        draft's last row stands in for those, which stand for no text.
+        The tokenizer's table may be padded to more rows in the target than in the draft model.
+        Padding rows stand for no text and are replaced by the draft model's last row.
         """
         size = self._vocab_size
         if not self._fits or max(token_ids, default=0) < size:

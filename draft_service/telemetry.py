@@ -1,4 +1,4 @@
-"""What the draft service tells of its proposals: metrics, and a span for each that is traced."""
+"""Metrics of the draft service's proposals, and a span for each traced proposal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class DraftTelemetry:
-    """Of all proposals of a draft service. `engine_metrics` are for its engine."""
+    """Telemetry of a draft service's proposals. `engine_metrics` are for its engine."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -27,13 +27,13 @@ class DraftTelemetry:
         self._queue_seconds = step_histogram(
             registry,
             "flyspec_draft_queue_seconds",
-            "From a proposal's request to its first step.",
+            "Seconds from a proposal's request to its first step.",
             "drafter",
         )
         self._proposal_seconds = step_histogram(
             registry,
             "flyspec_draft_proposal_seconds",
-            "From a proposal's request to its last token.",
+            "Seconds from a proposal's request to its last token.",
             "drafter",
         )
         self._tokens = Counter(
@@ -41,11 +41,11 @@ class DraftTelemetry:
         )
 
     def watch(self, sessions: Sessions) -> None:
-        """Tell of the sessions whenever Prometheus asks."""
+        """Export the sessions on every scrape."""
         self._telemetry.collect(lambda: session_metrics("draft", sessions.describe().sessions))
 
     def session(self, session: ClientSession) -> AbstractContextManager[None]:
-        """A session, from its opening to its end."""
+        """Log a session when it ends."""
         return session_line(log, lambda: {"drafter": session.drafter.info.name})
 
     def proposed(
@@ -56,7 +56,7 @@ class DraftTelemetry:
         last: DraftChunk,
         service_ns: int,
     ) -> None:
-        """A proposal has been sent; `last` is its last chunk, ready after `service_ns`."""
+        """Record a proposal that was sent; `last` is its last chunk, ready after `service_ns`."""
         name, timings = session.drafter.info.name, last.timings
         num_tokens = last.start_position + len(last.token_ids) - last.keep_length - 1
         self._queue_seconds.labels(name).observe(timings.queue_ns / 1e9)

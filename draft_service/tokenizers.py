@@ -1,4 +1,4 @@
-"""The tokenizers of targets that sessions can speak, besides the draft model's own. No torch."""
+"""Targets' tokenizers that sessions can use besides the draft model's own. No torch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from flyspec.values.admin import TokenizerBundle, TokenizerFacts
 log = logging.getLogger(__name__)
 
 MAX_KNOWN = 4
-"""Tokenizers kept; one more takes the place of the one that was used longest ago."""
+"""Maximum tokenizers kept; the least recently used is evicted."""
 MAX_BYTES = 64 << 20
-"""Longest `tokenizer.json`; the largest of today have half of it."""
+"""Maximum size of a `tokenizer.json`; today's largest are half as big."""
 MAX_UPLOADS = 4
-"""Tokenizers that can be on their way at once, and as many that are being read."""
+"""Maximum tokenizers being received at once, and as many being parsed."""
 MAX_VOCAB_SIZE = 1 << 24
 MAX_CONTROL_TOKENS = 1 << 16
 MAX_PAD_CANDIDATES = 256
-"""Control tokens tried as the one that a fingerprint leaves out."""
+"""Maximum control tokens tried as the padding token, which a fingerprint leaves out."""
 
 
 class Tokenizers:
     """Targets' tokenizers by fingerprint, ready to translate to and from the draft model's.
 
-    `draft` is the draft model's own, None without a model, `draft_vocab_size` the number of rows of
-    its output layer.
+    `draft` is the draft model's own (None: no model), `draft_vocab_size` the number of rows of its
+    output layer.
     """
 
     def __init__(self, draft: TokenizerBundle | None = None, draft_vocab_size: int = 0) -> None:
@@ -48,29 +48,29 @@ class Tokenizers:
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """Those of the tokenizers that are known, the one used longest ago first."""
+        """Fingerprints of the known tokenizers, least recently used first."""
         return tuple(self._known)
 
     def translator(self, fingerprint: str) -> Translator:
-        """What translates sessions of this tokenizer.
+        """Return the translator for this tokenizer.
 
-        Raises `PrefixMismatchError` if it is not known: the service may have been started again, or
-        forgotten it for others, and whoever has it can mend that.
+        Raises `PrefixMismatchError` if it is unknown: the service may have restarted or evicted it,
+        and the client can send it again.
         """
         found = self._known.get(fingerprint)
         if found is None:
             raise PrefixMismatchError(
-                f"open.tokenizer_fingerprint: {fingerprint!r} is not known here; send it "
+                f"open.tokenizer_fingerprint: {fingerprint!r} is unknown; send the tokenizer "
                 "with AddTokenizer and open the session again"
             )
         self._known.move_to_end(fingerprint)
         return found
 
     async def receive(self, messages: AsyncIterable[TokenizerFacts | bytes]) -> None:
-        """As `add`, from a tokenizer's messages: facts, then pieces of `tokenizer.json`.
+        """Receive and `add` a tokenizer from messages: facts, then pieces of `tokenizer.json`.
 
-        Raises `InvalidArgumentError` if they are out of order or not all there,
-        `ResourceExhaustedError` for too much, or too many tokenizers at once.
+        Raises `InvalidArgumentError` if they are out of order or incomplete,
+        `ResourceExhaustedError` if they are too large or too many tokenizers are being received.
         """
         if self._uploads >= MAX_UPLOADS:
             raise _too_many()
@@ -80,16 +80,15 @@ class Tokenizers:
             async for message in messages:
                 if isinstance(message, TokenizerFacts) == (facts is not None):
                     raise InvalidArgumentError(
-                        "AddTokenizerRequest.request: facts come first and once, then the chunks"
+                        "AddTokenizerRequest.request: send facts first and once, then the chunks"
                     )
                 if isinstance(message, TokenizerFacts):
                     facts = message
                     continue
                 if len(tokenizer_json) + len(message) > MAX_BYTES:
                     raise ResourceExhaustedError(
-                        f"tokenizer_json_chunk: more than {MAX_BYTES >> 20} MiB; a tokenizer of "
-                        "that size cannot be translated, use a draft model with the target's "
-                        "tokenizer"
+                        f"tokenizer_json_chunk: more than {MAX_BYTES >> 20} MiB in all, which is "
+                        "too large to translate; use a draft model with the target's tokenizer"
                     )
                 tokenizer_json += message
         finally:
@@ -101,15 +100,15 @@ class Tokenizers:
         await self.add(facts, bytes(tokenizer_json))
 
     async def add(self, facts: TokenizerFacts, tokenizer_json: bytes) -> None:
-        """Make a tokenizer known, in place of the one of that fingerprint if there is one.
+        """Register a tokenizer, replacing any with the same fingerprint.
 
-        Raises `InvalidArgumentError` if it cannot be read, is another than its fingerprint says, or
+        Raises `InvalidArgumentError` if it cannot be read, does not match its fingerprint, or
         cannot be translated; `IncompatibleError` if the draft model's own cannot;
-        `ResourceExhaustedError` if too many are being read.
+        `ResourceExhaustedError` if too many are being parsed.
         """
         if len(self._builds) >= MAX_UPLOADS:
             raise _too_many()
-        # A thread cannot be cancelled: whoever gives up leaves it counted until it ends.
+        # A thread cannot be cancelled: it counts until it ends even if the caller gives up.
         build = asyncio.create_task(self._add(facts, tokenizer_json))
         self._builds.add(build)
         build.add_done_callback(self._built)
@@ -118,7 +117,7 @@ class Tokenizers:
     def _built(self, build: asyncio.Task[None]) -> None:
         self._builds.discard(build)
         if not build.cancelled() and build.exception():
-            log.info("a tokenizer was refused: %s", build.exception())
+            log.info("tokenizer rejected: %s", build.exception())
 
     async def _add(self, facts: TokenizerFacts, tokenizer_json: bytes) -> None:
         async with self._one_at_a_time:
@@ -129,15 +128,15 @@ class Tokenizers:
                 self._known.popitem(last=False)
 
     def _build(self, facts: TokenizerFacts, tokenizer_json: bytes) -> Translator | None:
-        """What translates for a tokenizer; None without a model, which nothing needs."""
+        """Return a tokenizer's translator; None without a model, where none is needed."""
         if not 0 < facts.vocab_size <= MAX_VOCAB_SIZE:
             raise InvalidArgumentError(
                 f"facts.vocab_size must be between 1 and {MAX_VOCAB_SIZE}, got {facts.vocab_size}"
             )
         if len(facts.control_token_ids) + len(facts.eos_token_ids) > MAX_CONTROL_TOKENS:
             raise InvalidArgumentError(
-                f"facts.control_token_ids: at most {MAX_CONTROL_TOKENS}, with eos_token_ids, got "
-                f"{len(facts.control_token_ids)} and {len(facts.eos_token_ids)}"
+                f"facts.control_token_ids and facts.eos_token_ids: at most {MAX_CONTROL_TOKENS} "
+                f"together, got {len(facts.control_token_ids)} and {len(facts.eos_token_ids)}"
             )
         target = Vocabulary(
             tokenizer_json, facts.eos_token_ids, facts.control_token_ids, facts.vocab_size
@@ -160,16 +159,14 @@ class Tokenizers:
 
 
 def _too_many() -> ResourceExhaustedError:
-    return ResourceExhaustedError(
-        f"{MAX_UPLOADS} tokenizers are being sent already; retry when they are through"
-    )
+    return ResourceExhaustedError(f"{MAX_UPLOADS} tokenizers are already being added; retry later")
 
 
 def _check_fingerprint(vocabulary: Vocabulary, facts: TokenizerFacts) -> None:
-    """Raise `InvalidArgumentError` if a tokenizer is not the one that its facts name.
+    """Raise `InvalidArgumentError` if a tokenizer does not match its facts' fingerprint.
 
-    The fingerprint leaves out the padding token, which the facts do not tell: one of the control
-    tokens that end nothing, or none.
+    The fingerprint leaves out the padding token, which the facts do not name: one of the control
+    tokens that are not EOS, or none.
     """
     table = vocabulary.all_bytes
     others = list({*facts.control_token_ids} - {*facts.eos_token_ids})
@@ -178,6 +175,7 @@ def _check_fingerprint(vocabulary: Vocabulary, facts: TokenizerFacts) -> None:
         if found == facts.fingerprint:
             return
     raise InvalidArgumentError(
-        f"facts.fingerprint: {facts.fingerprint!r} is not that of the tokenizer.json sent with it; "
-        "send both as the target's GetTokenizer gives them, and run the same release of both"
+        f"facts.fingerprint: {facts.fingerprint!r} does not match the tokenizer.json sent with it; "
+        "send both as returned by the target's GetTokenizer, and run the same release of both "
+        "services"
     )

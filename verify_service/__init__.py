@@ -1,1 +1,1 @@
-"""The verify service: the target model, and the rules that decide which drafted tokens stand."""
+"""The verify service: the target model, and the rules that accept or reject drafted tokens."""

@@ -1,9 +1,9 @@
-"""Which drafts of several rounds a step checks: those whose chance is worth what they cost.
+"""Selects the drafts of several rounds that a step checks: those that are worth their cost.
 
-As vLLM's `adaptive_verification` for exact acceptance: every drafted position has its probability
-to be reached and accepted, and the likeliest are admitted, over all rounds of the step, as long as
-the step then yields more tokens a second. Here the probabilities are those of the request's own
-rule, by the sender's estimate. Pure, and without torch.
+Like vLLM's `adaptive_verification` for exact acceptance: every drafted position has a probability
+of being reached and accepted, and the most likely across all rounds of the step are admitted, as
+many as maximise its tokens per second. Here the probabilities are the sender's estimates under the
+request's own rule. Pure, without torch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from flyspec.step_costs import StepCosts
 
 
 def admit(survivals: Sequence[Sequence[float]], num_tokens: int, costs: StepCosts) -> list[int]:
-    """How many drafts of each round a step checks.
+    """Return how many drafts of each round a step checks.
 
-    `survivals` are, a round, the chances of its drafts, none if all are to be checked; the step has
-    `num_tokens` with all of them. A round's drafts are admitted in order, a less likely one never
-    before a likelier one of another round. What is left out saves `costs`, and costs its chance.
+    `survivals` holds the drafts' probabilities per round, empty if all are to be checked; with all
+    drafts the step has `num_tokens`. A round's drafts are admitted in order, never before a more
+    likely draft of another round. Leaving a draft out saves `costs` and forfeits its probability.
     """
     counts = [0] * len(survivals)
     size = num_tokens - sum(map(len, survivals))
-    # Every round gives its own next token, and so does every plain step.
+    # Every round yields a token of its own, and so does every plain step.
     expected = float(len(survivals))
     best, best_rate = counts[:], expected / costs(size)
     heap = [(-chances[0], index) for index, chances in enumerate(survivals) if chances]

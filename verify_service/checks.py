@@ -1,6 +1,6 @@
-"""How long a message's lists may be, and what a stream has sent towards its next round.
+"""Limits on the lists in a message, and what a stream has sent for its next round.
 
-What depends on the session's sequence is checked by `sessions`, in the engine's thread.
+Checks that depend on the session's sequence are in `sessions` and run in the engine's thread.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flyspec.values.tokens import MAX_TOP_LOGPROBS, TokenDistribution
 
 
 def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, Lengths]:
-    """The most entries of a request's lists."""
+    """Return the maximum lengths of a request's lists."""
     context, drafts = info.context_length, settings.max_speculative_tokens
     sequence = (context, f"tokens exceed the model's context of {context}; shorten the prompt")
-    top = (MAX_TOP_LOGPROBS, f"tokens are too many; send at most {MAX_TOP_LOGPROBS}")
-    guarded = f"tokens are too many; send at most {MAX_GUARDED_TOKENS}"
+    top = (MAX_TOP_LOGPROBS, f"tokens; send at most {MAX_TOP_LOGPROBS}")
+    guarded = f"tokens; send at most {MAX_GUARDED_TOKENS}"
     return {
         "open": {
             "token_ids": sequence,
@@ -30,8 +30,8 @@ def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, Length
         },
         "round": {
             "append_token_ids": sequence,
-            "draft_token_ids": (drafts, f"drafts, this service checks at most {drafts}"),
-            "draft_survivals": (drafts, f"for drafts, this service checks at most {drafts}"),
+            "draft_token_ids": (drafts, f"drafts; this service checks at most {drafts}"),
+            "draft_survivals": (drafts, f"entries; this service checks at most {drafts} drafts"),
             "open_window.target_logprobs.top_token_ids": top,
             "open_window.target_logprobs.top_logprobs": top,
         },
@@ -40,13 +40,13 @@ def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, Length
 
 
 def _one_a_draft(most: int) -> str:
-    return f"before one round; send between 1 and {most}, one a drafted token"
+    return f"for one round; send between 1 and {most}, one per drafted token"
 
 
 class RoundInbox:
-    """What a stream has sent towards its next round: the drafts' distributions.
+    """What a stream has sent for its next round: the drafts' distributions.
 
-    Rounds come in the order of their ids; a round that came before, or late, is not run again.
+    Rounds arrive in the order of their ids; a repeated or late round is rejected.
     """
 
     def __init__(self, info: ModelInfo, settings: VerifySettings) -> None:
@@ -56,7 +56,7 @@ class RoundInbox:
         self._count = 0
 
     def add(self, piece: DraftDistributions) -> None:
-        """Keep a piece for the round to come. Raises `InvalidArgumentError`."""
+        """Store a piece for the next round. Raises `InvalidArgumentError`."""
         self._count += len(piece.distributions)
         most = self._settings.max_speculative_tokens
         if not piece.distributions or self._count > most:
@@ -65,15 +65,15 @@ class RoundInbox:
         self._pieces.append(piece)
 
     def take(self, round_: VerifyRound) -> list[TokenDistribution]:
-        """The distributions of this round's drafts, one each or none.
+        """Return the distributions of this round's drafts, one per draft or none.
 
-        Raises `InvalidArgumentError` for a round that is too long or whose distributions are not
-        its own, `PrefixMismatchError` for one that comes out of order.
+        Raises `InvalidArgumentError` for a round that is too long or has another round's
+        distributions, `PrefixMismatchError` for one out of order.
         """
         if round_.round_id <= self._last_round_id:
             raise PrefixMismatchError(
-                f"round.round_id is {round_.round_id} after {self._last_round_id}: rounds come "
-                "once and in order; open a session with the whole prefix"
+                f"round.round_id is {round_.round_id} after {self._last_round_id}, but each round "
+                "must arrive once and in order; open a new session with the whole prefix"
             )
         self._last_round_id = round_.round_id
         if round_.max_plain_tokens > self._settings.max_plain_tokens:
@@ -84,15 +84,15 @@ class RoundInbox:
         drafts = len(round_.draft_token_ids)
         if self._count not in (0, drafts):
             raise InvalidArgumentError(
-                f"distributions: {self._count} for {drafts} drafted tokens; send one each"
+                f"distributions: {self._count} for {drafts} drafted tokens; send one per token"
             )
         first = round_.keep_length + len(round_.append_token_ids)
         found: list[TokenDistribution] = []
         for piece in self._pieces:
             if (piece.round_id, piece.first_position) != (round_.round_id, first):
                 raise InvalidArgumentError(
-                    f"distributions: of round {piece.round_id} from position "
-                    f"{piece.first_position} on, but what follows is round {round_.round_id} at "
+                    f"distributions: sent for round {piece.round_id} from position "
+                    f"{piece.first_position}, but they precede round {round_.round_id} at "
                     f"position {first}"
                 )
             first += len(piece.distributions)

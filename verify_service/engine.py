@@ -1,7 +1,7 @@
-"""The verify engine: sessions of the target, and a round as one thing after the other.
+"""The verify engine: the target's sessions, and rounds as sequential code.
 
-Handlers live on the event loop and meet it only in `open`, `submit` and `close`; what touches the
-model runs in the loop's thread, batched with all other rounds and chunks of prompts.
+Handlers on the event loop only open and close sessions, and submit and interrupt rounds. Everything
+that touches the model runs in the engine's thread, batched with other rounds and prompt chunks.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from verify_service.verdicts import RoundJudge
 Answer = Verdict | Exception
 
 FIRST_STREAMED_NS, STREAMED_NS = 2_500_000, 10_000_000
-"""Tokens decoded plainly go out so often, if a step takes no longer: at first, twice as much time
-later with every message, and in the end."""
+"""Nanoseconds between messages of plainly decoded tokens: the first interval, doubled with each
+message up to the second. A longer step takes precedence."""
 
 
 class VerifyEngine(StepLoop[Rows | Drafted]):
     """Owns the target model and its slots.
 
-    `costs` is what its steps take, empty until they are measured.
+    `costs` are its step times, empty until measured.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         self._judge = RoundJudge(tokenizer.eos_token_ids, tokenizer.control_token_ids)
         self._max_queue = max_queue
         self.costs = StepCosts()
-        self._step_ns = STREAMED_NS  # of the last token decoded plainly
-        self._survivals: dict[int, Sequence[float]] = {}  # of the drafts in a slot's round
+        self._step_ns = STREAMED_NS  # of the last plainly decoded token
+        self._survivals: dict[int, Sequence[float]] = {}  # by slot, of its round's drafts
         self._slots = SlotQueue(model.cache.num_slots, max_waiting)
         self._opened_total = 0
 
@@ -69,11 +69,11 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
 
     @property
     def sessions(self) -> SessionStatus:
-        """Sessions open now and their limit; tokens looked for in the cache and found."""
+        """Open and waiting sessions, their limit, and the prefix cache's queries and hits."""
         return self.sessions_for("")
 
     def sessions_for(self, orchestrator_id: str) -> SessionStatus:
-        """As `sessions`, told to that orchestrator."""
+        """Return `sessions` with the counts of others that this orchestrator sees."""
         cache, slots = self.model.cache, self._slots
         return SessionStatus(
             active=slots.active,
@@ -89,13 +89,13 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
     # --- called on the event loop -----------------------------------------------------------
 
     def open(self, open_: VerifyOpen) -> TargetSession:
-        """A session. Raises for bad values, or `ResourceExhaustedError` when none is free."""
+        """Open a session. Raises for bad values, or `ResourceExhaustedError` if none is free."""
         check_open(open_, self.info)
         self._slots.take(open_.orchestrator_id)
         return self._opened(open_)
 
     async def open_in_turn(self, open_: VerifyOpen) -> TargetSession:
-        """As `open`, once there is a slot for it if it waits for one."""
+        """Open a session, waiting for a slot if `waited_ms` is set."""
         if open_.waited_ms is None:
             return self.open(open_)
         check_open(open_, self.info)
@@ -121,9 +121,9 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution] = (),
     ) -> asyncio.Queue[Answer]:
-        """Queue a round; its answers arrive in the returned queue, the last one marked `last`.
+        """Queue a round and return the queue of its answers, the last one marked `last`.
 
-        `distributions` are those of the drafts, one each or none.
+        `distributions` are those of the drafts, one per draft or none.
         """
         if self.waiting >= self._max_queue:
             raise ResourceExhaustedError(
@@ -135,7 +135,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         loop = asyncio.get_running_loop()
 
         def deliver(answer: Answer) -> None:
-            # The event loop may be gone while the process ends.
+            # The event loop may already be closed during shutdown.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
@@ -144,12 +144,12 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         return answers
 
     def interrupt(self, session: TargetSession) -> None:
-        """End the session's round, if it decodes plainly, with the token at hand."""
+        """End the session's round after the current token if it is decoding plainly."""
         session.interrupted = True
         self.nudge()
 
     def close(self, session: TargetSession) -> None:
-        """Give the session up; its slot is free before the next session's first round."""
+        """Close the session; its slot is free before the next session's first round."""
         self._slots.give_back(session.orchestrator_id)
 
         def release() -> None:
@@ -161,9 +161,9 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
     # --- the engine thread ------------------------------------------------------------------
 
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[Rows | Drafted]:
-        """The tokens of each where all decode plainly; else the rows of each step, of one forward.
+        """Return each step's tokens if all decode plainly, else each step's rows of one forward.
 
-        Of several rounds, drafts that are not worth their share of the step have no row.
+        With several rounds, drafts not worth their share of the step have no row.
         """
         if all(want.sampling is not None or not want.step.num_logits for want in wants):
             return self.model.draw(wants, self.arrival)
@@ -172,7 +172,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         return found
 
     def _admitted(self, steps: list[Step]) -> list[Step]:
-        """The steps, without the drafts at their ends that are not worth it."""
+        """Return the steps without trailing drafts that are not worth checking."""
         survivals = [self._survivals.get(step.slot, ()) for step in steps]
         if len(steps) == 1 or not any(survivals):
             return steps
@@ -187,11 +187,11 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         ]
 
     def spoiled(self, slot: int) -> None:
-        """As `StepLoop.spoiled`."""
+        """Forget what the slot caches after a failed step."""
         self.model.cache.forget(slot)
 
     def steps_of(self, want: Draw, result: Rows | Drafted) -> int:
-        """One, and one for each token that goes on from the first."""
+        """Return one step per drawn token, at least one."""
         return max(1, len(result.token_ids)) if isinstance(result, Drafted) else 1
 
     def _round(
@@ -202,7 +202,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         deliver: Callable[[Answer], None],
         arrived_ns: int,
     ) -> Work[Rows | Drafted]:
-        """Judge the drafts; without any, decode up to `max_plain_tokens`, several in a step."""
+        """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step."""
         session.begin(round_)
         first = session.slot is None
         if session.slot is None:
@@ -225,7 +225,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
                     stop_token_ids=self._judge.eos,
                     confidences=round_.return_plain_confidence,
                 )
-            # A window that is open needs drafts to go on.
+            # An open window needs its drafts, so all of them are checked.
             self._survivals[slot] = () if round_.open_window else round_.draft_survivals
             try:
                 ran = yield want
@@ -242,7 +242,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
                 verdict = self._judge.decide(session, checked, distributions[: len(drafts)], logits)
             session.apply(verdict, drafts)
             remaining -= 1 + len(verdict.plain_token_ids)
-            # A window fails once: what it failed in does not go on as plain decoding.
+            # A round whose window failed does not continue as plain decoding.
             ended = verdict.failed or verdict.next_token_id in self._judge.eos
             last = ended or remaining <= 0 or session.interrupted
             first = False
@@ -260,7 +260,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
 
 
 def _plain_verdict(start: int, drawn: Drafted) -> Verdict:
-    """What follows from tokens that the target drew behind `start` others."""
+    """Return the verdict for tokens that the target drew after `start` others."""
     *before, last = drawn.token_ids
     chances = drawn.confidences
     return Verdict(

@@ -1,6 +1,6 @@
-"""`python -m verify_service.rank_process`: a rank that rank 0 started on its own host.
+"""`python -m verify_service.rank_process`: a rank started by rank 0 on its own host.
 
-Standard input brings the settings and, when it closes, tells that rank 0 is gone, however it ended.
+The settings arrive on standard input, which closes when rank 0 ends for whatever reason.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from flyspec.startup import large_imports
 
 
 def main() -> None:
-    """Follow rank 0 until it stops."""
-    # A terminal's Ctrl-C reaches all processes; rank 0 is the one to end.
+    """Run the rank until rank 0 stops."""
+    # Ctrl-C in a terminal reaches all processes; rank 0 stops this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
     document = sys.stdin.buffer.readline()
@@ -40,7 +40,7 @@ def main() -> None:
 def _end_with_parent() -> None:
     while os.read(0, 4096):
         pass
-    os._exit(os.EX_TEMPFAIL)  # start again
+    os._exit(os.EX_TEMPFAIL)  # a restart may work
 
 
 if __name__ == "__main__":

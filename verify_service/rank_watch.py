@@ -1,9 +1,9 @@
-"""Notices a rank of tensor parallelism that no longer does its part.
+"""Detects lost ranks of a tensor-parallel target.
 
-Every rank writes a report into the shared store twice a second; rank 0 reads all of them, the
-others read rank 0's. A rank that is silent, or has plans but finishes none, is lost. Silence is
-counted in ticks of the watching thread, so that a pause of the whole machine is nobody's silence,
-and only once all ranks are warm: loading may keep one from reporting.
+Every rank writes a report to the shared store twice per second; rank 0 reads all of them, the
+others read rank 0's. A rank that is silent, or that has plans but finishes none, is lost. Silence
+is counted in ticks of the watching thread, so that a pause of the whole machine does not count, and
+only once all ranks are warm, since loading may keep a rank from reporting.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ TICK_S = 0.25
 
 
 class Report(NamedTuple):
-    """What a rank says: a number that grows, and how many plans it has finished."""
+    """A rank's report: a counter that increases, and the number of finished plans."""
 
     beat: int
     finished: int
 
     def encode(self) -> str:
-        """As it stands in the store."""
+        """Return the report as stored."""
         return f"{self.beat} {self.finished}"
 
     @classmethod
     def decode(cls, text: bytes) -> Report:
-        """What was encoded."""
+        """Parse a stored report."""
         beat, finished = text.split()
         return cls(int(beat), int(finished))
 
@@ -51,7 +51,7 @@ class _Rank:
 
 
 class Vigil:
-    """Decides from reports and time whether a rank is lost. No clocks, no threads."""
+    """Decides from reports and elapsed time whether a rank is lost. No clocks, no threads."""
 
     def __init__(
         self, ranks: Iterable[int], heartbeat_timeout_s: float, step_timeout_s: float
@@ -61,7 +61,7 @@ class Vigil:
         self._step_timeout_s = step_timeout_s
 
     def observe(self, elapsed_s: float, reports: dict[int, Report], sent: int = 0) -> str | None:
-        """Why a rank is lost, or None. `sent`: plans that every rank should finish."""
+        """Return why a rank is lost, or None. `sent`: plans that every rank should finish."""
         for rank, state in self._ranks.items():
             before, state.report = state.report, reports.get(rank, state.report)
             alive = state.report.beat != before.beat
@@ -77,7 +77,7 @@ class Vigil:
 
 
 class Watch:
-    """The watching threads of a rank. `on_lost` is told why a rank is lost and must not return."""
+    """The watching threads of a rank. `on_lost` is called with the reason and must not return."""
 
     def __init__(
         self,
@@ -96,22 +96,22 @@ class Watch:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Begin to report."""
+        """Start the threads."""
         for target in (self._report, self._look):
             threading.Thread(target=target, name=f"rank{target.__name__}", daemon=True).start()
         if self._group.place.rank == 0:
             threading.Thread(target=self._keep_open, name="rank_idle", daemon=True).start()
 
     def arm(self) -> None:
-        """All ranks are warm: from now on silence means that one is lost."""
+        """Start detecting silence, now that all ranks are warm."""
         self._armed = True
 
     def close(self) -> None:
-        """Stop; the group is about to part."""
+        """Stop watching, before the group disbands."""
         self._closed.set()
 
     def _report(self) -> None:
-        """Tell the others that this rank is there, and hear from them."""
+        """Write this rank's reports and read the others'."""
         try:
             store: Any = self._group.connect()
             keys = [str(rank) for rank in self._others]
@@ -125,10 +125,10 @@ class Watch:
                     for rank, text in zip(self._others, texts, strict=True):
                         self._reports[rank] = Report.decode(text)
         except Exception as error:
-            self._broken = f"the ranks' store is gone: {' '.join(str(error).split()):.200}"
+            self._broken = f"the ranks' store is unreachable: {' '.join(str(error).split()):.200}"
 
     def _look(self) -> None:
-        """Look for a rank that is lost."""
+        """Look for a lost rank on every tick."""
         last = time.monotonic()
         while not self._closed.wait(TICK_S):
             now = time.monotonic()
@@ -141,12 +141,12 @@ class Watch:
                 self._on_lost(problem)
 
     def _keep_open(self) -> None:
-        """Rank 0: an idle plan now and then, when there is nothing else to send."""
+        """Send an idle plan whenever rank 0 has had nothing else to send."""
         sent = self._group.sent
         while not self._closed.wait(IDLE_S):
             if self._armed and self._group.sent == sent:
                 try:
                     self._group.send_idle()
                 except Exception as error:
-                    self._broken = f"the way to the ranks is closed: {error}"
+                    self._broken = f"cannot send to the ranks: {error}"
             sent = self._group.sent

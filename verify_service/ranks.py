@@ -1,10 +1,11 @@
 """Starts the ranks of a tensor-parallel target, and ends the service when one of them is lost.
 
-The service's own process is rank 0. On one host it starts the others as children, `rank_process`.
-With torchrun's variables in the environment somebody else started them all, and this process joins.
+The service process is rank 0. On a single host it starts the others as children (`rank_process`).
+If torchrun's variables are in the environment, all ranks were started externally and this process
+joins them.
 
-A rank that is lost takes all down: the others would wait for it in the midst of a forward. The exit
-code then is `EXIT_LOST_RANK`, and whatever supervises the service starts it again.
+A lost rank ends all ranks, which would otherwise wait for it in the middle of a forward. The exit
+code is then `EXIT_LOST_RANK`, and the service's supervisor restarts it.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 EXIT_LOST_RANK = os.EX_TEMPFAIL
-"""Start again, as sysexits.h has it."""
+"""Temporary failure (sysexits.h): restart the service."""
 EXIT_GRACE_S = 5.0
 _LAST_WORDS_S = 1.0
 _POLL_S = 0.1
 _COMPARED_DIGITS = 15
-"""Of the fingerprints of weights: as many as ranks can exchange as a number."""
+"""Leading digits of weights fingerprints compared, as many as ranks can exchange as a number."""
 
 
 class Ranks:
-    """The other ranks as rank 0 sees them: started, joined, watched, stopped."""
+    """Starts, joins, watches and stops the other ranks; used by rank 0."""
 
     def __init__(self, place: Place, settings: VerifySettings) -> None:
         self.place, self._settings = place, settings
@@ -67,7 +68,7 @@ class Ranks:
         self._leading = self._stopped = False
 
     def start(self) -> RankGroup:
-        """Start the ranks of this host unless they are started by others, and meet them all.
+        """Start the ranks of this host unless started externally, and connect to all ranks.
 
         Raises `ConfigError`.
         """
@@ -79,11 +80,11 @@ class Ranks:
             self._start_children()
         self.group = RankGroup.join(self.place, device, listener)
         self._watch = _watch(self.group, self._settings, self.end)
-        log.info("%d ranks have met at %s:%d", self.place.size, self.place.host, self.place.port)
+        log.info("%d ranks connected at %s:%d", self.place.size, self.place.host, self.place.port)
         return self.group
 
     def lead(self, runner: Model) -> None:
-        """From now on all ranks, once they are warm, follow `runner` and are watched."""
+        """Wait until all ranks are warm, then have them follow `runner` and watch them."""
         assert self.group is not None
         assert isinstance(runner, LeadRunner)
         assert self._watch is not None
@@ -93,13 +94,13 @@ class Ranks:
         self._leading = True
 
     def stop(self) -> None:
-        """End all ranks: in order if they have met, and those that do not end are killed."""
+        """Stop all ranks, gracefully if they are following; kill those that do not exit."""
         self._stopped = True
         if self._watch is not None:
             self._watch.close()
         if self._leading:
             deadline = time.monotonic() + EXIT_GRACE_S
-            # A rank that does not answer must not hold up the end.
+            # A rank that does not answer must not delay shutdown.
             parting = threading.Thread(target=self._part, name="rank_part", daemon=True)
             parting.start()
             parting.join(EXIT_GRACE_S)
@@ -109,9 +110,9 @@ class Ranks:
         self._kill()
 
     def end(self, reason: str, code: int = EXIT_LOST_RANK) -> NoReturn:
-        """End this process and all ranks at once: somewhere a thread waits for a rank in vain."""
+        """End this process and all ranks at once; some thread may be waiting for a lost rank."""
         with self._ending:
-            log.critical("%s; the service ends, to be started again", reason)
+            log.critical("%s; exiting so that the service is restarted", reason)
             self._kill()
             os._exit(code)
 
@@ -127,11 +128,11 @@ class Ranks:
                 child.kill()
 
     def failed(self, error: Exception) -> NoReturn:
-        """End the service, as a forward of all ranks failed: they are out of step, or one is lost.
+        """End the service after a failed forward: the ranks are out of step, or one is lost.
 
         A `ConfigError` is raised instead.
         """
-        # If a rank ended, that is the cause, and the thread that watches it knows in a moment.
+        # If a rank ended, that is the cause; its watching thread is about to report it.
         time.sleep(_LAST_WORDS_S)
         if isinstance(error, ConfigError):
             raise error
@@ -141,7 +142,7 @@ class Ranks:
         root = str(Path(flyspec.__file__).resolve().parent.parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         settings = self._settings.model_dump_json(exclude={"ready_fd"}).encode() + b"\n"
-        # Between processes of one host nothing needs to be reachable from others.
+        # Processes of one host need not be reachable from others.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         for rank in range(1, self.place.size):
             place = self.place._replace(rank=rank, local_rank=rank)
@@ -153,59 +154,59 @@ class Ranks:
             self._children[rank] = child
             log.info("rank %d is process %d", rank, child.pid)
             assert child.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it ended; `_await_children` says so
+            with contextlib.suppress(BrokenPipeError):  # it ended; `_await_children` reports it
                 child.stdin.write(settings)
                 child.stdin.flush()
         threading.Thread(target=self._await_children, name="rank_children", daemon=True).start()
 
     def _await_children(self) -> None:
-        """End all when a child ends on its own."""
+        """End all ranks when a child ends on its own."""
         while not self._stopped:
             for rank, child in self._children.items():
                 code = child.poll()
                 if code is None or self._stopped:
                     continue
                 how = f"with code {code}" if code >= 0 else f"by {signal.Signals(-code).name}"
-                # 2: it could not start, and has said why.
+                # 2: it could not start and has printed why.
                 self.end(f"rank {rank} ended {how}", 2 if code == 2 else EXIT_LOST_RANK)
             time.sleep(_POLL_S)
 
 
 def find_place(settings: VerifySettings) -> Place | None:
-    """This process's place among the ranks; None for a target in one process.
+    """Return this process's place among the ranks; None for a target in one process.
 
-    Port 0 says that the other ranks are still to be started. Raises `ConfigError`.
+    Port 0 means that the other ranks are yet to be started. Raises `ConfigError`.
     """
     size = settings.tensor_parallel_size
     place = place_from_environment(os.environ)
     if place is not None and size not in (1, place.size):
         raise ConfigError(
-            f"--tensor-parallel-size {size}: WORLD_SIZE={place.size} in the environment says "
-            "otherwise; leave one of them out"
+            f"--tensor-parallel-size {size} contradicts WORLD_SIZE={place.size} in the "
+            "environment; set only one of them"
         )
     if place is None and size > 1:
         place = Place(0, size, 0, size, LOOPBACK, 0)
     if place is not None:
         if settings.device == "cpu":
-            # transformers takes a GPU for its mesh if it sees one.
+            # transformers uses a GPU for its mesh if it sees one.
             os.environ["CUDA_VISIBLE_DEVICES"] = ""
         check_tensor_parallel(settings.model, read_config(settings.model)[1], place.size)
     return place
 
 
 def set_threads(settings: VerifySettings, place: Place | None) -> None:
-    """Give this thread, and those it starts, the CPU threads of its rank."""
+    """Limit this thread, and those that it starts, to the CPU threads of its rank."""
     threads.set_threads(settings.threads, 1 if place is None else place.local_size)
 
 
 def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel, Model]:
-    """Load the target and what serves it, in a group a `LeadRunner`. Raises `ConfigError`.
+    """Load the target and its runner, in a group a `LeadRunner`. Raises `ConfigError`.
 
-    Each rank loads its share. All must have the same slots, and forward the same way.
+    Each rank loads its share. All must have the same slots and run the same forwards.
     """
     device, size = (str(group.device), group.place.size) if group else (settings.device, 1)
     check = partial(check_fits, settings)
-    identify = group is None or group.place.local_rank == 0  # once a host
+    identify = group is None or group.place.local_rank == 0  # once per host
     loaded = load_model(
         settings.model,
         device,
@@ -221,8 +222,8 @@ def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel
     digits = loaded.info.weights_fingerprint[:_COMPARED_DIGITS]
     if not group.all_equal(int(digits, 16) if digits else None):
         raise ConfigError(
-            f"--model {settings.model}: the hosts of the ranks have different weights of that "
-            "name; give all of them the same checkpoint"
+            f"--model {settings.model}: the ranks' hosts have different weights under that name; "
+            "give all of them the same checkpoint"
         )
     own, total = weight_bytes(loaded.model)
     log.info("rank %d of %d holds %.1f of %.1f MB of weights (%.1f %%)", group.place.rank,
@@ -231,21 +232,21 @@ def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel
 
 
 def follow(settings: VerifySettings, place: Place, parent: int | None = None) -> None:
-    """Be a rank other than 0 until rank 0 stops. Raises `ConfigError` when it cannot start.
+    """Run a rank other than 0 until rank 0 stops. Raises `ConfigError` if it cannot start.
 
-    `parent` is the process id of rank 0 if that started this process.
+    `parent` is the process id of rank 0 if rank 0 started this process.
     """
 
     def end(reason: str) -> NoReturn:
-        log.critical("%s; this rank ends", reason)
+        log.critical("%s; this rank exits", reason)
         if parent is not None and os.getppid() == parent:
-            # Its clients wait in vain, and whatever stopped it keeps it from seeing that itself.
+            # Its clients are waiting, and whatever stopped it keeps it from noticing.
             os.kill(parent, signal.SIGKILL)
         os._exit(EXIT_LOST_RANK)
 
     set_threads(settings, place)
     group = RankGroup.join(place, rank_device(settings.device, place))
-    # Rank 0 is told to end, drains, and then tells the others.
+    # Rank 0 receives the signal, drains, and then stops the others.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     watch = _watch(group, settings, end)
@@ -258,11 +259,11 @@ def follow(settings: VerifySettings, place: Place, parent: int | None = None) ->
         watch.arm()
         group.follow(runner, on_stop=watch.close)
     except Exception as error:
-        # If another rank was lost, that is the cause, and rank 0 is about to say so.
+        # If another rank was lost, that is the cause; rank 0 is about to report it.
         time.sleep(2 * _LAST_WORDS_S)
         if isinstance(error, ConfigError):
             raise
-        log.critical("%s; this rank ends", _in_a_line(error))
+        log.critical("%s; this rank exits", _in_a_line(error))
         os._exit(EXIT_LOST_RANK)
     group.leave()
 

@@ -1,4 +1,4 @@
-"""Puts the verify service together: model, engine, port, drain."""
+"""Assembles and runs the verify service: model, engine, port, drain."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SERVICE_NAME = "flyspec.v1.VerifyService"
 def build(
     settings: VerifySettings, ranks: Ranks | None = None, observer: VerifyTelemetry | None = None
 ) -> tuple[VerifyEngine, VerifyServicer]:
-    """Load and warm up the target, with the other `ranks` if there are any.
+    """Load and warm up the target, together with the other `ranks` if any.
 
     Raises `ConfigError`. The engine is not started yet.
     """
     observer = observer or VerifyTelemetry(Telemetry("verify"))
 
     def prepare() -> None:
-        # OpenMP keeps the number of threads per calling thread.
+        # OpenMP keeps its number of threads per calling thread.
         set_threads(settings, None if ranks is None else ranks.place)
 
     prepare()
@@ -55,9 +55,9 @@ def build(
 
 
 async def serve(settings: VerifySettings) -> None:
-    """Serve until SIGTERM, then drain. Raises `ConfigError` when it cannot start.
+    """Serve until SIGTERM, then drain. Raises `ConfigError` if the service cannot start.
 
-    A process that is not rank 0 of its tensor-parallel target follows rank 0 until that ends.
+    Other ranks of a tensor-parallel target follow rank 0 until it stops.
     """
     place = find_place(settings)
     if place is None:

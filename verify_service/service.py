@@ -1,4 +1,4 @@
-"""The gRPC face of the verify service: reads messages, queues rounds, writes verdicts."""
+"""The `VerifyService` servicer: reads messages, queues rounds, writes verdicts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from verify_service.telemetry import VerifyTelemetry
 
 
 class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
-    """`VerifyService` over an engine."""
+    """Serves `VerifyService` from an engine."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def Describe(
         self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
     ) -> verify_pb2.VerifyServiceDescribeResponse:
-        """Answer with the model, the limits and the sessions open now."""
+        """Return the model, the limits and the open sessions."""
         info: verify_pb2.VerifyServiceDescribeResponse = wire.encode(
             VerifyServiceInfo(
                 model=self._engine.info,
@@ -64,7 +64,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     @rpc.handler
     async def Verify(self, requests: Any, context: Any) -> None:
-        """One session: open, then rounds in order."""
+        """Run one session: `open`, then rounds in order."""
         open_ = await self._first(context)
         session = await self._engine.open_in_turn(open_)
         inbox = RoundInbox(self._engine.info, self._settings)
@@ -92,7 +92,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         distributions: list[TokenDistribution],
         context: Any,
     ) -> None:
-        """Queue a round and write its verdicts as they come."""
+        """Queue a round and write its verdicts as they arrive."""
         with self._observer.round(session, round_) as verdicts:
             answers = self._engine.submit(session, round_, distributions)
             while True:
@@ -116,7 +116,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def _next(
         self, context: Any, inbox: RoundInbox
     ) -> tuple[VerifyRound, list[TokenDistribution]] | None:
-        """The next round with its drafts' distributions; None when the client is done."""
+        """Return the next round with its drafts' distributions; None when the client is done."""
         while (message := await rpc.receive(context)) is not None:
             match self._request(message):
                 case VerifyRound() as round_:
@@ -125,7 +125,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     inbox.add(piece)
                 case VerifyOpen():
                     raise InvalidArgumentError(
-                        "a stream is one session; open another stream instead"
+                        "a stream carries one session; open another stream for another one"
                     )
         return None
 
@@ -133,7 +133,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         rpc.check_request_lengths(message, self._lengths)
         if message.HasField("distributions"):
             vocab_size = self._engine.info.vocab_size
-            each = {"token_ids": (vocab_size, f"tokens are too many; send at most {vocab_size}")}
+            each = {"token_ids": (vocab_size, f"tokens; send at most {vocab_size}")}
             for index, distribution in enumerate(message.distributions.distributions):
                 rpc.check_lengths(distribution, each, f"distributions[{index}].")
         request: VerifyOpen | VerifyRound | DraftDistributions = wire.unwrap(message)

@@ -19,7 +19,7 @@ MAX_ORCHESTRATOR_ID_CHARACTERS = 64
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:
-    """Refuse ids that the model does not have."""
+    """Reject ids outside the model's vocabulary."""
     if token_ids and max(token_ids) >= info.vocab_size:
         raise InvalidArgumentError(
             f"{name}: token id {max(token_ids)} is out of range; "
@@ -28,7 +28,7 @@ def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> Non
 
 
 def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
-    """Refuse to open a session on bad values; the message names the field and its range."""
+    """Reject bad values; the message names the field and its range."""
     length = len(open_.token_ids)
     if not length:
         raise InvalidArgumentError("open.token_ids is empty; send at least one token")
@@ -47,15 +47,15 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
         )
     if len(open_.orchestrator_id) > MAX_ORCHESTRATOR_ID_CHARACTERS:
         raise InvalidArgumentError(
-            f"open.orchestrator_id: at most {MAX_ORCHESTRATOR_ID_CHARACTERS} characters, "
+            f"open.orchestrator_id must be at most {MAX_ORCHESTRATOR_ID_CHARACTERS} characters, "
             f"got {len(open_.orchestrator_id)}"
         )
     for what in ("weights_fingerprint", "numerics"):
         wanted, own = getattr(open_, what), getattr(info, what)
         if wanted not in ("", own):
             raise UnavailableError(
-                f"open.{what}: the generation began with {wanted!r:.120}, {info.name} has {own!r}; "
-                "ask Describe, and open the session on a replica that has it"
+                f"open.{what}: the generation began with {wanted!r:.120}, but {info.name} has "
+                f"{own!r}; open the session on a replica whose Describe response matches"
             )
     validate_rule(open_.rule)
     validate_sampling(open_.sampling)
@@ -66,9 +66,9 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
 
 @dataclass(slots=True, eq=False)
 class TargetSession:
-    """One client's sequence. `cached` tokens of it have their keys and values in `slot`.
+    """One client's sequence. Keys and values of its first `cached` tokens are in `slot`.
 
-    A session has a slot from its first round on.
+    The slot is acquired in the first round.
     """
 
     sequence: TokenSequence
@@ -82,28 +82,31 @@ class TargetSession:
     slot: int | None = None
     cached: int = 0
     interrupted: bool = False
-    """The one behind it is there: plain decoding ends."""
+    """Whether the next round has arrived, which ends plain decoding."""
 
     @property
     def draws_plainly(self) -> bool:
-        """Whether a token without drafts is what the model draws, and nothing else is asked."""
+        """Whether plain decoding needs only the model's own draw: defaults and no logprobs."""
         return self.sampling == SamplingParams() and self.logprobs is None
 
     def begin(self, round_: VerifyRound) -> None:
-        """Set the sequence to what the round builds on.
+        """Set the sequence to the round's prefix.
 
-        Raises `PrefixMismatchError` when that is not held, `InvalidArgumentError` for bad values.
+        Raises `PrefixMismatchError` if the session does not hold it, `InvalidArgumentError` for bad
+        values.
         """
         held = len(self.sequence)
         if round_.keep_length > held:
             raise PrefixMismatchError(
                 f"round.keep_length is {round_.keep_length} but the session holds {held} tokens; "
-                "open a session with the whole prefix"
+                "open a new session with the whole prefix"
             )
         length = round_.keep_length + len(round_.append_token_ids)
         if length == 0:
-            raise InvalidArgumentError("round: the sequence is empty; keep or append a token")
-        # Every checked row needs a position: the last draft's row predicts one token more.
+            raise InvalidArgumentError(
+                "round: the sequence is empty; keep or append at least one token"
+            )
+        # Every row needs a position; the last draft's row predicts one more token.
         if length + len(round_.draft_token_ids) > self.info.context_length:
             raise InvalidArgumentError(
                 f"round: {length} tokens and {len(round_.draft_token_ids)} drafts exceed the "
@@ -113,8 +116,8 @@ class TargetSession:
         check_token_ids("round.draft_token_ids", round_.draft_token_ids, self.info)
         if len(round_.draft_survivals) not in (0, len(round_.draft_token_ids)):
             raise InvalidArgumentError(
-                f"round.draft_survivals: {len(round_.draft_survivals)} for "
-                f"{len(round_.draft_token_ids)} drafts; send one each or none"
+                f"round.draft_survivals has {len(round_.draft_survivals)} entries for "
+                f"{len(round_.draft_token_ids)} drafts; send one per draft or none"
             )
         cost = round_.budget.loose_cost_nats
         if cost is not None and not cost >= 0:  # NaN too
@@ -126,19 +129,19 @@ class TargetSession:
         self.sequence.extend(round_.append_token_ids)
         if round_.prefix_hash not in (0, self.sequence.hash):
             raise PrefixMismatchError(
-                f"round.prefix_hash differs: the session holds {length} other tokens; "
-                "open a session with the whole prefix"
+                f"round.prefix_hash does not match the {length} tokens of this sequence; "
+                "open a new session with the whole prefix"
             )
         if round_.open_window is not None:
             self._check_window(round_.open_window)
 
     def _check_window(self, window: OpenWindow) -> None:
-        """Refuse an open window that cannot be one of this sequence."""
+        """Reject an open window that is impossible for this sequence."""
         check_token_ids("round.open_window.target_token_id", [window.target_token_id], self.info)
         length = len(self.sequence)
         if not self.prompt_length <= window.position < length:
             raise InvalidArgumentError(
-                f"round.open_window.position must be between the prompt's length "
+                f"round.open_window.position must be between the prompt length "
                 f"{self.prompt_length} and {length - 1}, got {window.position}"
             )
         if not 1 <= window.remaining_matches <= MAX_WINDOW_SIZE:
@@ -152,13 +155,13 @@ class TargetSession:
             )
         if self.logprobs is not None and window.target_logprobs is None:
             raise InvalidArgumentError(
-                "round.open_window.target_logprobs is missing; send the window as it came"
+                "round.open_window.target_logprobs is missing; send the window back as received"
             )
 
     def step(self, draft_token_ids: Sequence[int]) -> Step:
-        """The forward that this round needs: what is not cached yet, then the drafts.
+        """Return the step of this round: the uncached tokens, then the drafts.
 
-        The last token is always run again, even when cached: its logits judge the first draft.
+        The last token is rerun even if cached: its logits judge the first draft.
         """
         assert self.slot is not None
         start = min(self.cached, len(self.sequence) - 1)
@@ -170,7 +173,7 @@ class TargetSession:
         )
 
     def apply(self, verdict: Verdict, draft_token_ids: Sequence[int]) -> None:
-        """Append what the verdict lets stand, or go back to where a window failed."""
+        """Append the accepted tokens, or go back to the position of a failed window."""
         if verdict.failed:
             self.sequence.keep(verdict.keep_length)
         else:

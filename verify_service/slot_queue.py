@@ -1,4 +1,4 @@
-"""Who has a slot, and who waits for one: in order of the requests' ages, whoever opens them."""
+"""Slots and the queue for them, in order of request age across orchestrators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flyspec.errors import ResourceExhaustedError
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A session without a slot; its request arrived at `since`, by this process's clock."""
+    """A session without a slot; its request arrived at `since` on this process's clock."""
 
     since: float
     orchestrator_id: str
@@ -23,11 +23,11 @@ class _Waiting:
 
 
 class SlotQueue:
-    """Counts the sessions of each orchestrator, and hands out slots. On the event loop alone.
+    """Counts sessions per orchestrator and hands out slots. For use on the event loop only.
 
-    The request that has waited longest is next. An orchestrator says how long one has waited rather
-    than since when: clocks of machines differ. `max_waiting` None is a share of the slots; the
-    youngest make room for older ones.
+    The request that has waited longest is next. Orchestrators report how long a request has waited
+    rather than since when, because clocks differ between machines. At most `max_waiting` requests
+    wait (None: a share of the slots); the youngest make room for older ones.
     """
 
     def __init__(
@@ -45,32 +45,32 @@ class SlotQueue:
 
     @property
     def active(self) -> int:
-        """Sessions that have a slot."""
+        """Sessions with a slot."""
         return self._open.total()
 
     @property
     def waiting(self) -> int:
-        """Sessions that wait for one."""
+        """Sessions waiting for a slot."""
         return len(self._queue)
 
     def others(self, orchestrator_id: str) -> int:
-        """Sessions with a slot that are not of that orchestrator."""
+        """Return the number of other orchestrators' sessions with a slot."""
         return self.active - self._open[orchestrator_id]
 
     def others_waiting(self, orchestrator_id: str) -> int:
-        """Sessions that wait for a slot and are not of that orchestrator."""
+        """Return the number of other orchestrators' sessions waiting for a slot."""
         return sum(waiting.orchestrator_id != orchestrator_id for waiting in self._queue)
 
     def take(self, orchestrator_id: str = "") -> None:
-        """A slot, now; to be given back. Raises `ResourceExhaustedError` when none is free."""
+        """Take a slot, to be given back. Raises `ResourceExhaustedError` if none is free."""
         if self._queue or self.active >= self._num_slots:
             raise self._full()
         self._open[orchestrator_id] += 1
 
     async def wait(self, waited_s: float, orchestrator_id: str = "") -> None:
-        """A slot, in its turn; to be given back. The request has waited so long already.
+        """Wait for a slot, to be given back. The request has already waited `waited_s` seconds.
 
-        Raises `ResourceExhaustedError` when too many older ones wait.
+        Raises `ResourceExhaustedError` if too many older requests are waiting.
         """
         if not self._queue and self.active < self._num_slots:
             self.take(orchestrator_id)
@@ -86,22 +86,22 @@ class SlotQueue:
             if waiting in self._queue:
                 self._queue.remove(waiting)
             elif slot.done() and not slot.cancelled() and slot.exception() is None:
-                self.give_back(orchestrator_id)  # it came too late
+                self.give_back(orchestrator_id)  # granted too late
             raise
 
     def give_back(self, orchestrator_id: str = "") -> None:
-        """A session has ended: its slot is the next one's."""
+        """Pass the slot of a session that ended to the next one waiting."""
         self._open[orchestrator_id] -= 1
         if not self._open[orchestrator_id]:
             del self._open[orchestrator_id]
         while self._queue and self.active < self._num_slots:
             waiting = self._queue.pop(0)
-            if not waiting.slot.done():  # else its task was cancelled and does not know it yet
+            if not waiting.slot.done():  # otherwise its task is being cancelled
                 self._open[waiting.orchestrator_id] += 1
                 waiting.slot.set_result(None)
 
     def _full(self) -> ResourceExhaustedError:
-        waiting = f", and {self.waiting} wait for one" if self._queue else ""
+        waiting = f" and {self.waiting} are waiting" if self._queue else ""
         return ResourceExhaustedError(
             f"all {self._num_slots} sessions are in use{waiting}; "
             "retry later or raise --max-sessions"

@@ -1,4 +1,4 @@
-"""Times the target's steps by their number of tokens, at start, before requests come."""
+"""Measures the target's step times by number of tokens, at startup, before requests arrive."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from flyspec.engine.model import Model, Step
 from flyspec.values.admin import MeasuredStep
 
 SIZES = (1, 32, 8, 16, 4, 24, 2, 64, 48)
-"""In order of use: what a slow target has no time for is taken to be on a line between these."""
+"""In order of measurement. Sizes that a slow target has no time for are interpolated linearly."""
 NEEDED = 3
-"""Of the sizes, those that are measured however long it takes."""
+"""Number of leading sizes that are measured however long it takes."""
 CONTEXT = 64
-"""Tokens that each step builds on."""
+"""Tokens of context before each step."""
 REPEATS, ENOUGH = 6, 2
-"""Times that each size is measured, and what is enough: the first step of a size may be slow."""
+"""Maximum and minimum measurements per size; the first step of a size may be slow."""
 MOST_NS = 400_000_000
-"""What is not needed and not measured by then is not."""
+"""Nanoseconds after which only needed measurements are made."""
 
 
 def measure_steps(model: Model) -> tuple[MeasuredStep, ...]:
-    """What a round of one sequence takes, forward alone; never less for more tokens.
+    """Return the forward time of one sequence's round by size; never less for more tokens.
 
-    The shortest of some: other services start on the same machine, and ratios are what counts.
+    Each is the shortest of several: other services start on the same machine, and only ratios
+    matter.
     """
     cache, info = model.cache, model.info
     context = min(CONTEXT, info.context_length - max(SIZES))

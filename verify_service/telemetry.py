@@ -1,4 +1,4 @@
-"""What the verify service tells of its rounds: metrics, and a span for each that is traced."""
+"""Metrics of the verify service's rounds, and a span for each traced round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class VerifyTelemetry:
-    """Of all rounds of a verify service. `engine_metrics` are for its engine."""
+    """Telemetry of a verify service's rounds. `engine_metrics` are for its engine."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -29,46 +29,44 @@ class VerifyTelemetry:
         self._queue_seconds = step_histogram(
             registry,
             "flyspec_verify_queue_seconds",
-            "From a round's arrival to its first step.",
+            "Seconds from a round's arrival to its first step.",
         )
         self._forward_seconds = step_histogram(
             registry,
             "flyspec_verify_forward_seconds",
-            "From a round's first step to the end of its last one.",
+            "Seconds from a round's first step to the end of its last one.",
         )
         self._judge_seconds = step_histogram(
             registry,
             "flyspec_verify_judge_seconds",
-            "Time of the rule and of sampling, for one verdict.",
+            "Seconds spent on the rule and on sampling, per verdict.",
             "rule",
         )
 
     def watch(self, engine: VerifyEngine) -> None:
-        """Tell of an engine's sessions, queue and failures whenever Prometheus asks."""
+        """Export an engine's sessions, queue and failures on every scrape."""
         self.engine_metrics.watch(lambda: engine.failures.num_total, lambda: engine.step_running_ns)
 
         def collect() -> Iterator[Metric]:
             yield from session_metrics("verify", engine.sessions)
             yield gauge(
                 "flyspec_verify_sessions_waiting",
-                "Sessions that wait for a slot.",
+                "Sessions waiting for a slot.",
                 engine.sessions.waiting,
             )
-            yield gauge(
-                "flyspec_verify_queue_rounds", "Rounds that are not answered yet.", engine.waiting
-            )
+            yield gauge("flyspec_verify_queue_rounds", "Rounds not answered yet.", engine.waiting)
 
         self._telemetry.collect(collect)
 
     def session(self, session: TargetSession) -> AbstractContextManager[None]:
-        """A session, from its opening to its end."""
+        """Log a session when it ends."""
         return session_line(
             log, lambda: {"rule": session.rule.name, "tokens": len(session.sequence)}
         )
 
     @contextmanager
     def round(self, session: TargetSession, round_: VerifyRound) -> Iterator[list[Verdict]]:
-        """A round, from its arrival to its last verdict; the verdicts go into the list."""
+        """Observe a round from its arrival to its last verdict; the caller fills the list."""
         began_ns = time.perf_counter_ns()
         verdicts: list[Verdict] = []
         error = ""

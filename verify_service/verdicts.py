@@ -1,4 +1,4 @@
-"""From a round's logits to its verdict: by the rule, with log-probabilities."""
+"""Turns a round's logits into its verdict, with log-probabilities if requested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from verify_service.sessions import TargetSession
 
 
 class RoundJudge:
-    """Judges rounds of one model; knows its special tokens."""
+    """Judges the rounds of one model, given its special tokens."""
 
     def __init__(self, eos_token_ids: Collection[int], control_token_ids: Collection[int]) -> None:
         self.eos = frozenset(eos_token_ids)
@@ -31,7 +31,7 @@ class RoundJudge:
         distributions: Sequence[TokenDistribution],
         rows: Tensor,
     ) -> Verdict:
-        """The verdict on a round's logits [K + 1, V], with log-probabilities if asked for."""
+        """Return the verdict on a round's logits [K + 1, V]."""
         drafts = round_.draft_token_ids
         verdict = judge(
             session.rule,
@@ -65,7 +65,7 @@ class RoundJudge:
 def _with_logprobs(
     verdict: Verdict, round_: VerifyRound, rows: Tensor, session: TargetSession
 ) -> Verdict:
-    """With log-probabilities of what stands; in the open window, those of its target's token."""
+    """Add log-probabilities of the accepted tokens, and of the target's token in an open window."""
     top = session.logprobs or 0
     if verdict.failed:
         assert round_.open_window is not None

@@ -1,1 +1,1 @@
-"""Ways of drafting, one a file; `base` has the protocol that they share."""
+"""Drafters, one per file; `base` has their common protocol."""

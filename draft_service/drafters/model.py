@@ -1,4 +1,4 @@
-"""Drafts with a model, one token a step, its keys and values in a slot of the model's cache."""
+"""Drafts with a model, one token per step, with a slot in the model's KV cache."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted
 
 NEVER = 1e-30
-"""Less probable than any token that is drawn."""
+"""A probability below that of any drawn token."""
 
 
 def still_needed(min_confidence: float, confidences: Sequence[float]) -> float:
-    """The least probability of the rest of a proposal behind tokens of these."""
+    """Return the minimum probability of the rest of a proposal after tokens of these."""
     for confidence in confidences if min_confidence > 0 else ():
         min_confidence /= max(confidence, NEVER)
     return min_confidence
 
 
 def sure(min_confidence: float, confidences: Sequence[float], count: int) -> int:
-    """Of `count` tokens, those up to the one with which a proposal gets too unsure."""
+    """Return how many of `count` tokens to keep, up to the one that makes them too unsure."""
     for index in range(len(confidences)):
         min_confidence = still_needed(min_confidence, confidences[index : index + 1])
         if min_confidence > 1:
@@ -33,7 +33,7 @@ def sure(min_confidence: float, confidences: Sequence[float], count: int) -> int
 class ModelDrafter:
     """Draws from a causal LM with the target's sampling parameters and noise.
 
-    `eos_token_ids` end a proposal, themselves included.
+    A proposal ends with the first of `eos_token_ids`.
     """
 
     kind = "model"
@@ -45,12 +45,12 @@ class ModelDrafter:
         self._model, self._eos = model, frozenset(eos_token_ids)
 
     def open(self, open_: DraftOpen) -> DrafterSession:
-        """Take a slot; the first proposal fills it."""
+        """Acquire a slot, which the first proposal fills."""
         return ModelSession(self._model, self._eos, open_)
 
 
 class ModelSession:
-    """A sequence, and a slot that has its first `cached` tokens."""
+    """A sequence, and a slot that caches its first `cached` tokens."""
 
     def __init__(self, model: Model, eos: frozenset[int], open_: DraftOpen) -> None:
         self.token_ids = list(open_.token_ids)
@@ -59,7 +59,7 @@ class ModelSession:
         self._slot, self.cached = model.cache.acquire(open_.token_ids)
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
-        """Truncate, then append; what is cached of the kept tokens stays."""
+        """Truncate, then append; kept tokens stay cached."""
         del self.token_ids[keep_length:]
         self.token_ids.extend(append_token_ids)
         self.cached = min(self.cached, keep_length)
@@ -67,7 +67,7 @@ class ModelSession:
     def propose(
         self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
     ) -> Drafting:
-        """One step a token; none after the last."""
+        """Propose in one step per token, with none after the last."""
         if num_scored:
             yield from self.score(num_scored)
         tokens = self.token_ids
@@ -81,7 +81,7 @@ class ModelSession:
             left = 0 if done else left - len(drawn.token_ids)
 
     def score(self, count: int) -> Drafting:
-        """Draw the last `count` tokens of the sequence, one is before them, and compare."""
+        """Draw the last `count` tokens of the sequence (not its first) again and compare."""
         tokens, open_ = self.token_ids, self._open
         count = min(count, len(tokens) - 1)
         start = min(self.cached, len(tokens) - 1 - count)
@@ -95,12 +95,12 @@ class ModelSession:
     def extend(
         self, guess: Sequence[int] = (), max_tokens: int = 1, min_confidence: float = 0.0
     ) -> Generator[Draw, Drafted, Drafted]:
-        """Cache the sequence and then `guess`; yields the draw that this takes.
+        """Cache the sequence and then `guess`; yields the draw that does so.
 
         Returns the model's own token after the sequence and after each guessed one, with their
         distributions if the session sends them; without a guess perhaps more, up to `max_tokens`
-        and the end of the text. What was guessed, and all drawn but the last, counts as cached:
-        lower `cached` if it does not stand.
+        and the end of the text. Guessed tokens, and all drawn ones but the last, count as cached:
+        lower `cached` if they are not accepted.
         """
         tokens, open_ = self.token_ids, self._open
         start = min(self.cached, len(tokens) - 1)
@@ -113,7 +113,7 @@ class ModelSession:
         return drawn
 
     def _history(self, tokens: Sequence[int]) -> History | None:
-        """What is before a row of logits, if that matters."""
+        """Return what precedes a row of logits, if sampling depends on it."""
         if not self._open.sampling.needs_history:
             return None
         prompt_length = self._open.prompt_length or len(self._open.token_ids)

@@ -1,9 +1,9 @@
 """Drafts at two levels (FLy's multi-level acceleration): lookup guesses, the draft model checks.
 
-A run found by prompt lookup goes through the draft model in one step; what the model would have
-chosen itself stands, and its own next token follows. The proposal is the one that `model` makes,
-in fewer steps where the text repeats itself; so are the distributions sent with it: every token of
-it was drawn by the model, looked up or not.
+A run found by prompt lookup goes through the draft model in one step; tokens that the model would
+have chosen itself are accepted, and its own next token follows. The proposal and its distributions
+are those of the drafter `model`, in fewer steps where the text repeats itself: the model draws
+every token, looked up or not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, Origin
 
 MAX_GUESS = 16
-"""Most looked-up tokens checked in one step; a longer row costs more than it saves when wrong."""
+"""Maximum looked-up tokens checked per step; wrong guesses make longer runs a net loss."""
 
 
 class MultiLevelDrafter(ModelDrafter):
@@ -28,12 +28,12 @@ class MultiLevelDrafter(ModelDrafter):
     kind = "multi_level"
 
     def open(self, open_: DraftOpen) -> DrafterSession:
-        """Take a slot and index the sequence."""
+        """Acquire a slot and index the sequence."""
         return MultiLevelSession(self._model, self._eos, open_)
 
 
 class MultiLevelSession(ModelSession):
-    """A model's session whose sequence is in an n-gram index."""
+    """A model session with an n-gram index of its sequence."""
 
     def __init__(self, model: Model, eos: frozenset[int], open_: DraftOpen) -> None:
         super().__init__(model, eos, open_)
@@ -41,7 +41,7 @@ class MultiLevelSession(ModelSession):
         self.token_ids = self._lookup.token_ids
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
-        """Truncate, then append; what is cached of the kept tokens stays."""
+        """Truncate, then append; kept tokens stay cached."""
         self._lookup.truncate(keep_length)
         self._lookup.extend(append_token_ids)
         self.cached = min(self.cached, keep_length)
@@ -49,7 +49,7 @@ class MultiLevelSession(ModelSession):
     def propose(
         self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
     ) -> Drafting:
-        """One step a guessed run; one step a token where lookup has no guess."""
+        """Propose in one step per guessed run, or per token where lookup has no guess."""
         if num_scored:
             yield from self.score(num_scored)
         lookup, eos, base = self._lookup, self._eos, len(self.token_ids)
@@ -57,7 +57,7 @@ class MultiLevelSession(ModelSession):
         while left > 0:
             base = len(self.token_ids)
             guess = lookup.propose(min(left, MAX_GUESS))
-            # The token at the proposal's end needs no step after it.
+            # The proposal's last token needs no step after it.
             drawn = yield from self.extend(guess[: left - 1])
             agreed = num_same(drawn.token_ids, guess[: left - 1])
             count = agreed + 1

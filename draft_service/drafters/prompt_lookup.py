@@ -12,7 +12,10 @@ from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 
 class PromptLookupDrafter:
-    """Copies what followed the last tokens before. Sequences are at most `max_length` (0: any)."""
+    """Copies what followed an earlier occurrence of the last tokens.
+
+    Sequences have at most `max_length` tokens (0: no limit).
+    """
 
     info = DrafterInfo("prompt_lookup", "prompt_lookup")
     needs_model = False
@@ -21,7 +24,7 @@ class PromptLookupDrafter:
         self.max_length = max_length
 
     def open(self, open_: DraftOpen) -> PromptLookupSession:
-        """Index the sequence. Sampling has no say in what is copied."""
+        """Index the sequence. Sampling does not affect what is copied."""
         return PromptLookupSession(open_, self.max_length)
 
 
@@ -42,7 +45,7 @@ class PromptLookupSession:
     def propose(
         self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
     ) -> Drafting:
-        """One run of copied tokens, or nothing; what is copied has no confidence."""
+        """Propose one run of copied tokens, without confidences, or nothing."""
         if num_scored := min(num_scored, len(self._lookup)):
             behind = self.token_ids[-num_scored:]
             self._lookup.truncate(len(self._lookup) - num_scored)
@@ -51,9 +54,9 @@ class PromptLookupSession:
             max_tokens = min(max_tokens, self._max_length - len(self._lookup))
         if run := self._lookup.propose(max_tokens):
             self._lookup.extend(run)
-            # A copied token is certain to its drafter: a point mass, which is sent empty.
+            # The drafter is certain of a copied token: a point mass, which is sent empty.
             certain = [TokenDistribution()] * len(run) if self._distributions else ()
             yield Drafted(run, [Origin.EXACT_LOOKUP] * len(run), certain)
 
     def close(self) -> None:
-        """Nothing is held outside."""
+        """Do nothing: there is nothing to release."""

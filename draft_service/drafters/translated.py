@@ -1,4 +1,4 @@
-"""Drafts with a model whose tokenizer is not the target's: translated here, through text."""
+"""Drafts with a model whose tokenizer is not the target's, translating through text."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, SamplingParams, TokenDistribution
 
 DRAFTS_PER_TOKEN = 8
-"""Most draft tokens drawn for a target's token; English has 4 to 5 bytes a token."""
+"""Maximum draft tokens drawn per target token; English has 4 to 5 bytes per token."""
 SPARE_DRAFTS = 8
 
 
 class TranslatedSession:
-    """A target's sequence, and a session of the drafter that holds it in the draft's ids.
+    """A target's sequence, and a drafter session that holds it in the draft's ids.
 
-    `alignment` is of the sequence of `open_`. To make it is work that a long prompt makes long, for
-    any thread. Raises as `Drafter.open` does.
+    `alignment` is that of the sequence of `open_`. Creating it takes long for a long prompt and may
+    be done in any thread. Raises as `Drafter.open` does.
 
-    The drafter says what it takes for most likely, whatever the request's sampling: noise keyed by
-    token does not reach across tokenizers, and without it a drawn token agrees with the target's
-    less often than the likeliest. Penalties, biases and a least length are about the target's
-    tokens, so the drafter goes without.
+    The drafter is greedy, regardless of the request's sampling: noise keyed by token does not carry
+    over to another tokenizer, and without it a drawn token agrees with the target's less often than
+    the most likely one. Penalties, biases and minimum lengths apply to the target's tokens, so the
+    drafter ignores them.
     """
 
     def __init__(self, drafter: Drafter, alignment: Alignment, open_: DraftOpen) -> None:
@@ -46,19 +46,19 @@ class TranslatedSession:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The target's sequence with the last proposal."""
+        """The target's sequence, including the last proposal."""
         return self._alignment.token_ids
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
-        """Truncate, then append; the drafter follows with its next proposal."""
+        """Truncate, then append; the drafter catches up with the next proposal."""
         self._alignment.move(keep_length, append_token_ids)
 
     def propose(
         self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
     ) -> Drafting:
-        """Draft until the text is enough for `max_tokens` of the target's tokens, within bounds.
+        """Draft until the text is enough for `max_tokens` target tokens, within limits.
 
-        Neither the draft's probabilities nor its agreement are about the target's tokens.
+        Does not use confidences or score: the draft's probabilities do not apply to target tokens.
         """
         if max_tokens <= 0:
             return
@@ -79,14 +79,14 @@ class TranslatedSession:
                 else:
                     drawn = None
                     if isinstance(item, Draw):
-                        # One by one: how many of its tokens are enough shows as they come.
+                        # One at a time, since only the text shows how many are enough.
                         drawn = yield item._replace(max_tokens=1)
                         continue
                     assert isinstance(item, Drafted)
                     alignment.feed(item.token_ids, item.origins)
                 token_ids, origins = alignment.take(left)
                 if token_ids:
-                    # The draft's probabilities are not about these tokens: a point mass.
+                    # The draft's probabilities do not apply to these tokens: send a point mass.
                     certain = [TokenDistribution()] * (len(token_ids) * self._distributions)
                     yield Drafted(token_ids, origins, certain)
                     left -= len(token_ids)

@@ -1,7 +1,7 @@
-"""Between two tokenizers, through text: no model, no torch.
+"""Translation between two tokenizers, through text: no model, no torch.
 
-`vocabulary` is one tokenizer, `translator` two of them, `stream` a sequence of the target's tokens,
-`alignment` the draft's tokens for it, `rendering` what the draft adds as the target's tokens.
+`vocabulary` is one tokenizer, `translator` a pair of them, `stream` a sequence of the target's
+tokens, `alignment` the draft's tokens for it, `rendering` the draft's output as target tokens.
 """
 
 from draft_service.translation.alignment import Alignment

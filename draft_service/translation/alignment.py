@@ -1,4 +1,4 @@
-"""A draft's tokens for a target's sequence: kept where they still fit, made anew where not."""
+"""A draft's tokens for a target's sequence: kept where they still fit, otherwise re-encoded."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from flyspec.prefix import num_same
 from flyspec.values.tokens import Origin
 
 NOWHERE = -1
-"""The unit of what the draft says and the target has no token for: no stream holds it."""
+"""The unit of draft output that the target has no token for; in no stream."""
 BACK = 4
-"""Draft tokens before a change that are made anew first; four times as many if none agrees."""
+"""Draft tokens before a change that are re-encoded first; four times as many if none agrees."""
 MAX_BACK = 256
 SAFE_WITHIN = 64
-"""Draft tokens among which a good place is looked for where a long context is cut."""
+"""Draft tokens searched for a good place to cut a long context."""
 BYTES_PER_TOKEN = 8
-"""Of a context too long for the draft, so many bytes a token that it holds are looked at."""
+"""Bytes considered per token that the draft holds when a context is too long for it."""
 
 
 class Alignment:
-    """A target's sequence, and the draft's of at most `draft_length` (>= 2) tokens that says it.
+    """A target's sequence, and the same text in at most `draft_length` (>= 2) draft tokens.
 
-    Of a text that is too long for the draft it has the end. In turn: `move`, `sync`, then `feed`
-    and `take` for what the draft adds.
+    If the text is too long for the draft, these cover its end. Call `move`, `sync`, then `feed` and
+    `take` for the draft's output.
     """
 
     def __init__(self, translator: Translator, token_ids: Sequence[int], draft_length: int) -> None:
@@ -37,34 +37,34 @@ class Alignment:
         self._limit = draft_length
         self._stream = TextStream(translator.target, token_ids)
         self.draft_ids: list[int] = []
-        """The draft's sequence with all that it added."""
+        """The draft's sequence, including all its output."""
         self._ends: list[int] = []  # places in the stream
         self._anchor = 0  # where in the stream the draft's text begins
-        self._shortened = False  # to its end
+        self._shortened = False  # whether only the text's end is kept
         self._agreed = 0  # up to here the draft's tokens are known to fit
-        self._unchanged = 0  # the draft's first tokens that are as the last `sync` left them
-        self._drawn: list[int] = []  # units that the draft added there
-        self._filled = False  # the draft's sequence would be empty and has one token instead
+        self._unchanged = 0  # the draft's first tokens, unchanged since the last `sync`
+        self._drawn: list[int] = []  # units of the draft's output after `_agreed`
+        self._filled = False  # whether the filler stands in for an empty sequence
         eos = translator.target.eos
         self._eos = next((t for t in reversed(token_ids) if t in eos), next(iter(eos), None))
         self._rendering = Rendering(translator.target, self._stream)
         self.ready = False
-        """Whether the draft can go on from where the sequence ends: not from inside a character
-        that it cannot spell."""
+        """Whether the draft can continue at the end of the sequence: not inside a character that it
+        cannot spell."""
         self._rebuild()
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The target's sequence with the proposal."""
+        """The target's sequence, including the proposal."""
         return self._stream.token_ids
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing that the draft may add can be taken any more."""
+        """Whether no further output of the draft can be used."""
         return self._rendering.stopped
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
-        """Set the target's sequence to its first `keep_length` tokens and those appended."""
+        """Set the target's sequence to its first `keep_length` tokens plus those appended."""
         stream, drawn = self._stream, self._drawn
         end, agreed = stream.end_of(keep_length), self._agreed
         stream.truncate(keep_length)
@@ -79,7 +79,7 @@ class Alignment:
     def sync(self, reserve: int) -> tuple[int, list[int]]:
         """Bring the draft's tokens up to date, with room for `reserve` more, at most half of all.
 
-        Returns how many of its tokens stay as they were, and those that follow them.
+        Returns how many of its tokens are unchanged, and those that follow them.
         """
         stream = self._stream
         if self._drawn:
@@ -104,7 +104,7 @@ class Alignment:
         return kept, self.draft_ids[kept:]
 
     def feed(self, token_ids: Iterable[int], origins: Iterable[Origin]) -> None:
-        """Take note of tokens that the draft added to its sequence."""
+        """Record tokens that the draft added to its sequence."""
         drawn, rendering = self._drawn, self._rendering
         for token, origin in zip(token_ids, origins, strict=True):
             data = self._draft.bytes.get(token)
@@ -122,14 +122,14 @@ class Alignment:
         self._unchanged = len(self.draft_ids)
 
     def stop(self) -> None:
-        """Nothing more will be fed: what is settled can be taken."""
+        """End the draft's output, so that settled tokens can be taken."""
         self._rendering.break_off()
 
     def take(self, limit: int) -> tuple[list[int], list[Origin]]:
-        """At most `limit` (>= 1) of the target's tokens for what was fed, and their origins.
+        """Return at most `limit` (>= 1) target tokens for what was fed, and their origins.
 
-        They become part of the sequence. What may still become other tokens stays behind, and
-        perhaps all while the text cannot be `limit` tokens yet.
+        They become part of the sequence. Text that may still become other tokens is held back,
+        perhaps all of it until it may suffice for `limit` tokens.
         """
         return self._rendering.take(limit)
 
@@ -143,11 +143,11 @@ class Alignment:
         self._ends += ends
 
     def _start_of(self, index: int) -> int:
-        """Where in the stream the draft's token `index` begins, or what follows the last."""
+        """Return where in the stream the draft's token `index`, or what follows, begins."""
         return max(self._ends[index - 1] if index else 0, self._anchor)
 
     def _must_rebuild(self) -> bool:
-        """Whether a rollback took what the draft's tokens begin with, or most of a cut text."""
+        """Return whether a rollback removed the draft's first text, or most of a shortened text."""
         if not self._agreed or self._agreed < self._anchor:
             return True
         width = len(self._stream) - self._anchor
@@ -155,10 +155,10 @@ class Alignment:
         return self._shortened and few and width < self._limit * BYTES_PER_TOKEN // 2
 
     def _extend(self) -> None:
-        """Make the tokens of what the draft does not have yet, and anew those just before.
+        """Encode the text that the draft does not have yet, re-encoding the tokens just before.
 
-        How a tokenizer cuts a text depends on what follows, so the last tokens may be other ones
-        now. If the first of those made anew is the same as before, so is all before it.
+        How a tokenizer splits a text depends on what follows, so the last tokens may differ now. If
+        the first re-encoded one is the same as before, so is everything before it.
         """
         stream, count, head = self._stream, len(self.draft_ids), len(self._draft.head)
         start = self._start_of(count)
@@ -187,7 +187,7 @@ class Alignment:
         self._extend_from(end)
 
     def _extend_from(self, at: int) -> None:
-        """Make the tokens of the stream from a control token, or where a text begins, on."""
+        """Encode the stream from a control token or the beginning of a text."""
         stream, total = self._stream, len(self._stream)
         while at < total:
             if stream.is_control(at):
@@ -208,14 +208,14 @@ class Alignment:
                 at = end
 
     def _encode(self, start: int, end: int) -> Encoded:
-        """The draft's tokens for a text; a part of a character at its end only if it can spell."""
+        """Encode a text; a partial character at its end only if the draft can spell it."""
         data = self._stream.text(start, end)
         made, whole = self._draft.encode(data), num_whole(data)
         spelt = made.num_exact == len(made.ids) and made.ends[-1:] == [len(data)]
         return made if spelt or whole == len(data) else self._draft.encode(data[:whole])
 
     def _rebuild(self) -> None:
-        """Make all of the draft's tokens; of a long stream, those of its end."""
+        """Encode the whole stream, or the end of a long one."""
         stream, head, before = self._stream, self._draft.head, self.draft_ids
         self._anchor = max(len(stream) - BYTES_PER_TOKEN * self._limit, 0)
         self._shortened = self._anchor > 0
@@ -223,7 +223,7 @@ class Alignment:
             self._anchor += 1
         at = self._anchor
         if not at and stream.is_control(0) and head:
-            # The stream may bring what the draft's tokenizer puts before a text.
+            # The stream may already begin with what the draft's tokenizer puts before a text.
             first = self._translator.control_in_draft(stream.units[0] - CONTROL, False)
             at = int([first] == head)
         self.draft_ids, self._ends = list(head), [at if at <= 1 else 0] * len(head)
@@ -234,7 +234,7 @@ class Alignment:
         self._agreed = len(stream)
 
     def _shorten(self, length: int) -> None:
-        """Keep what begins every text, and of this one the last `length` tokens or fewer."""
+        """Keep the head and the text's last tokens, at most `length` in total."""
         count, head = len(self.draft_ids), len(self._draft.head)
         first = max(count - max(length - head, 1), head)
         near = range(first, min(first + min(SAFE_WITHIN, length // 4), count))
@@ -245,10 +245,10 @@ class Alignment:
         del self.draft_ids[head:first], self._ends[head:first]
 
     def _is_inside(self, index: int) -> bool:
-        """Whether the draft's token `index`, or what follows the last, begins in a character."""
+        """Return whether the draft's token `index`, or what follows, begins inside a character."""
         return self._stream.is_inside(self._start_of(index))
 
     def _begins(self, index: int) -> bool:
-        """Whether the draft's token `index` begins a word, or is a control token."""
+        """Return whether the draft's token `index` begins a word or is a control token."""
         at = self._start_of(index)
         return self._stream.is_space(at) or self._stream.is_control(at)

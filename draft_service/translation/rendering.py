@@ -1,4 +1,4 @@
-"""What a draft adds, as the target's tokens that follow the ones that stand."""
+"""A draft's output as target tokens that follow the existing ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from draft_service.translation.vocabulary import Encoded, Vocabulary, num_whole
 from flyspec.values.tokens import Origin
 
 TAIL = 6
-"""Most tokens before a proposal that are encoded with it, back to where a word begins."""
+"""Maximum tokens before a proposal encoded along with it, back to the beginning of a word."""
 
 
 class Rendering:
     """Turns a proposal's text into tokens, a few at a time, and appends them to a stream.
 
-    The ids that stand before stay as they are: where the whole text would be cut otherwise, the
-    added text is encoded by itself.
+    Existing ids do not change: where the whole text would be split differently, the added text is
+    encoded by itself.
     """
 
     def __init__(self, vocabulary: Vocabulary, stream: TextStream) -> None:
@@ -22,20 +22,20 @@ class Rendering:
         self.begin()
 
     def begin(self) -> None:
-        """A new proposal at the end of the stream."""
-        self._text = bytearray()  # that is no token yet
-        self._looked_up = bytearray()  # of each byte, whether it was
-        self._tried = 0  # bytes of it when it was encoded last
-        self._held = 0  # tokens that it had and that were not settled
-        self._more = False  # whether it had more than were taken
+        """Begin a new proposal at the end of the stream."""
+        self._text = bytearray()  # not yet tokens
+        self._looked_up = bytearray()  # per byte of the text
+        self._tried = 0  # bytes of it left after the last encoding
+        self._held = 0  # tokens that were not settled then
+        self._more = False  # whether more were settled than taken
         self._complete = False  # nothing follows the text
-        self._control: int | None = None  # but this
+        self._control: int | None = None  # except this
         self._control_origin = Origin.EXACT_MODEL
         self.stopped = False
-        """Whether what is added from now on comes to nothing."""
+        """Whether further additions are ignored."""
 
     def add(self, text: bytes, origin: Origin) -> None:
-        """Add text."""
+        """Add text of the given origin."""
         if not self.stopped:
             self._text += text
             self._looked_up += bytes([origin is Origin.EXACT_LOOKUP]) * len(text)
@@ -48,19 +48,19 @@ class Rendering:
                 self._control, self._control_origin = control, origin
 
     def break_off(self) -> None:
-        """End in the middle of a text that goes on in a way that cannot be said."""
+        """Stop in the middle of a text whose continuation is unknown or has no tokens."""
         self.stopped = True
 
     def take(self, limit: int) -> tuple[list[int], list[Origin]]:
-        """At most `limit` (>= 1) tokens that the text settles, with their origins."""
+        """Return at most `limit` (>= 1) settled tokens of the text, with their origins."""
         ids: list[int] = []
         origins: list[Origin] = []
-        # A token has a byte at least, and every one held back may be settled by the next.
+        # A token has at least one byte, and the next may settle every one held back.
         enough = len(self._text) >= self._tried + max(limit - self._held, 1)
         if self._text and (enough or self._more or self.stopped):
             made, skipped = self._encode()
             settled = len(made.ids) if self._complete else made.num_settled
-            if settled > made.num_exact:  # something that the target cannot say
+            if settled > made.num_exact:  # the target cannot express it all
                 settled = made.num_exact
                 self.break_off()
                 self._control = None
@@ -82,7 +82,7 @@ class Rendering:
         return ids, origins
 
     def _encode(self) -> tuple[Encoded, int]:
-        """The text up to its last whole character as tokens, behind how many that stand."""
+        """Encode the text up to its last whole character, after a number of existing tokens."""
         tail_ids, tail = self._tail()
         text = tail + self._text
         whole = num_whole(text)
@@ -96,7 +96,7 @@ class Rendering:
         return self._vocabulary.encode(text[len(tail) : whole]), 0
 
     def _tail(self) -> tuple[list[int], bytes]:
-        """The last tokens that stand, from the beginning of a word on, and their text."""
+        """Return the last existing tokens, from the beginning of a word on, and their text."""
         known = self._vocabulary.bytes
         parts: list[bytes] = []
         ids: list[int] = []

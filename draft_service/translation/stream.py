@@ -1,4 +1,4 @@
-"""A target's sequence, and what it says: units that a draft's tokens stand for as well."""
+"""A target's sequence and its content, in units that apply to a draft's tokens as well."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from draft_service.translation.vocabulary import Vocabulary
 
 CONTROL = 256
-"""Units below are bytes of text; a control token's unit is this and the target's id together."""
+"""Units below this are bytes of text; a control token's unit is this plus the target's id."""
 
 _SPACE = frozenset(b" \t\r\n")
 
@@ -28,7 +28,7 @@ class TextStream:
         return len(self.units)
 
     def end_of(self, length: int) -> int:
-        """Where the first `length` tokens end."""
+        """Return where the first `length` tokens end."""
         return self._ends[length - 1] if length else 0
 
     def truncate(self, length: int) -> None:
@@ -38,7 +38,7 @@ class TextStream:
         del self._controls[bisect_left(self._controls, end) :]
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Append tokens; ids that stand for nothing, such as padding, add no units."""
+        """Append tokens; ids without content, such as padding, add no units."""
         units, text, control = self.units, self._vocabulary.bytes, self._vocabulary.control
         for token in token_ids:
             if token in control:
@@ -50,27 +50,27 @@ class TextStream:
         self.token_ids += token_ids
 
     def text(self, start: int, end: int) -> bytes:
-        """The text between two places; there is no control token."""
+        """Return the text between two places, which must contain no control token."""
         return bytes(self.units[start:end])
 
     def text_start(self, place: int) -> int:
-        """Where the text before `place` begins: behind a control token, or at the start."""
+        """Return where the text before `place` begins: after a control token, or at the start."""
         index = bisect_left(self._controls, place)
         return self._controls[index - 1] + 1 if index else 0
 
     def text_end(self, place: int) -> int:
-        """Where the text from `place` on ends: before a control token, or at the end."""
+        """Return where the text from `place` on ends: before a control token, or at the end."""
         index = bisect_left(self._controls, place)
         return self._controls[index] if index < len(self._controls) else len(self.units)
 
     def is_control(self, place: int) -> bool:
-        """Whether a control token is there."""
+        """Return whether a control token is at `place`."""
         return place < len(self.units) and self.units[place] >= CONTROL
 
     def is_inside(self, place: int) -> bool:
-        """Whether that is in the middle of a character."""
+        """Return whether `place` is in the middle of a character."""
         return place < len(self.units) and 0x80 <= self.units[place] < 0xC0
 
     def is_space(self, place: int) -> bool:
-        """Whether white space is there."""
+        """Return whether white space is at `place`."""
         return place < len(self.units) and self.units[place] in _SPACE

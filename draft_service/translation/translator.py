@@ -1,4 +1,4 @@
-"""A target's and a draft's vocabulary, and what control tokens of one are in the other."""
+"""A target's and a draft's vocabulary, and the mapping of control tokens between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from draft_service.translation.vocabulary import Vocabulary
 
 
 class Translator:
-    """Two vocabularies. Control tokens are no text: they go over by name, the end as the end."""
+    """Two vocabularies. Control tokens are not text: they map by name, and EOS maps to EOS."""
 
     def __init__(self, target: Vocabulary, draft: Vocabulary) -> None:
         self.target, self.draft = target, draft
@@ -21,18 +21,18 @@ class Translator:
         self._separator = draft.id_of(b"\n")
         beginnings = (*draft.head, *draft.eos, self._separator)
         self.filler = next((i for i in beginnings if i is not None), 0)
-        """What a draft's context holds that would be empty."""
+        """The token in a draft's context that would otherwise be empty."""
 
     def control_in_draft(self, token: int, after_text: bool) -> int | None:
-        """The draft's token in place of a target's control token, if any.
+        """Return the draft's token for a target's control token, if any.
 
-        The one of that name; for want of it a new line, where text would run together.
+        That is the one of the same name, or else a newline where text would run together.
         """
         found = self._to_draft.get(token)
         return self._separator if found is None and after_text else found
 
     def control_in_target(self, token: int, eos: int | None) -> int | None:
-        """The target's control token for a draft's, if any; `eos` is how the target's texts end."""
+        """Return the target's control token for a draft's, if any; `eos` is the target's EOS."""
         found = self._to_target.get(token)
         if token in self.draft.eos and found not in self.target.eos:
             return eos

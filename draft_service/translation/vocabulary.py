@@ -1,7 +1,7 @@
-"""A tokenizer as translation needs it: ids to bytes and back, from anywhere in a text.
+"""A tokenizer for translation: ids to bytes and back, from anywhere in a text.
 
-No torch. A token stands for bytes, not for characters: byte-level and byte-fallback tokens end
-inside of them. Control tokens stand for nothing and are never made out of text.
+No torch. A token stands for bytes, not characters: byte-level and byte-fallback tokens can end
+inside a character. Control tokens stand for no text and are never produced from text.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.tokenizer import id_to_bytes
 
 HELD_BACK = 5
-"""Most tokens at a growing text's end that count as unsettled; merges rarely reach further."""
+"""Maximum unsettled tokens at the end of a growing text; merges rarely reach further."""
 SAMPLE = (
     ' The "quick" (brown) fox\'s 12,345 jumps:\n\n    over = [the, lazy];  # dogs & cats\tend.\n'
 )
-"""What a tokenizer must give back as it was; most text is of this kind, whatever else it loses."""
+"""Text that a tokenizer must reproduce; most text is like this, whatever else it loses."""
 
 
 class Encoded(NamedTuple):
     """Bytes as tokens: ids, and where in the bytes each ends.
 
-    The first `num_exact` stand for just their bytes; what follows is only like the text. The first
-    `num_settled` will hardly change when the text goes on.
+    The first `num_exact` reproduce their bytes; what follows is only similar to the text. The first
+    `num_settled` are unlikely to change when the text continues.
     """
 
     ids: list[int]
@@ -41,9 +41,8 @@ class Encoded(NamedTuple):
 class Vocabulary:
     """A tokenizer's ids and the bytes that they stand for.
 
-    `control_token_ids` are not text, and none is made that is not below `vocab_size`. Raises
-    `InvalidArgumentError` for a `tokenizer_json` that cannot be read, or whose tokens do not give
-    plain text back.
+    `control_token_ids` are not text, and only ids below `vocab_size` are produced. Raises
+    `InvalidArgumentError` if `tokenizer_json` cannot be read or does not reproduce plain text.
     """
 
     def __init__(
@@ -56,14 +55,14 @@ class Vocabulary:
         try:
             original = RustTokenizer.from_buffer(tokenizer_json)
             self.all_bytes = id_to_bytes(original)
-            """As the fingerprint has it: control tokens stand for their names."""
+            """As in the fingerprint: control tokens stand for their names."""
             self._tokenizer = RustTokenizer.from_str(
                 json.dumps(_from_anywhere(json.loads(original.to_str())))
             )
-            self._tokenizer.encode_special_tokens = True  # a name of one in a text is text
+            self._tokenizer.encode_special_tokens = True  # the name of one is text
             self.head = _head(original)
-        except Exception as error:  # tokenizers has no error of its own
-            raise InvalidArgumentError(f"tokenizer.json: cannot be read: {error}") from error
+        except Exception as error:  # tokenizers has no exception of its own
+            raise InvalidArgumentError(f"tokenizer.json cannot be read: {error}") from error
         self.vocab_size = vocab_size
         self.eos = tuple(eos_token_ids)
         self.control = {i: self.all_bytes.get(i, b"") for i in (*control_token_ids, *self.eos)}
@@ -72,30 +71,30 @@ class Vocabulary:
             for i, data in self.all_bytes.items()
             if i < vocab_size and i not in self.control
         }
-        """What each id that is text stands for."""
+        """The bytes of each id that is text."""
         self._single = {data[0]: i for i, data in self.bytes.items() if len(data) == 1}
         self._merges = any(len(data) > 1 for data in self.bytes.values())
         self._splits_words = True
         probe = self.encode(SAMPLE.encode())
         if probe.num_exact < len(probe.ids) or probe.ends[-1:] != [len(SAMPLE)]:
             raise InvalidArgumentError(
-                "tokenizer.json: does not give plain text back as it was (it changes case or "
-                "spaces, or lacks characters), so nothing can be translated through it; use a "
-                "draft model with the target's tokenizer, or the drafter prompt_lookup"
+                "tokenizer.json does not reproduce plain text (it changes case or spaces, or "
+                "lacks characters), so it cannot be translated; use a draft model with the "
+                "target's tokenizer, or the drafter prompt_lookup"
             )
         words = self._tokenizer.encode("a b", add_special_tokens=False).word_ids
         self._splits_words = len(set(words)) > 1
 
     def id_of(self, data: bytes) -> int | None:
-        """The token for just these bytes, if there is one."""
+        """Return the token for exactly these bytes, if there is one."""
         found = self.encode(data)
         return found.ids[0] if len(found.ids) == found.num_exact == 1 else None
 
     def encode(self, data: bytes) -> Encoded:
-        """Tokens for bytes, UTF-8 or not; never control tokens.
+        """Encode bytes, UTF-8 or not, never as control tokens.
 
-        What the tokenizer would change or lose goes by byte tokens, if it has them; else by one
-        token a character that is only like it, or by none.
+        What the tokenizer would change or lose becomes byte tokens if it has them, otherwise at
+        most one similar token per character.
         """
         text, used = _decode(data)
         if used == len(data) and (found := self._plain(text, data)) is not None:
@@ -106,15 +105,15 @@ class Vocabulary:
                 self._piecewise(text, parts)
             if used == len(view):
                 return parts.encoded()
-            self._by_bytes(bytes(view[used : used + 1]), parts)  # a byte that is no UTF-8
+            self._by_bytes(bytes(view[used : used + 1]), parts)  # a byte that is not UTF-8
             view = view[used + 1 :]
             text, used = _decode(view)
 
     def _plain(self, text: str, data: bytes) -> Encoded | None:
-        """What the tokenizer makes of a text, if that stands for it."""
+        """Return the tokenizer's encoding of a text if it reproduces the text."""
         try:
             encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        except Exception:  # a token that it needs and does not have, such as that for the unknown
+        except Exception:  # it lacks a token that it needs, such as the unknown token
             return None
         ids: list[int] = encoding.ids
         pieces = [self.bytes.get(i, b"") for i in ids]
@@ -124,7 +123,7 @@ class Vocabulary:
         return Encoded(ids, ends, len(ids), self._settled(ids, encoding))
 
     def _settled(self, ids: list[int], encoding: Any) -> int:
-        """How many tokens come before the last word, or its last tokens."""
+        """Return how many tokens come before the last word, or before its last tokens."""
         if not self._merges:
             return len(ids)
         at = len(ids) - 1
@@ -139,7 +138,7 @@ class Vocabulary:
         return max(at, 0)
 
     def _piecewise(self, text: str, parts: _Parts) -> None:
-        """Add a text's tokens, halving it around what does not stand for itself."""
+        """Add a text's tokens, halving it around what cannot be reproduced."""
         data = text.encode()
         if (found := self._plain(text, data)) is not None:
             parts.add(found.ids, found.ends)
@@ -151,7 +150,7 @@ class Vocabulary:
             self._by_bytes(data, parts, text)
 
     def _by_bytes(self, data: bytes, parts: _Parts, like: str = "\ufffd") -> None:
-        """Add byte tokens for `data`, or if there are none what the tokenizer makes of `like`."""
+        """Add byte tokens for `data`, or without them the tokenizer's first token for `like`."""
         single = self._single
         if all(byte in single for byte in data):
             parts.add([single[byte] for byte in data], range(1, len(data) + 1))
@@ -164,7 +163,7 @@ class Vocabulary:
 
 
 class _Parts:
-    """Tokens of a text put together from pieces."""
+    """Tokens of a text assembled from pieces."""
 
     def __init__(self) -> None:
         self._ids: list[int] = []
@@ -173,13 +172,13 @@ class _Parts:
         self._num_exact: int | None = None
 
     def add(self, ids: Sequence[int], ends: Sequence[int]) -> None:
-        """Tokens that stand for their bytes; ends count from the piece's beginning."""
+        """Add tokens that reproduce their bytes; ends count from the piece's beginning."""
         self._ids += ids
         self._ends += [self._length + end for end in ends]
         self._length += ends[-1] if ends else 0
 
     def add_like(self, ids: Sequence[int], length: int) -> None:
-        """At most one token in place of a piece of `length` bytes."""
+        """Add at most one token in place of a piece of `length` bytes."""
         if self._num_exact is None:
             self._num_exact = len(self._ids)
         self._length += length
@@ -187,14 +186,14 @@ class _Parts:
         self._ends += [self._length] * len(ids)
 
     def encoded(self) -> Encoded:
-        """All of them."""
+        """Return all tokens."""
         count = len(self._ids)
         exact = count if self._num_exact is None else self._num_exact
         return Encoded(self._ids, self._ends, exact, max(count - HELD_BACK, 0))
 
 
 def num_whole(data: bytes) -> int:
-    """Bytes of `data` before a character that is not complete yet."""
+    """Return how many bytes of `data` precede an incomplete character at its end."""
     for back in range(1, min(4, len(data) + 1)):
         lead = data[-back]
         if lead & 0xC0 != 0x80:  # not a continuation byte
@@ -206,7 +205,7 @@ def num_whole(data: bytes) -> int:
 
 
 def _middle(text: str) -> int:
-    """Where a text is halved: before a space, if there is one to either side."""
+    """Return where to halve a text: before a space, if there is one."""
     middle = len(text) // 2
     before = text.rfind(" ", 1, middle + 1)
     found = before if before > 0 else text.find(" ", middle)
@@ -214,7 +213,7 @@ def _middle(text: str) -> int:
 
 
 def _decode(data: bytes | memoryview) -> tuple[str, int]:
-    """The text that `data` begins with, up to the first byte that is no UTF-8, and its bytes."""
+    """Return the text of `data` up to the first byte that is not UTF-8, and its byte count."""
     try:
         # Without `final`, a character cut off by the end is left out, not an error.
         return codecs.utf_8_decode(data, "strict", False)
@@ -223,7 +222,7 @@ def _decode(data: bytes | memoryview) -> tuple[str, int]:
 
 
 def _from_anywhere(spec: dict[str, Any]) -> dict[str, Any]:
-    """A tokenizer.json that encodes a piece of a text as a piece: nothing put before or around."""
+    """Return a tokenizer.json that encodes a piece of a text without adding anything."""
     spec |= {"truncation": None, "padding": None, "post_processor": None}
     if spec["model"].get("dropout"):
         spec["model"]["dropout"] = None
@@ -233,7 +232,7 @@ def _from_anywhere(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_prefix(part: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A normalizer or pre-tokenizer that puts no space before a text."""
+    """Return a normalizer or pre-tokenizer that puts no space before a text."""
     if part is None or part["type"] == "Prepend":
         return None
     part = dict(part)
@@ -249,7 +248,7 @@ def _without_prefix(part: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _head(tokenizer: RustTokenizer) -> list[int]:
-    """The tokens that the tokenizer itself puts before a text: none, or one that begins it."""
+    """Return the special tokens that the tokenizer itself puts before a text."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     encoding = tokenizer.encode("a")

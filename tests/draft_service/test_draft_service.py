@@ -144,7 +144,7 @@ ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
     ("prompt id", {"token_ids": [1, VOCAB_SIZE]}, None, Code.INVALID_ARGUMENT,
      "open.token_ids[1]: 300 is not below the draft model's vocabulary size 300"),
     ("long prompt", {"token_ids": [1] * (CONTEXT_LENGTH + 1)}, None, Code.INVALID_ARGUMENT,
-     "161 tokens, but the drafter model holds 160; shorten the prompt"),
+     "161 tokens, but the drafter model holds at most 160; shorten the prompt"),
     ("temperature", {"sampling": SamplingParams(-1.0)}, None, Code.INVALID_ARGUMENT,
      "sampling.temperature"),
     ("NaN", {"sampling": SamplingParams(float("nan"))}, None, Code.INVALID_ARGUMENT,
@@ -158,14 +158,15 @@ ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
     ("top_k", {"distribution": DistributionSpec(1025)}, None, Code.INVALID_ARGUMENT,
      "open.distribution.top_k must be between 0 (the whole vocabulary) and 1024, got 1025"),
     ("keep too long", {}, {"keep_length": 4}, Code.FAILED_PRECONDITION,
-     "4 tokens, but this session holds 3"),
+     "advance.keep_length is 4 but this session holds 3 tokens"),
     ("nothing left", {}, {"keep_length": 0}, Code.INVALID_ARGUMENT, "at least one token"),
     ("appended id", {}, {"keep_length": 3, "append": [400]}, Code.INVALID_ARGUMENT,
      "advance.append_token_ids[0]: 400"),
     ("too long", {}, {"keep_length": 3, "append": [1] * (CONTEXT_LENGTH - 2)},
-     Code.INVALID_ARGUMENT, "161 tokens kept and appended, but the drafter model holds 160"),
+     Code.INVALID_ARGUMENT,
+     "161 tokens kept and appended, but the drafter model holds at most 160"),
     ("too many", {}, {"keep_length": 3, "max_tokens": 65}, Code.INVALID_ARGUMENT,
-     "at most 64; ask for fewer or raise --max-speculative-tokens"),
+     "at most 64; request fewer or raise --max-speculative-tokens"),
 ]  # fmt: skip
 
 
@@ -205,7 +206,7 @@ async def test_open_must_come_first_and_once(service: Service) -> None:
     await client.open([1])
     status, details = await client.status()
     assert status is Code.INVALID_ARGUMENT
-    assert "open may only come first" in details
+    assert "open is only allowed as the first message" in details
 
     client = service.client()
     await client.call.write(draft_pb2.DraftRequest())
@@ -430,7 +431,7 @@ async def test_default_drafter(service_with: StartService, model_dir: str) -> No
         client = await service.client().open([1, 2, 3, 1, 2])
         (chunk,) = await client.advance(5, max_tokens=2)
         assert chunk.token_ids == [3, 1]
-    with pytest.raises(ConfigError, match="--drafter model: needs a draft model"):
+    with pytest.raises(ConfigError, match="--drafter model needs a draft model"):
         async with service_with(model="", drafter="model"):
             pass
     with pytest.raises(ConfigError, match=r"no config\.json"):
@@ -444,7 +445,7 @@ async def test_max_model_len_bounds_sequences(service_with: StartService) -> Non
             client = await service.client().open([1] * 8, drafter=drafter)
             assert len(tokens_of(await client.advance(8))) == 2
             client = await service.client().open([1] * 11, drafter=drafter)
-            assert "holds 10" in (await client.status())[1]
+            assert "holds at most 10" in (await client.status())[1]
 
 
 async def test_a_target_may_be_longer_than_its_drafter(
@@ -456,7 +457,8 @@ async def test_a_target_may_be_longer_than_its_drafter(
         for drafter, longest in (("model", limit), ("prompt_lookup", limit + 7)):
             client = await service.client().open([1] * (longest - 2), drafter=drafter)
             assert len(tokens_of(await client.advance(longest - 2))) == 2
-    assert f"--max-model-len {limit + 7}: the draft model's own limit is {limit}" in caplog.text
+    assert f"--max-model-len {limit + 7} exceeds the draft model's own limit" in caplog.text
+    assert f"using {limit}" in caplog.text
 
 
 async def test_a_draft_model_that_does_not_fit_is_refused_before_it_is_read(

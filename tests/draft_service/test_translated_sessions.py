@@ -288,8 +288,8 @@ FACTS, CHUNK = upload_of(BUNDLE)
 BAD: dict[str, tuple[list[draft_pb2.AddTokenizerRequest], Code, str]] = {
     "nothing": ([], Code.INVALID_ARGUMENT, "ended before facts"),
     "no chunks": ([FACTS], Code.INVALID_ARGUMENT, "ended before facts"),
-    "no facts": ([CHUNK], Code.INVALID_ARGUMENT, "facts come first and once"),
-    "facts twice": ([FACTS, FACTS, CHUNK], Code.INVALID_ARGUMENT, "facts come first and once"),
+    "no facts": ([CHUNK], Code.INVALID_ARGUMENT, "send facts first and once"),
+    "facts twice": ([FACTS, FACTS, CHUNK], Code.INVALID_ARGUMENT, "send facts first and once"),
     "unset": (
         [FACTS, draft_pb2.AddTokenizerRequest()],
         Code.INVALID_ARGUMENT,
@@ -300,11 +300,11 @@ BAD: dict[str, tuple[list[draft_pb2.AddTokenizerRequest], Code, str]] = {
         Code.INVALID_ARGUMENT,
         "cannot be read",
     ),
-    "another": (altered(fingerprint="0" * 32), Code.INVALID_ARGUMENT, "is not that of the"),
+    "another": (altered(fingerprint="0" * 32), Code.INVALID_ARGUMENT, "does not match the"),
     "controls": (
         altered(control_token_ids=range(1 << 17)),
         Code.INVALID_ARGUMENT,
-        "facts.control_token_ids: at most 65536",
+        "facts.eos_token_ids: at most 65536",
     ),
     "no vocabulary": (altered(vocab_size=0), Code.INVALID_ARGUMENT, "facts.vocab_size"),
 }

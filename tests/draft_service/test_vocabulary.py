@@ -135,7 +135,7 @@ def tokenizer_that(*, normalizer: object = None, model: object = None) -> Tokeni
     ids=["lower case", "strips", "joins spaces", "whole words"],
 )
 def test_tokenizers_that_lose_plain_text_are_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidArgumentError, match="does not give plain text back"):
+    with pytest.raises(InvalidArgumentError, match="does not reproduce plain text"):
         made(tokenizer, 0, range(1))
 
 

@@ -383,7 +383,7 @@ def test_places_from_the_environment(target, monkeypatch):
         place_from_environment({**whole, "RANK": "2"})
     for name, value in whole.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="WORLD_SIZE=2 in the environment says otherwise"):
+    with pytest.raises(ConfigError, match="contradicts WORLD_SIZE=2 in the environment"):
         find_place(VerifySettings(model=target, tensor_parallel_size=4))
 
 

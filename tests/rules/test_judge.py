@@ -299,7 +299,7 @@ def test_arguments_that_cannot_be_judged(drafts: list[int], rows: int, message: 
         (Rule("fuzzy"), None, "distributions: .*'fuzzy' needs .* send 2"),
         (Rule("fuzzy-reference"), None, "'fuzzy-reference' needs"),
         (Rule("rejection"), None, "'rejection' needs"),
-        (Rule("fuzzy"), Distributions(torch.zeros(1, 8), None), "one a drafted token, 2, got 1"),
+        (Rule("fuzzy"), Distributions(torch.zeros(1, 8), None), "2, one per drafted token, got 1"),
         (Rule("fuzzy"), Distributions(torch.zeros(2, 7), None), "need 8 log-prob.*; got 7"),
         (
             Rule("fuzzy", divergence_top_k=0),

@@ -71,7 +71,7 @@ async def test_a_quarter_as_many_as_have_slots_wait_and_the_youngest_go():
     await line.open("young", waited_s=1.0)
     await line.open("older", waited_s=2.0)
     await line.open("youngest", waited_s=0.5)
-    with pytest.raises(ResourceExhaustedError, match="2 wait"):
+    with pytest.raises(ResourceExhaustedError, match="2 are waiting"):
         await line.tasks["youngest"]
     await line.open("oldest", waited_s=3.0)
     with pytest.raises(ResourceExhaustedError):

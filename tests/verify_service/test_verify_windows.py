@@ -226,11 +226,11 @@ def round_message(drafts, round_id=1, keep=4):
     ("messages", "text"),
     [
         ([point_masses(2, 1, 4), round_message([5])], "2 for 1 drafted"),
-        ([point_masses(1, 2, 4), round_message([5])], "of round 2"),
+        ([point_masses(1, 2, 4), round_message([5])], "for round 2"),
         ([point_masses(1, 1, 5), round_message([5])], "from position 5"),
         ([point_masses(65, 1, 4)], "between 1 and 64"),
         ([too_large(TokenDistribution(b"\x00" * 802))], "802 bytes for 400"),
-        ([too_large(TokenDistribution(b"\x00" * 2, (5,) * 401))], "401 tokens are too many"),
+        ([too_large(TokenDistribution(b"\x00" * 2, (5,) * 401))], "401 tokens; send at most 400"),
         ([round_message([5])], "distributions"),
         (
             [

@@ -1,9 +1,9 @@
-"""Acceptance rules: which drafted tokens stand, as a pure function of the target's logits.
+"""Acceptance rules: which drafted tokens are accepted, as a pure function of the target's logits.
 
-A rule is a criterion (what must hold where the draft differs from the target?), a window (does it
-agree with the target again afterwards?), guards (tokens and positions that are judged exactly) and
-a budget. `presets` composes them by name, `judge` applies them. The rule `rejection` samples
-instead (`speculative_sampling`).
+A rule consists of a criterion (what must hold where the draft differs from the target?), a window
+(does the draft agree with the target again afterwards?), guards (tokens and positions judged
+exactly) and a budget. `presets` composes them by name, `judge` applies them. The rule `rejection`
+samples instead (`speculative_sampling`).
 """
 
 from verify_service.rules.judge import judge

@@ -1,4 +1,4 @@
-"""Whether the arguments of `judge` fit together. Each error says what is allowed and what came."""
+"""Checks the arguments of `judge` for consistency. Errors name allowed and actual values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verify_service.rules.presets import Composition
 
 
 def check_drafts(draft_token_ids: Sequence[int], target_logits: Tensor) -> None:
-    """One row of logits more than drafts, and drafts that have a column."""
+    """Check for one more row of logits than drafts, and for drafts within the vocabulary."""
     expected = len(draft_token_ids) + 1
     if target_logits.dim() != 2 or target_logits.shape[0] != expected:
         raise InvalidArgumentError(
@@ -31,7 +31,7 @@ def check_drafts(draft_token_ids: Sequence[int], target_logits: Tensor) -> None:
 def check_open_window(
     rule: Rule, parts: Composition, open_window: OpenWindow | None, start_position: int
 ) -> None:
-    """A window only for a rule that can have left it open, at a position before the round."""
+    """Check that the rule can have left the window open, at a position before the round."""
     if open_window is None:
         return
     if not parts.window.across_rounds:
@@ -41,7 +41,7 @@ def check_open_window(
         )
     if not 0 <= open_window.position < start_position:
         raise InvalidArgumentError(
-            f"open_window.position must be between 0 and {start_position - 1}, before the round, "
+            f"open_window.position must be between 0 and {start_position - 1} (before the round), "
             f"got {open_window.position}"
         )
     if open_window.remaining_matches < 1:
@@ -53,26 +53,26 @@ def check_open_window(
 def check_distributions(
     rule: Rule, spec: DistributionSpec, draft: Distributions | None, logits_shape: torch.Size
 ) -> None:
-    """The drafter's distributions, one row a draft, whole where the rule compares whole ones."""
+    """Check for one distribution per draft, whole where the rule compares whole ones."""
     num_drafts, vocab_size = logits_shape[0] - 1, logits_shape[1]
     if draft is None:
         raise InvalidArgumentError(
             f"distributions: the rule {rule.name!r} needs the distribution that each token was "
-            f"drafted from; send {num_drafts}, one a drafted token, before their round"
+            f"drafted from; send {num_drafts}, one per drafted token, before their round"
         )
     rows, width = draft.log_probs.shape
     if rows != num_drafts:
         raise InvalidArgumentError(
-            f"distributions: need one a drafted token, {num_drafts}, got {rows}"
+            f"distributions: need {num_drafts}, one per drafted token, got {rows}"
         )
     if draft.token_ids is None and width != vocab_size:
         raise InvalidArgumentError(
-            f"distributions: need {vocab_size} log-probabilities, one a token of the target's "
+            f"distributions: need {vocab_size} log-probabilities, one per token of the target's "
             f"vocabulary, or token_ids with them; got {width}"
         )
-    # A list of one token is a point mass, which is whole.
+    # A list of one token is a point mass, which counts as whole.
     if not spec.top_k and not spec.draw_from_it and draft.token_ids is not None and width > 1:
         raise InvalidArgumentError(
-            f"distributions: the rule {rule.name!r} compares whole distributions here; send "
+            f"distributions: the rule {rule.name!r} compares whole distributions; send "
             f"{vocab_size} log-probabilities without token_ids, got a list of up to {width} tokens"
         )

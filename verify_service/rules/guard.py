@@ -1,4 +1,4 @@
-"""What bounds loose acceptance whatever the criterion says: guarded tokens and budgets."""
+"""Limits on loose acceptance regardless of the criterion: guarded tokens and budgets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flyspec.values.rounds import Budget
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Control tokens, and those that the rule names, are never taken loosely.
+    """Control, EOS and guarded tokens are never accepted loosely.
 
-    Nor are they replaced when the target wants one.
+    Nor is any draft accepted in place of one that the target picks.
     """
 
     control_token_ids: Collection[int]
@@ -21,7 +21,7 @@ class Guard:
     guarded_token_ids: Collection[int] = ()
 
     def allows(self, draft_token_id: int, target_token_id: int) -> bool:
-        """Whether the drafted token may stand for the target's own."""
+        """Whether the drafted token may replace the target's own."""
         return not (self._guards(draft_token_id) or self._guards(target_token_id))
 
     def _guards(self, token_id: int) -> bool:
@@ -33,7 +33,7 @@ class Guard:
 
 
 class Purse:
-    """What is left of a budget as a round is judged."""
+    """The remaining budget while a round is judged."""
 
     def __init__(self, budget: Budget) -> None:
         self._tokens = math.inf if budget.loose_tokens is None else budget.loose_tokens
@@ -41,7 +41,7 @@ class Purse:
 
     @property
     def spent(self) -> bool:
-        """Whether either bound is used up: from here on, all is judged exactly."""
+        """Whether either limit is used up, so that the rest is judged exactly."""
         return self._tokens <= 0 or self._cost <= 0.0
 
     def affords(self, cost_nats: float) -> bool:
@@ -49,6 +49,6 @@ class Purse:
         return not self.spent and cost_nats <= self._cost
 
     def pay(self, cost_nats: float) -> None:
-        """Take one loose token of this cost."""
+        """Deduct one loose token of this cost."""
         self._tokens -= 1
         self._cost -= cost_nats

@@ -1,4 +1,4 @@
-"""`judge`: the one function that decides what stands of a round."""
+"""`judge`, the function that decides which drafts of a round are accepted."""
 
 from __future__ import annotations
 
@@ -48,40 +48,41 @@ def judge(
     history: History | None = None,
     num_speculative_tokens: int = 0,
 ) -> Verdict:
-    """Decide which of K drafted tokens stand, given the target's raw logits [K + 1, V].
+    """Decide which of K drafted tokens are accepted, given the target's raw logits [K + 1, V].
 
     Row i is the target's prediction of the token at absolute position `start_position` + i, the
-    last row that of the bonus. Tokens before the first rejected one are accepted, then comes the
-    target's own token there; with none rejected, all are accepted and the bonus comes next. The
-    round ends at its first drafted EOS: what follows it is not reached. K = 0 is plain decoding.
+    last row that of the bonus token. Tokens before the first rejected one are accepted, followed by
+    the target's own token; if none is rejected, all are accepted, followed by the bonus token. The
+    round ends at its first drafted EOS; later drafts are not reached. K = 0 is plain decoding.
 
-    A mismatch stands if the rule's criterion and window let it, neither token is guarded
+    A mismatch is accepted if the rule's criterion and window allow it, neither token is guarded
     (`control_token_ids`, `eos_token_ids`, the rule's own `guarded_token_ids`), its processed
     probability is not 0, its position is not before `exact_until_position` and its cost fits into
-    `budget`. Before that position, and once either bound of the budget is used up, all is judged
-    exactly: of `fly-reference`'s two samples only the first counts then, and `fuzzy-reference`
-    takes every match. A match with the second sample is EXACT and costs nothing.
+    `budget`. Before that position, and once either limit of the budget is used up, all tokens are
+    judged exactly: of `fly-reference`'s two samples only the first counts then, and
+    `fuzzy-reference` accepts every match. A match with the second sample is EXACT and costs
+    nothing.
 
-    Across rounds: `open_window` is the one that the last verdict left open, its token's share
-    already taken off `budget`. If a mismatch fails it, or the sequence ends, or nothing was
-    drafted, the verdict has `failed`: no draft stands and the sequence goes back to the window's
-    position. A window that opens and fails in this round is a rejection like any other.
+    Across rounds, `open_window` is the window that the last verdict left open; its token is already
+    deducted from `budget`. If a mismatch fails it, or the sequence ends, or nothing was drafted,
+    the verdict has `failed`: no draft is accepted and the sequence goes back to the window's
+    position. A window that opens and fails in this round is an ordinary rejection.
 
-    A window that `rule` leaves to its preset comes of the K that is requested by default, whatever
-    this round's: 6 for `fly`.
+    A window size that `rule` leaves to its preset follows from the default K, not from this
+    round's: 6 for `fly`.
 
-    More than `num_speculative_tokens` drafts, if not 0, are judged as several rounds of so many, in
-    a row: where the bonus between two of them would be, only the target's own token stands, and no
-    window within a round reaches beyond. So the text does not depend on how many such rounds are
-    drafted at once. Windows across rounds have no use for it.
+    More than `num_speculative_tokens` drafts (0: no limit) are judged as consecutive rounds of that
+    many: in place of the bonus token between two of them only the target's own token is accepted,
+    and no window within a round extends past it. So the text does not depend on how many such
+    rounds are drafted at once. Windows across rounds ignore it.
 
-    `rejection` at temperature > 0 accepts with probability p / q and knows neither guards nor
-    budgets. It and the fuzzy rules need `draft_distributions`, K rows. `history` is the sequence
-    before the first draft, needed if `sampling` has penalties or `min_tokens`.
+    `rejection` at temperature > 0 accepts with probability p / q and ignores guards and budgets. It
+    and the fuzzy rules need `draft_distributions`, K rows. `history` is the sequence before the
+    first draft, needed if `sampling` has penalties or `min_tokens`.
 
-    Logits of any floating type on any device; half precision is computed in float32. Raises
-    `InvalidArgumentError` for arguments that do not fit together, and `FloatingPointError` for
-    logits that are not finite where a token is chosen.
+    Logits may have any floating type and be on any device; half precision is computed in float32.
+    Raises `InvalidArgumentError` for inconsistent arguments, and `FloatingPointError` for
+    non-finite logits where a token is chosen.
     """
     check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)
@@ -104,7 +105,7 @@ def judge(
     exact_until = exact_until_position - start_position
     window: WindowWalk
     if samples:
-        window = WithinRound(parts.window, start_position, ())  # of size 0: it has none
+        window = WithinRound(parts.window, start_position, ())  # of size 0: no window
         end = speculative_sampling(round_, exact_until)
     else:
         seen = observe(parts, round_)
@@ -121,7 +122,7 @@ def judge(
 
 
 def _walk(referee: Referee, window: WindowWalk, eos_token_ids: Collection[int]) -> RoundEnd:
-    """Decide about one draft after the other, up to the first rejection."""
+    """Decide on the drafts in order, up to the first rejection."""
     drafts, own = referee.round.drafts, referee.seen.own
     decisions: list[Decision] = []
     for index in range(len(drafts)):
@@ -136,7 +137,7 @@ def _walk(referee: Referee, window: WindowWalk, eos_token_ids: Collection[int]) 
 
 
 def _until_eos(draft_token_ids: Sequence[int], eos_token_ids: Collection[int]) -> list[int]:
-    """The drafts up to the first EOS, which is the last token that can stand."""
+    """Return the drafts up to the first EOS, the last token that can be accepted."""
     drafts = []
     for token in draft_token_ids:
         drafts.append(int(token))

@@ -1,4 +1,4 @@
-"""What the target says of a round, read from its logits."""
+"""What the target's logits say about a round."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ Logits = NDArray[np.float32] | NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round to be judged: K drafted tokens up to their first EOS, and logits [K + 1, V].
+    """A round to judge: K drafted tokens up to their first EOS, and logits [K + 1, V].
 
     `start_position` is the absolute position of the first draft. `history` is the sequence before
-    it, needed for penalties; `draft` are the drafter's distributions, K rows.
+    it, needed for penalties; `draft` holds the drafter's distributions, K rows.
     """
 
     drafts: Sequence[int]
@@ -51,13 +51,13 @@ class Round:
         return process_logits(self.logits, self.sampling, self.history, self.drafts)
 
     def choose(self, processed: Tensor, first: int, stop: int, stream: int) -> Tensor:
-        """The target's tokens at indices `first` up to, not including, `stop`: [stop - first]."""
+        """Return the target's tokens at indices `first` to `stop` (exclusive): [stop - first]."""
         positions = range(self.start_position + first, self.start_position + stop)
         rows = processed[first:stop]
         return choose_processed(rows, self.sampling, positions, self.seed, stream)
 
     def evidence(self, processed: Tensor) -> Callable[[int, int], Evidence]:
-        """What criteria may look at of the drafts from an index up to, not including, another."""
+        """Return a function from start and stop (exclusive) indices to the drafts' evidence."""
 
         @cache
         def at(start: int, stop: int) -> Evidence:
@@ -75,10 +75,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Facts of a round of K drafted tokens, from index 0.
+    """Facts about a round of K drafted tokens, by index from 0.
 
     `own` has the target's own token at each of the K + 1 positions; `matches` is in the rule's
-    sense; `numbers` are what the criterion measures at an index.
+    sense; `numbers` returns what the criterion measures at an index.
     """
 
     own: list[int]
@@ -87,7 +87,7 @@ class Observed:
     _logits: Reading
 
     def gap(self, index: int) -> float:
-        """Raw logp(most likely) - logp(drafted), nats; infinite for a token of probability 0."""
+        """Return raw logp(most likely) - logp(drafted), nats; infinite for probability 0."""
         most, drafted, _ = self._logits(index)
         return most - drafted
 
@@ -97,7 +97,7 @@ class Observed:
 
 
 def observe(parts: Composition, round_: Round) -> Observed:
-    """Look at a round for what the rule needs."""
+    """Read what the rule needs from a round."""
     drafts = round_.drafts
     width = len(drafts) + 1
     processed = round_.processed()
@@ -125,19 +125,19 @@ def observe(parts: Composition, round_: Round) -> Observed:
 
 
 def most_and_drafted(at: Evidence) -> Tensor:
-    """The largest raw logit and the drafted token's, float64 [n, 2]: they tell Δlogp."""
+    """Return the largest raw logit and the drafted token's, float64 [n, 2]; their gap is Δlogp."""
     drafted = at.raw.gather(-1, at.token_ids[:, None])
     return torch.cat([at.raw.amax(dim=-1, keepdim=True), drafted], dim=-1).to(torch.float64)
 
 
 def _three_logits(at: Evidence) -> Tensor:
-    """Those two and the drafted token's processed logit, float64 [n, 3]."""
+    """Return those two and the drafted token's processed logit, float64 [n, 3]."""
     processed = at.processed.gather(-1, at.token_ids[:, None])
     return torch.cat([most_and_drafted(at), processed.to(torch.float64)], dim=-1)
 
 
 def _from_arrays(raw: Logits, processed: Logits, drafts: Sequence[int]) -> Column:
-    """The same of arrays [K + 1, V]: single numbers cost far less there than in tensors."""
+    """As `_three_logits`, for arrays [K + 1, V], whose single numbers are far cheaper to read."""
 
     def column(start: int, stop: int) -> NDArray[np.float64]:
         rows = [

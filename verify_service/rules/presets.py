@@ -1,4 +1,4 @@
-"""From a rule's name and parameters to the parts that it is composed of."""
+"""Composes a rule's parts from its name and parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verify_service.rules.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """A rule in parts. Guards and budgets come with the round."""
+    """The parts of a rule. Guards and budgets come with the round."""
 
     preset: RulePreset
     criterion: Criterion
@@ -30,11 +30,11 @@ class Composition:
 
 @lru_cache(maxsize=1024)
 def compose(rule: Rule) -> Composition:
-    """The parts of a rule that `resolve_rule` gave."""
+    """Return the parts of a rule returned by `resolve_rule`."""
     preset = RULE_PRESETS[rule.name]
     size = rule.fly_window_size or 0
     # Where W counts the mismatch itself, W - 1 matches follow, yet the last W positions of a round
-    # are judged exactly, as in FLy's released code. W = 0, which that cannot run, has no window.
+    # are judged exactly, as in FLy's released code. W = 0, which that cannot run, means no window.
     following = max(0, size - preset.counts_mismatch)
     return Composition(
         preset,
@@ -55,4 +55,4 @@ _CRITERIA: Mapping[CriterionName, Callable[[Rule], Criterion]] = MappingProxyTyp
         "random": random_control,
     }
 )
-"""Each takes its parameters from a resolved rule; by the name that a preset gives its criterion."""
+"""Constructors of criteria from a resolved rule, by the preset's name for the criterion."""

@@ -1,4 +1,4 @@
-"""Reads numbers off a device: lazily where that is free, all at once where each look is a wait."""
+"""Reads numbers from a device: lazily where that is free, all at once where each read waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Column = Callable[[int, int], Tensor | NDArray[np.float64]]
-"""Numbers of the rows from a start up to, not including, a stop: [rows, numbers]."""
+"""Numbers of the rows from a start to a stop (exclusive): [rows, numbers]."""
 Reading = Callable[[int], Sequence[float]]
 """Numbers of one row."""
 
@@ -18,11 +18,11 @@ Reading = Callable[[int], Sequence[float]]
 def read(
     whole: Sequence[Tensor], columns: Sequence[Column], rows: int, device: torch.device
 ) -> tuple[list[list[float]], list[Reading]]:
-    """The tensors `whole` [n] as lists, and each column of `rows` rows as a function of the row.
+    """Return the tensors `whole` [n] as lists, and each column as a function of the row.
 
-    On a CPU a row of a column is computed when it is asked for. Elsewhere all rows of all columns
-    are, and everything is read in one transfer: to come back for a row would cost another wait.
-    Token ids and numbers of every floating type are exact in the float64 that is read.
+    On a CPU, rows are computed on demand. Elsewhere all `rows` rows of all columns are computed and
+    read in one transfer, since reading a row later would wait again. Token ids and numbers of every
+    floating type are exact in the float64 that is read.
     """
     if device.type == "cpu":
         return [tensor.tolist() for tensor in whole], [_lazily(column) for column in columns]

@@ -1,4 +1,4 @@
-"""Decides about single drafted tokens: all that is asked of one besides its window."""
+"""Decides on single drafted tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from verify_service.rules.window import WindowWalk
 
 @dataclass(frozen=True, slots=True)
 class Referee:
-    """Applies criterion, guard and budget at one position after the other, cheapest test first.
+    """Applies window, criterion, guard and budget position by position, cheapest test first.
 
-    Judged exactly: indices before `exact_until`, those where a bonus would be, and everything once
-    the purse is spent.
+    Indices before `exact_until`, those of bonus tokens, and everything once the purse is spent are
+    judged exactly.
     """
 
     round: Round
@@ -29,7 +29,7 @@ class Referee:
     exact_until: int
 
     def decide(self, index: int) -> Decision:
-        """EXACT, LOOSE (paid for, if only for now) or REJECTED."""
+        """Return EXACT, LOOSE (paid for, even if provisional) or REJECTED."""
         draft, own = self.round.drafts[index], self.seen.own[index]
         if draft == own and not self.criterion.judges_matches:
             return Decision(Outcome.EXACT, draft)

@@ -1,10 +1,10 @@
-"""The rule `rejection` at temperature > 0: drafts are accepted by chance, without any loss.
+"""The rule `rejection` at temperature > 0: lossless speculative sampling.
 
-A draft x ~ q stands with probability min(1, p(x) / q(x)); else the token is drawn from the
-normalised positive part of p - q. Then it follows p exactly, whatever q is (Leviathan et al.,
+A draft x ~ q is accepted with probability min(1, p(x) / q(x)); otherwise the token is drawn from
+the normalised positive part of p - q. The result follows p exactly for any q (Leviathan et al.,
 arXiv 2211.17192, section 2.3 and theorem 1; Chen et al., arXiv 2302.01318). q must be the
-distribution that x was really drawn from, and draft, acceptance and residual have noise streams of
-their own. Other than under keyed matching, the text depends on the drafter.
+distribution that x was actually drawn from, and draft, acceptance and residual use separate noise
+streams. Unlike with keyed matching, the text depends on the drafter.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from verify_service.rules.window import RoundEnd
 
 
 def speculative_sampling(round_: Round, exact_until: int) -> RoundEnd:
-    """Walk through the drafts: each stands with probability min(1, p / q).
+    """Accept the drafts in order, each with probability min(1, p / q).
 
-    Accepted ones are EXACT, for they cost nothing: no guard and no budget. The first that does not
-    stand is replaced by a draw from the residual. Indices before `exact_until` are judged by match
+    Accepted drafts are EXACT and cost nothing; guards and budgets do not apply. The first rejected
+    one is replaced by a draw from the residual. Indices before `exact_until` are judged by match
     with the target's keyed sample.
     """
     drafts, device = round_.drafts, round_.logits.device
@@ -56,7 +56,7 @@ def speculative_sampling(round_: Round, exact_until: int) -> RoundEnd:
         weights = residual_log_weights(at.processed, at.draft)
         return sample(weights, at.positions, at.seed, RESIDUAL_STREAM)[:, None]
 
-    # The target's own sample is needed before `exact_until` and for the bonus alone.
+    # The target's own sample is needed only before `exact_until` and for the bonus token.
     own = [
         round_.choose(processed, 0, exact, TARGET_STREAM),
         round_.choose(processed, count, count + 1, TARGET_STREAM),
@@ -83,9 +83,9 @@ def speculative_sampling(round_: Round, exact_until: int) -> RoundEnd:
 
 
 def acceptance_ratio(at: Evidence) -> Tensor:
-    """p(x) / q(x) of the drafted tokens, of the processed p: [n].
+    """Return p(x) / q(x) of the drafted tokens, with the processed p: [n].
 
-    0 where p(x) is 0; infinite where the drafter names a token that it could not have drawn.
+    0 where p(x) is 0; infinite where the drafter could not have drawn the token.
     """
     assert at.draft is not None
     log_p = computable(at.processed).log_softmax(dim=-1)
@@ -94,7 +94,7 @@ def acceptance_ratio(at: Evidence) -> Tensor:
     if at.draft.token_ids is None:
         drafted = log_q.gather(-1, token_ids)
     else:
-        # Padding repeats ids with -inf, which the maximum leaves out.
+        # Padding repeats ids with -inf, which the maximum ignores.
         same = at.draft.token_ids == token_ids
         drafted = torch.where(same, log_q, -torch.inf).amax(dim=-1, keepdim=True)
     log_p = log_p.gather(-1, token_ids)
@@ -103,14 +103,14 @@ def acceptance_ratio(at: Evidence) -> Tensor:
 
 
 def stands(ratio: float, u: float) -> bool:
-    """Whether a draft stands, u uniform in (0, 1)."""
+    """Return whether a draft is accepted, u uniform in (0, 1)."""
     return u < ratio
 
 
 def residual_log_weights(logits: Tensor, draft: Distributions) -> Tensor:
-    """log of the positive part of p - q, not normalised, [n, V]; p = softmax of logits [n, V].
+    """Return log of the positive part of p - q, not normalised, [n, V]; p = softmax of logits.
 
-    log p in a row where nothing is positive: rounding can leave a rejected draft without residual
+    A row without a positive entry is log p: rounding can leave a rejected draft without residual
     when p and q are equal.
     """
     p = torch.softmax(computable(logits), dim=-1)

@@ -1,7 +1,7 @@
 """Windows: does the draft agree with the target again after a mismatch?
 
-`Window` is what a rule asks for. While a round is judged, position by position, `WithinRound` or
-`AcrossRounds` follows it and in the end says what the verdict is.
+`Window` is a rule's requirement. `WithinRound` or `AcrossRounds` tracks it position by position
+while a round is judged, and returns the verdict.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Matches that must follow a loosely accepted token.
+    """Matches required after a loosely accepted token.
 
     With positions j = 1..K of a round, `following` positions after a mismatch at j must all match.
     Only matches count: a second mismatch fails the window, whether or not it would be accepted
     itself. Within a round (arXiv 2511.22972, Algorithm 1: the token-level window) j + `reach` <= K
-    must hold too; across rounds the window stays open until enough positions were checked.
+    must also hold; across rounds the window stays open until enough positions are checked.
     """
 
     following: int
@@ -30,7 +30,7 @@ class Window:
 
     @property
     def across_rounds(self) -> bool:
-        """Whether it may outlast its round."""
+        """Whether the window may outlast its round."""
         return self.scope is WindowScope.ACROSS_ROUNDS
 
 
@@ -38,9 +38,9 @@ class Window:
 class RoundEnd:
     """Where the walk through a round's drafts ended.
 
-    `decisions` are of the drafts that were reached; `rejected`: the last of them is a rejection.
-    `next_token_id` is the target's own token after those that stand. `final`: no window can close
-    any more, at an EOS or because nothing was drafted.
+    `decisions` are those on the drafts reached; `rejected` means that the last one is a rejection.
+    `next_token_id` is the target's own token after the accepted ones. `final` means that no window
+    can close any more, at an EOS or because nothing was drafted.
     """
 
     decisions: list[Decision]
@@ -50,26 +50,26 @@ class RoundEnd:
 
 
 class WindowWalk(Protocol):
-    """Follows the windows of one round."""
+    """Tracks the windows of one round."""
 
     def allows(self, index: int) -> bool:
-        """Whether a mismatch at this index (from 0) may stand, as far as windows are concerned."""
+        """Return whether the windows allow accepting a mismatch at this index (from 0)."""
 
     def is_bonus(self, index: int) -> bool:
-        """Whether a round ends before this index: there, only the target's own token stands."""
+        """Return whether the index is a bonus token's: only the target's own token is accepted."""
 
     def passed(self, index: int, decision: Decision) -> None:
-        """The draft at this index stands, as a match or loosely."""
+        """Record that the draft at this index is accepted, as a match or loosely."""
 
     def verdict(self, end: RoundEnd) -> Verdict:
-        """What stands of the round."""
+        """Return the verdict on the round."""
 
 
 @dataclass(frozen=True, slots=True)
 class WithinRound:
-    """Looks ahead in the round, so that what it allows is allowed for good.
+    """Looks ahead in the round, so that what it allows is final.
 
-    A round has `length` drafts, and a bonus before the next one; 0: it has all of them.
+    Rounds have `length` drafts each, with a bonus token between two of them (0: a single round).
     """
 
     window: Window
@@ -78,7 +78,7 @@ class WithinRound:
     length: int = 0
 
     def allows(self, index: int) -> bool:
-        """Whether enough positions follow in the round, and match."""
+        """Return whether enough positions follow in the round and match."""
         window, end = self.window, len(self.matches)
         if self.length:
             end = min(end, index - index % (self.length + 1) + self.length)
@@ -87,35 +87,35 @@ class WithinRound:
         return all(self.matches[index + 1 : min(end, index + 1 + window.following)])
 
     def is_bonus(self, index: int) -> bool:
-        """Whether a round ends before this index."""
+        """Return whether the index is that of a bonus token between rounds."""
         return self.length > 0 and index % (self.length + 1) == self.length
 
     def passed(self, index: int, decision: Decision) -> None:
-        """Changes nothing."""
+        """Do nothing."""
 
     def verdict(self, end: RoundEnd) -> Verdict:
-        """The drafts up to the first rejection, then the target's own token."""
+        """Accept the drafts up to the first rejection, then the target's own token."""
         return _up_to_rejection(end, self.start_position)
 
 
 class AcrossRounds:
-    """Keeps at most one window open, for later positions and rounds to close or to fail.
+    """Keeps at most one window open, which later positions and rounds close or fail.
 
-    `open_window` is the one that the round before left open.
+    `open_window` is the one left open by the previous round.
     """
 
     def __init__(self, size: int, start_position: int, open_window: OpenWindow | None) -> None:
         self._size = size
         self._start = start_position
         self._open = open_window
-        self._opened_at: int | None = None  # index in this round; None if it came open
+        self._opened_at: int | None = None  # index in this round; None if opened before
 
     def allows(self, index: int) -> bool:
-        """Whether no window is open; a mismatch in an open one fails it."""
+        """Return whether no window is open; a mismatch in an open one fails it."""
         return self._open is None
 
     def is_bonus(self, index: int) -> bool:
-        """Windows do not end with a round."""
+        """Return False: windows do not end with a round."""
         return False
 
     def passed(self, index: int, decision: Decision) -> None:
@@ -128,7 +128,7 @@ class AcrossRounds:
 
     def _open_for(self, index: int, decision: Decision) -> None:
         if self._size == 0:
-            return  # the token stands for good at once
+            return  # the token is final at once
         assert decision.target_token_id is not None
         assert decision.gap_nats is not None
         self._opened_at = index
@@ -137,10 +137,10 @@ class AcrossRounds:
         )
 
     def verdict(self, end: RoundEnd) -> Verdict:
-        """A window still open at a rejection or at the end of the sequence has failed.
+        """Return the verdict; a window open at a rejection or the end of the sequence has failed.
 
-        The verdict is then as if its token had been rejected: in this round, or in the earlier one
-        where it was drafted. Another window stays open, its token provisional.
+        The verdict is then as if its token had been rejected, in this round or in the earlier one
+        where it was drafted. Otherwise an open window stays open and its token is provisional.
         """
         if self._open is None:
             return _up_to_rejection(end, self._start)
@@ -163,7 +163,7 @@ class AcrossRounds:
 
 
 def _up_to_rejection(end: RoundEnd, start_position: int) -> Verdict:
-    """All before the rejection stands, and no window is open."""
+    """Accept everything before the rejection, with no window open."""
     count = len(end.decisions) - end.rejected
     return Verdict(
         start_position + count,

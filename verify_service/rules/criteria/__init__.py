@@ -1,4 +1,4 @@
-"""Criteria: what must hold at a position itself for a draft to stand there. One a file."""
+"""Criteria: what must hold at a position for its draft to be accepted. One per file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flyspec.engine.distributions import Distributions
 
 @dataclass(frozen=True)
 class Evidence:
-    """What criteria may look at: n consecutive positions of a round, each with a drafted token.
+    """The input of criteria: n consecutive positions of a round, each with a drafted token.
 
-    `raw` and `processed` are the target's logits [n, V], the model's own and those that it samples
-    from; `drafts` the drafted tokens; `first_position` is absolute; `draft` holds the drafter's
-    distributions, n rows, if they are known.
+    `raw` and `processed` are the target's logits [n, V], the model's own and those sampled from;
+    `drafts` are the drafted tokens; `first_position` is absolute; `draft` holds the drafter's
+    distributions, n rows, if known.
     """
 
     raw: Tensor
@@ -41,37 +41,37 @@ class Evidence:
 
 
 class Criterion(ABC):
-    """A test of one position on numbers measured there."""
+    """A test of one position, on numbers measured there."""
 
     entropy = False
-    """Whether the first number is an entropy; a verdict tells it under that name."""
+    """Whether the first number is an entropy, reported under that name in verdicts."""
     judges_matches = False
-    """Whether a drafted token that is the target's own must pass it too."""
+    """Whether drafts that equal the target's own token must pass, too."""
 
     @property
     def never(self) -> bool:
-        """Accepts nothing, so nothing has to be measured."""
+        """Whether nothing is accepted, so that nothing has to be measured."""
         return False
 
     @property
     def always(self) -> bool:
-        """Accepts everything, so nothing has to be measured."""
+        """Whether everything is accepted, so that nothing has to be measured."""
         return False
 
     @abstractmethod
     def measure(self, at: Evidence) -> Tensor:
-        """The numbers at each position, on the logits' device: [n, numbers], the main one first."""
+        """Return each position's numbers, on the logits' device: [n, numbers], main one first."""
 
     @abstractmethod
     def accepts(self, *numbers: float) -> bool:
-        """Whether a drafted token with these numbers may stand."""
+        """Return whether a drafted token with these numbers may be accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant(Criterion):
     """The same answer at every mismatch.
 
-    `Constant(False)` is exact speculative decoding: only the target's own tokens stand.
+    `Constant(False)` is exact speculative decoding: only the target's own tokens are accepted.
     `Constant(True)` is an open gate, for a rule that relies on its window alone.
     """
 
@@ -79,18 +79,18 @@ class Constant(Criterion):
 
     @property
     def never(self) -> bool:
-        """Whether no mismatch stands."""
+        """Whether no mismatch is accepted."""
         return not self.answer
 
     @property
     def always(self) -> bool:
-        """Whether each mismatch stands."""
+        """Whether every mismatch is accepted."""
         return self.answer
 
     def measure(self, at: Evidence) -> Tensor:
-        """Zeros; nobody needs them."""
+        """Return unused zeros."""
         return at.raw.new_zeros(at.raw.shape[0], 1)
 
     def accepts(self, *numbers: float) -> bool:
-        """The constant answer."""
+        """Return the constant answer."""
         return self.answer

@@ -1,7 +1,7 @@
-"""Fuzzy speculative decoding: a mismatch may stand where target and draft hardly differ.
+"""Fuzzy speculative decoding: accept a mismatch where target and draft hardly differ.
 
 The target's p and the draft's q are compared over the whole vocabulary, or over some tokens and one
-bucket for all others. Everything is in nats and log-probabilities, so that float32 does.
+bucket for all others. Everything is in nats and log-probabilities, so that float32 suffices.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from flyspec.rules import Divergence, Rule
 from verify_service.rules.criteria import Constant, Criterion, Evidence
 
 HALF_FLOAT_ROUNDING = 2.0**-11
-"""Most that rounding to a half float changes a number, as a share of it."""
+"""Maximum relative error of rounding to a half float."""
 
 
 def kl(a: Tensor, b: Tensor) -> Tensor:
-    """KL(a || b) = sum of a log(a / b) of log-probabilities [n, m]: [n]. 0 log 0 = 0."""
+    """Return KL(a || b) = sum of a log(a / b) of log-probabilities [n, m]: [n]. 0 log 0 = 0."""
     weight = a.exp()
     return torch.where(weight > 0, weight * (a - b), 0.0).sum(dim=-1)
 
@@ -33,24 +33,24 @@ def _middle(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """(KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2; at most ln 2."""
+    """Return (KL(p || m) + KL(q || m)) / 2 with m = (p + q) / 2; at most ln 2."""
     log_m = _middle(log_p, log_q)
     return (kl(log_p, log_m) + kl(log_q, log_m)) / 2
 
 
 def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Half the sum of |p - q|; at most 1."""
+    """Return half the sum of |p - q|; at most 1."""
     return (log_p.exp() - log_q.exp()).abs().sum(dim=-1) / 2
 
 
 def reversed_jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """(KL(m || p) + KL(m || q)) / 2: what the released code calls JS; unbounded."""
+    """Return (KL(m || p) + KL(m || q)) / 2, which the released code calls JS; unbounded."""
     log_m = _middle(log_p, log_q)
     return (kl(log_m, log_p) + kl(log_m, log_q)) / 2
 
 
 def reversed_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(q || p): what the released code calls KL."""
+    """Return KL(q || p), which the released code calls KL."""
     return kl(log_q, log_p)
 
 
@@ -62,16 +62,16 @@ FORMULAS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
 REVERSED_FORMULAS: dict[Divergence, Callable[[Tensor, Tensor], Tensor]] = {
     Divergence.JS: reversed_jensen_shannon,
     Divergence.KL: reversed_kl,
-    Divergence.TV: total_variation,  # the same either way round
+    Divergence.TV: total_variation,  # symmetric
 }
 
 
 def comparable(logits: Tensor, draft: Distributions, top_k: int) -> tuple[Tensor, Tensor]:
-    """log p and log q over the same outcomes, [n, m] each; p = softmax of logits [n, V].
+    """Return log p and log q over the same outcomes, [n, m] each; p = softmax of logits [n, V].
 
-    With the draft's whole distribution: the vocabulary, or for `top_k` > 0 the target's `top_k`
-    most likely tokens and one bucket for the rest. With only some of its tokens: those and one
-    bucket. q is taken as it was sent. Grouping tokens never makes a divergence larger.
+    If the draft's distribution is whole, the outcomes are the vocabulary, or for `top_k` > 0 the
+    target's `top_k` most likely tokens and one bucket for the rest. If it lists only some tokens,
+    they are those and one bucket. q is used as sent. Grouping tokens never increases a divergence.
     """
     log_p = computable(logits).log_softmax(dim=-1)
     log_q = draft.log_probs.to(log_p.dtype)
@@ -84,18 +84,17 @@ def comparable(logits: Tensor, draft: Distributions, top_k: int) -> tuple[Tensor
 
 
 def _with_rest(log_probs: Tensor, token_ids: Tensor) -> Tensor:
-    """Log-probabilities of these tokens [n, k] and of all others together: [n, k + 1]."""
+    """Return log-probabilities of these tokens [n, k] and of all others together: [n, k + 1]."""
     others = log_probs.scatter(-1, token_ids, -torch.inf).logsumexp(dim=-1, keepdim=True)
     return torch.cat([log_probs.gather(-1, token_ids), others], dim=-1)
 
 
 def _over_listed(log_p: Tensor, log_q: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Over the tokens that the draft lists, [n, k + 1] each.
+    """Return log p and log q over the tokens that the draft lists, [n, k + 1] each.
 
-    Entries of probability 0 are padding, or as good as that: their p goes with the rest. The rest
-    of q is what is left to 1, but no less than what rounding of the entries may hide: half floats
-    that happen to add up to 1 must not make all other tokens impossible. Of a point mass nothing is
-    left.
+    Entries of probability 0 count as padding: their p goes with the rest. The rest of q is 1 minus
+    its entries, but no less than what their rounding may hide: half floats that happen to add up to
+    1 must not make all other tokens impossible. A point mass leaves no rest.
     """
     listed = log_q > -torch.inf
     mark = torch.where(listed, -torch.inf, torch.inf).to(log_p.dtype)
@@ -114,7 +113,7 @@ class DivergenceBelow(Criterion):
     """A divergence of p and q below T (Fuzzy Speculative Decoding, arXiv 2502.20704, appendix A).
 
     p is the target's processed distribution, q the draft's. The token itself does not matter, only
-    that the draft was near the target where it drew it.
+    that the draft was close to the target where it drew the token.
     """
 
     divergence: Divergence
@@ -122,13 +121,13 @@ class DivergenceBelow(Criterion):
     top_k: int = 0
 
     def measure(self, at: Evidence) -> Tensor:
-        """The divergence, nats (TV: none), >= 0; KL is infinite where q lacks a token of p."""
+        """Return the divergence, nats (TV: none), >= 0; KL: infinite where q lacks a token of p."""
         assert at.draft is not None
         value = FORMULAS[self.divergence](*comparable(at.processed, at.draft, self.top_k))
         return value.clamp_(min=0.0)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
-        """Whether they are near enough; equality is not."""
+        """Return whether the divergence is below the threshold."""
         return numbers[0] < self.threshold
 
 
@@ -136,26 +135,26 @@ class DivergenceBelow(Criterion):
 class ReversedDivergence(DivergenceBelow):
     """The divergence of Fuzzy Speculative Decoding's released code, at most T.
 
-    Its forms are reversed and its thresholds belong to them (0.3 to 0.7). It sees raw logits, and
-    asks it of every drafted token, the target's own included. Its `top_k_*` forms compare the
-    target's 50 most likely tokens, and the rest as one, of whole distributions.
+    The code's formulas are reversed, and its thresholds (0.3 to 0.7) are for those. It uses raw
+    logits and tests every drafted token, including the target's own. Its `top_k_*` forms compare
+    whole distributions over the target's 50 most likely tokens and one bucket for the rest.
     """
 
     judges_matches = True
 
     def measure(self, at: Evidence) -> Tensor:
-        """The divergence, nats, >= 0; infinite where q or p lacks a token of the other."""
+        """Return the divergence, nats, >= 0; infinite where q or p lacks a token of the other."""
         assert at.draft is not None
         value = REVERSED_FORMULAS[self.divergence](*comparable(at.raw, at.draft, self.top_k))
         return value.clamp_(min=0.0)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
-        """Whether they are near enough; equality is."""
+        """Return whether the divergence is at most the threshold."""
         return numbers[0] <= self.threshold
 
 
 def divergence_below(rule: Rule) -> Criterion:
-    """The criterion of a rule; nothing is below 0."""
+    """Return a rule's criterion; nothing is below a threshold of 0."""
     if not rule.divergence_threshold:
         return Constant(False)
     assert rule.divergence is not None
@@ -163,7 +162,7 @@ def divergence_below(rule: Rule) -> Criterion:
 
 
 def reversed_divergence(rule: Rule) -> Criterion:
-    """The criterion of a rule."""
+    """Return a rule's criterion."""
     kind, threshold = rule.divergence, rule.divergence_threshold
     assert kind is not None
     assert threshold is not None

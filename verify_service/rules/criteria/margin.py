@@ -1,4 +1,4 @@
-"""Log-prob margin: a mismatch may stand where the target likes its own favourite hardly better."""
+"""Log-probability margin: accept a mismatch where the target hardly prefers its own token."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from verify_service.rules.criteria import Constant, Criterion, Evidence
 class Margin(Criterion):
     """ΔlogP = log p(most likely token) - log p(drafted token) below τ, nats.
 
-    The variant of FLy that a discussion of llama.cpp proposes. p is the processed distribution. The
-    normalisation cancels, so two logits tell it, without rounding.
+    The variant of FLy proposed in a discussion of llama.cpp. p is the processed distribution. The
+    normalisation cancels, so that two logits suffice, without rounding.
     """
 
     threshold: float
 
     def measure(self, at: Evidence) -> Tensor:
-        """The margin, nats, >= 0; infinite for a token of probability 0."""
+        """Return the margin, nats, >= 0; infinite for a token of probability 0."""
         drafted = at.processed.gather(-1, at.token_ids[:, None]).to(torch.float64)
         return at.processed.amax(dim=-1, keepdim=True).to(torch.float64) - drafted
 
     def accepts(self, *numbers: float) -> bool:
-        """Whether the margin is small enough; equality is not."""
+        """Return whether the margin is below the threshold."""
         return numbers[0] < self.threshold
 
 
 def margin(rule: Rule) -> Criterion:
-    """The criterion of a rule; no margin is below 0."""
+    """Return a rule's criterion; no margin is below a threshold of 0."""
     return Margin(rule.margin_threshold) if rule.margin_threshold else Constant(False)

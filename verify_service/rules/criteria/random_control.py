@@ -1,4 +1,4 @@
-"""The control: mismatches stand by chance, whatever the models say."""
+"""The control: accept mismatches at random, regardless of the models."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from verify_service.rules.criteria import Constant, Criterion, Evidence
 
 @dataclass(frozen=True, slots=True)
 class Random(Criterion):
-    """A mismatch stands with a given probability: if u < p, u uniform, keyed by seed and position.
+    """Accepts a mismatch with a given probability: if u < p, u uniform, keyed by seed and position.
 
-    The baseline of Fuzzy Speculative Decoding, appendix E: what a rule must beat to be worth it.
-    Its released code asks it of every draft: `judges_matches`.
+    The baseline of Fuzzy Speculative Decoding, appendix E, which a worthwhile rule must beat. Its
+    released code tests every draft: `judges_matches`.
     """
 
     probability: float
     judges_matches: bool = False
 
     def measure(self, at: Evidence) -> Tensor:
-        """The random number, float64 in (0, 1); the same at a position whoever drafted."""
+        """Return the random number, float64 in (0, 1); per position the same for all drafters."""
         return uniform(at.positions, at.seed, ACCEPT_STREAM, at.raw.device)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
-        """Whether chance is in favour."""
+        """Return whether the random number is below the probability."""
         return numbers[0] < self.probability
 
 
 def random_control(rule: Rule) -> Criterion:
-    """The criterion of a rule."""
+    """Return a rule's criterion."""
     probability, judges_matches = rule.random_acceptance, bool(rule.random_judges_matches)
     if not probability and not judges_matches:
         return Constant(False)

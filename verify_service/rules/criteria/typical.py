@@ -1,4 +1,4 @@
-"""Typical acceptance: a mismatch may stand if it is likely, or the target unsure, enough."""
+"""Typical acceptance: accept a mismatch if it is likely enough or the target unsure enough."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from verify_service.rules.criteria import Criterion, Evidence
 class Typical(Criterion):
     """p(x) > min(ε, δ exp(-H(p))), H over the whole vocabulary in nats.
 
-    Medusa's typical acceptance (arXiv 2401.10774), after η-sampling's bound (arXiv
-    2210.15191). p is the processed distribution. Here the target's own token always stands.
+    Medusa's typical acceptance (arXiv 2401.10774), after η-sampling's bound (arXiv 2210.15191). p
+    is the processed distribution. Here the target's own token is always accepted.
     """
 
     epsilon: float
     delta: float
 
     def measure(self, at: Evidence) -> Tensor:
-        """The drafted token's probability and the entropy, nats: [n, 2]."""
+        """Return the drafted token's probability and the entropy, nats: [n, 2]."""
         p = torch.softmax(computable(at.processed), dim=-1)
         drafted = p.gather(-1, at.token_ids[:, None])
         return torch.cat([drafted, torch.special.entr(p).sum(dim=-1, keepdim=True)], dim=-1)
 
     def accepts(self, *numbers: float) -> bool:
-        """Whether the token is likely enough; equality is not."""
+        """Return whether the token's probability is above the bound."""
         probability, entropy = numbers
         return probability > min(self.epsilon, self.delta * math.exp(-entropy))
 
 
 def typical(rule: Rule) -> Criterion:
-    """The criterion of a rule."""
+    """Return a rule's criterion."""
     assert rule.typical_epsilon is not None
     assert rule.typical_delta is not None
     return Typical(rule.typical_epsilon, rule.typical_delta)
