@@ -1,1 +1,1 @@
-"""The orchestrator: owns the truth of every generation and sequences its rounds. No torch."""
+"""The orchestrator: owns the state of every generation and runs its rounds. Needs no torch."""

@@ -1,9 +1,9 @@
-"""Exact twins: some texts of lossy rules are decoded once more, exactly and plainly, and compared.
+"""Exact twins: a sample of lossy outputs is decoded again, exactly and without drafts, to compare.
 
-A lossy text may leave the exact one at a token that was reported as loose, nowhere before. So a
-twin shows how much rules change texts where nobody looks, and that nothing is loosened in silence:
-a text that parts before its first loose token is a violation. Twins take slots that nobody needs,
-one at a time, and give way to every request. No text is kept or logged.
+A lossy output may diverge from the exact one only at a token reported as loose. So twins measure
+how much rules change outputs in production, and that nothing is loosened silently: divergence
+before the first loose token is a violation. Twins use spare slots, one at a time, and yield to
+every request. No text is kept or logged.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 
 EXACT = Rule("exact")
 PLAIN_TOKENS = 16
-"""A twin looks around for who needs its slot after so many tokens."""
+"""Tokens a twin decodes between checks for whether its slot is needed."""
 BUSY = 0.5
-"""Of the slots, the share above which none are spare."""
+"""Share of slots in use at or above which none are spare."""
 
 
 class TwinOutcome(StrEnum):
-    """What came of a twin; the label of its metric."""
+    """The outcome of a twin; a metric label."""
 
     SAME = "same"
     DIFFERS = "differs"
@@ -54,7 +54,7 @@ class TwinOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LossyText:
-    """A generation that is over: its output's tokens, as they were told."""
+    """A finished generation and its output tokens, as reported to the client."""
 
     plan: GenerationPlan
     target: Target
@@ -62,13 +62,13 @@ class LossyText:
 
     @property
     def num_before_loose(self) -> int:
-        """Tokens before the first loose one."""
+        """Number of tokens before the first loose one."""
         loose = (i for i, token in enumerate(self.tokens) if token.origin is Origin.LOOSE)
         return next(loose, len(self.tokens))
 
 
 class ExactTwins:
-    """Those of an orchestrator; a `share` of the lossy texts gets one, if there is room."""
+    """Runs the orchestrator's twins, for a `share` of lossy outputs, if there are spare slots."""
 
     def __init__(
         self, fleet: Fleet, admission: Admission, share: float, registry: CollectorRegistry
@@ -77,7 +77,7 @@ class ExactTwins:
         self._task: asyncio.Task[None] | None = None
         self._outcomes = Counter(
             "flyspec_exact_twins",
-            "Lossy texts that were decoded exactly as well, by what came of it.",
+            "Lossy outputs that were also decoded exactly, by outcome.",
             ["outcome"],
             registry=registry,
         )
@@ -85,29 +85,29 @@ class ExactTwins:
             self._outcomes.labels(outcome)
         self._tokens = Counter(
             "flyspec_exact_twin_tokens",
-            "Tokens of lossy texts that were compared with exact ones.",
+            "Tokens of lossy outputs that were compared with exact ones.",
             registry=registry,
         )
         self._same = Counter(
             "flyspec_exact_twin_same_tokens",
-            "Those of them before the first that differs.",
+            "Compared tokens before the first one that differs.",
             registry=registry,
         )
 
     def wants(self, plan: GenerationPlan) -> bool:
-        """Whether the tokens of this generation are to be kept for `consider`."""
+        """Whether to keep this generation's tokens for `consider` (random)."""
         drafts = plan.num_speculative_tokens > 0
         lossy = drafts and not RULE_PRESETS[plan.rule.name].lossless
         return lossy and random.random() < self._share
 
     def consider(self, text: LossyText) -> None:
-        """Decode its twin if that is in nobody's way."""
+        """Decode a twin if there is a spare slot."""
         if text.tokens and self._task is None and self._has_room(0):
             self._task = asyncio.create_task(self._run(text))
             self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Give up what runs."""
+        """Cancel the running twin, if any."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -115,7 +115,7 @@ class ExactTwins:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an exact twin could not be decoded", exc_info=error)
+            log.error("could not decode an exact twin", exc_info=error)
 
     def _has_room(self, own: int) -> bool:
         admission = self._admission
@@ -126,7 +126,7 @@ class ExactTwins:
         try:
             exact = await self._decode(text)
         except FlyspecError as error:
-            log.info("an exact twin was given up: %s", error)
+            log.info("exact twin failed: %s", error)
             self._outcomes.labels(TwinOutcome.FAILED).inc()
             return
         if exact is None:
@@ -137,19 +137,19 @@ class ExactTwins:
         self._tokens.inc(len(own))
         self._same.inc(same)
         outcome = TwinOutcome.SAME if same == len(own) else TwinOutcome.DIFFERS
-        # Where bits depend on the batch, a near-tie may fall either way.
+        # Unless the target is batch-invariant, a near-tie may fall either way.
         invariant = BATCH_INVARIANT in text.target.info.model.numerics
         if same < text.num_before_loose and invariant:
             outcome = TwinOutcome.VIOLATION
             log.error(
-                "a text of the rule %s left the exact one at token %d, before its first loose "
-                "token, %d of %d: it was loosened in silence", text.plan.rule.name, same,
+                "output of rule %s diverged from the exact output at token %d, before its first "
+                "loose token, %d of %d: it was loosened silently", text.plan.rule.name, same,
                 text.num_before_loose, len(own),
             )  # fmt: skip
         self._outcomes.labels(outcome).inc()
 
     async def _decode(self, text: LossyText) -> list[int] | None:
-        """As many tokens of plain decoding; None where somebody needs the slot."""
+        """Decode as many tokens without drafts; return None if the slot was needed."""
         plan = replace(text.plan, rule=EXACT, logprobs=None)
         targets = self._fleet.replicas_of(text.target.info.model)
         verifying = Verifying(targets, plan, 0.0, SpeculationMetrics(), Recoveries())

@@ -1,4 +1,4 @@
-"""A generation from its request to its completion, in plain values: what every face calls."""
+"""Runs a generation from request to completion, in plain values, independently of transport."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from orchestrator.telemetry.requests import Observation, RequestObserver
 
 
 class Generations:
-    """Runs generations, one for each `run`, whichever faces they come in by."""
+    """Runs generations, one per call of `run`, for any transport."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class Generations:
     async def run(
         self, request: GenerationRequest, caller: Caller = NOBODY
     ) -> AsyncGenerator[Event, None]:
-        """The events of one generation as they come, the last of them its `Completion`.
+        """Yield the events of one generation as they occur, ending with its `Completion`.
 
-        To be read in one task; close it (`contextlib.aclosing`) to end the generation before that,
-        or throw into it what ended it. What of the options goes beside a request, its ids and its
-        timeout, is the caller's. Raises `FlyspecError`.
+        Must be read in one task. To end the generation early, close the generator
+        (`contextlib.aclosing`) or throw the cause into it. IDs and the deadline are taken from
+        `caller`, not from the request. Raises `FlyspecError`.
         """
         with self._observer.request(caller) as observation:
             visit = self._admission.visit(caller.client, caller.deadline, caller.key)
@@ -77,7 +77,7 @@ class Generations:
     async def _admitted(
         self, request: GenerationRequest, caller: Caller, visit: Visit, observation: Observation
     ) -> AsyncGenerator[Event, None]:
-        """Planned, waited for a slot, run round by round, completed."""
+        """Plan an admitted request, wait for a slot, run its rounds, and yield its events."""
         arrived, arrived_s = time.perf_counter_ns(), time.monotonic()
         fleet, target = self._fleet, self._fleet.target
         model = target.info.model
@@ -91,7 +91,7 @@ class Generations:
         timings = ledger.timings
         recoveries = Recoveries(observation.recovered)
         accounts = ledger.metrics, recoveries, observation.correlation
-        # Its own deadline ends the visit.
+        # A request with a deadline keeps trying until the visit enforces it.
         reopen_s = self._settings.reopen_timeout_s if visit.deadline is None else math.inf
         async with visit.slot(plan.max_total_tokens):
             with (
@@ -152,14 +152,14 @@ class Generations:
         )
 
     def _experience(self, target: Target) -> Experience:
-        """What generations with this target learn for each other."""
+        """Return what generations with this target share for adapting the draft length."""
         known = self._learned
         if known is None or known[0] is not target:
             known = self._learned = target, Experience(target.info.step_costs)
         return known[1]
 
     def _pace(self, plan: GenerationPlan, drafter: str, experience: Experience) -> Pace:
-        """By K as it was asked for."""
+        """Choose how draft lengths are set: fixed, adaptive, or repeated from earlier rounds."""
         k, earlier = plan.num_speculative_tokens, plan.num_draft_tokens_per_round
         pace: Pace = FixedPace(k)
         if plan.adaptive and k:
@@ -167,7 +167,7 @@ class Generations:
         return RepeatedPace(earlier, pace) if earlier else pace
 
     async def _plan(self, request: GenerationRequest, target: Target) -> GenerationPlan:
-        """The request checked; a long one in a thread."""
+        """Check the request and plan the generation, in a thread if the prompt is long."""
         most, rules = self._fleet.max_draft_tokens, self._rules
         rest = target.tokenizer, target.info, self._settings, most, rules
         if is_long(request.prompt):
@@ -175,12 +175,12 @@ class Generations:
         return make_plan(request, *rest)
 
     def refuse(self, error: FlyspecError, caller: Caller = NOBODY) -> NoReturn:
-        """Count a request that its face could not read, and raise why."""
+        """Count a request that could not be decoded, and raise `error`."""
         with self._observer.request(caller):
             raise error
 
     def models(self) -> Models:
-        """The target, the drafters and the rules, the defaults first."""
+        """Return the target, the drafters and the acceptance rules, defaults first."""
         info = self._fleet.target.info
         drafters = tuple(drafter.name for drafter in self._fleet.drafters.all)
         return Models(

@@ -1,4 +1,4 @@
-"""Puts the orchestrator together: upstreams, admission, two ports, drain."""
+"""Assembles the orchestrator: upstreams, admission, two ports, draining."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.upstreams.connector import GrpcConnector
 
 
 class Orchestrator:
-    """The orchestrator's parts: upstreams, admission, and a port each for clients and operators."""
+    """The orchestrator: upstreams, admission, and one port each for clients and operators."""
 
     lost = None
 
@@ -43,15 +43,15 @@ class Orchestrator:
         self._twins: ExactTwins | None = None
 
     async def start(self) -> dict[str, int]:
-        """Connect to the services and listen. Raises `FlyspecError` when that cannot work."""
+        """Connect to the services, then listen; return the ports. Raises `FlyspecError`."""
         settings, fleet = self._settings, self.fleet
         await fleet.connect()
         fleet.on_target(lambda target: self._rules.check_vocabulary(target.info.model.vocab_size))
         k = settings.num_speculative_tokens
         if k != AUTO and k > fleet.max_draft_tokens:
             raise ConfigError(
-                f"--num-speculative-tokens {k}: the services take at "
-                f"most {fleet.max_draft_tokens}; lower it or raise --max-speculative-tokens"
+                f"--num-speculative-tokens {k}: the services allow at most "
+                f"{fleet.max_draft_tokens}; lower it or raise --max-speculative-tokens"
             )
         admission = Admission.of(settings, lambda: fleet.max_sessions, lambda: fleet.others)
         self._admission = admission
@@ -91,7 +91,7 @@ class Orchestrator:
         return {"port": clients.port, "admin_port": operators.port}
 
     def _checks(self, security: PortSecurity, scope: Scope) -> list[rpc.Check]:
-        """What a port checks of every call: names in certificates, API keys."""
+        """Return the checks a port applies to every call: certificate names and API keys."""
         checks = rpc.checks_of(security)
         if security.keys and self._keys is not None:
             checks.append(KeyCheck(self._keys, scope))
@@ -99,12 +99,12 @@ class Orchestrator:
 
     @property
     def ports(self) -> tuple[int, int]:
-        """Ports of generation and administration."""
+        """The generation and admin ports."""
         generation, admin = self._servers
         return generation.port, admin.port
 
     async def stop(self, grace_s: float) -> None:
-        """Let running generations finish for `grace_s` seconds, then end; refuse what waits."""
+        """Refuse waiting requests, give running ones `grace_s` seconds to finish, then stop."""
         if self._admission is not None:
             self._admission.drain()
         for server in self._servers:
@@ -115,7 +115,7 @@ class Orchestrator:
 
 
 async def serve(settings: OrchestratorSettings) -> None:
-    """Serve until SIGTERM, then drain. Raises `FlyspecError` when it cannot start."""
+    """Serve until SIGTERM, then drain. Raises `FlyspecError` if it cannot start."""
 
     async def load(telemetry: Telemetry) -> Orchestrator:
         return Orchestrator(settings, telemetry)

@@ -1,1 +1,1 @@
-"""Who calls, who may run, who must wait, and who is told to come back later; no gRPC."""
+"""Decides which requests run, wait or are refused, independently of gRPC."""

@@ -1,8 +1,8 @@
-"""Admission: who may run, who may wait, and who is told at once to come back later.
+"""Admission control: which requests run, which wait, and which are refused at once.
 
-A generation needs a slot, which is a session of the services, and room for its tokens: those that
-it may still read and write. First come, first served: a small request does not overtake a large
-one, which would otherwise wait for ever.
+A generation needs a slot (a session of the services) and token budget for the prompt and output
+tokens it may still process. First come, first served: small requests do not overtake large ones,
+which could otherwise wait forever.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from orchestrator.admission.clients import ClientLimits
 from orchestrator.admission.waits import HoldTimes
 
 REFUSALS = ("queue_full", "wait_too_long", "deadline", "client_limit", "draining", "service_full")
-"""Why requests are not let in: their numbers are metrics."""
+"""Reasons for refusing a request, each counted in the metrics."""
 POLL_S = 0.25
-"""So often it is looked whether new room, of a replica that came, lets a waiting one in."""
+"""Seconds between checks of the queue for capacity from new replicas."""
 ASKING_S = 0.02
-"""A request still asking the service after this long is queued there: no slot is free, s."""
+"""Seconds after which a request still waiting for its session must be queued at the service."""
 
 
 class Admission:
-    """Counts running and waiting generations and says who is next.
+    """Tracks running and waiting generations and admits them in order.
 
-    `capacity` says how many may run now; it may change at any time. `max_waiting` None is a share
-    of it. 0 is no bound of `max_queue_wait_s` and `max_outstanding_tokens`. A request of more than
-    `max_outstanding_tokens` counts as so many, and so runs alone.
+    `capacity` returns how many may run now, and may change at any time. `max_waiting` defaults to a
+    share of it. `max_queue_wait_s` and `max_outstanding_tokens` are unlimited if 0. A request of
+    more than `max_outstanding_tokens` counts as exactly that many, so it runs alone.
 
-    `others` says how many generations of other orchestrators the services hold, None if they hold
-    and await none. With others, one at a time asks the service for its slot, until it is `granted`:
-    there it is in turn with those of the others.
+    `others` returns how many generations of other orchestrators the services hold, None if they
+    neither hold nor queue any. With others, requests ask the service for a slot one at a time, each
+    until it is `granted`, so that in the service's queue they take turns with the others' requests.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Admission:
         self._holds = holds or HoldTimes()
         self._queue: dict[Visit, asyncio.Future[None]] = {}
         self._queued_tokens = 0
-        self._asking: set[Visit] = set()  # these run, but are not granted a slot yet
+        self._asking: set[Visit] = set()  # running, but not granted a slot yet
         self._arriving = 0  # visits that neither wait nor run yet
         self._poll: asyncio.TimerHandle | None = None
         self.active = 0
         self.outstanding_tokens = 0
         self.refusals = dict.fromkeys(REFUSALS, 0)
-        """Requests that were not let in, by reason."""
+        """Refused requests, by reason."""
         self.draining = False
 
     @classmethod
@@ -74,9 +74,9 @@ class Admission:
         capacity: Callable[[], int],
         others: Callable[[], int | None] = lambda: None,
     ) -> Admission:
-        """As the settings say; `capacity` is how many generations the services hold now.
+        """Create from settings; `capacity` returns how many generations the services can hold.
 
-        Where the settings say how many may run, `others` do not matter.
+        If `max_concurrent` is set, it replaces `capacity` and `others` is ignored.
         """
         clients = ClientLimits(
             settings.max_concurrent_per_client, settings.max_requests_per_minute_per_client
@@ -92,25 +92,25 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Generations that wait for a slot."""
+        """Number of generations waiting for a slot."""
         return len(self._queue)
 
     @property
     def slots(self) -> int:
-        """Generations that may run at once, as things are now."""
+        """Number of generations that may currently run at once."""
         return self._share
 
     @property
     def refused_total(self) -> int:
-        """Requests refused for want of room, or because their client has had its share."""
+        """Requests refused for lack of capacity or because of client limits."""
         return sum(self.refusals.values()) - self.refusals["draining"]
 
     def visit(self, client: str, deadline: float | None = None, key: ApiKey | None = None) -> Visit:
-        """A request of that client that arrives now, before anything is done for it.
+        """Register an arriving request, before any work is done for it.
 
-        `deadline` is in the event loop's time, `key` the client's if it has one. Raises
-        `UnavailableError` while nothing new is let in, `ResourceExhaustedError` when there is no
-        room for it or the client has had its share.
+        `deadline` is in event loop time, `key` the client's API key. Raises `UnavailableError`
+        while draining, `ResourceExhaustedError` when there is no capacity or the client has reached
+        a limit.
         """
         self._check_draining()
         self._check_room(self._place(self._arriving), 0, deadline)
@@ -123,7 +123,7 @@ class Admission:
         return Visit(self, client, deadline)
 
     def drain(self) -> None:
-        """Let nothing new in; those that wait are refused at once."""
+        """Stop admitting requests, and refuse those waiting."""
         self.draining = True
         for future in self._queue.values():
             if not future.done():
@@ -133,13 +133,13 @@ class Admission:
         self._queued_tokens = 0
 
     def resume(self) -> None:
-        """Let generations in again."""
+        """Admit requests again."""
         self.draining = False
 
-    # --- what a visit calls -------------------------------------------------------------------
+    # --- called by visits ---------------------------------------------------------------------
 
     async def _enter(self, visit: Visit, tokens: int) -> None:
-        """Wait until the visit may run; it then holds a slot."""
+        """Wait until the visit holds a slot."""
         self._arrived(visit)
         self._check_draining()
         visit.tokens = min(tokens, self._max_tokens) if self._max_tokens else tokens
@@ -155,16 +155,16 @@ class Admission:
             await future
         finally:
             self._dequeue(visit)
-            self._admit()  # others may have waited behind this one alone
+            self._admit()  # if this visit gave up, the next one may fit
 
     def _granted(self, visit: Visit) -> None:
-        """The visit has its slot of the service."""
+        """Record that the service granted the visit its slot."""
         self._asking.discard(visit)
         if self._queue:
             self._admit()
 
     def _leave(self, visit: Visit) -> None:
-        """Give back the slot."""
+        """Release the visit's slot."""
         if visit.running:
             visit.running = False
             self._asking.discard(visit)
@@ -174,12 +174,12 @@ class Admission:
             self._admit()
 
     def _end(self, visit: Visit) -> None:
-        """The visit is over."""
+        """Record the end of the visit."""
         self._arrived(visit)
         self._clients.leave(visit.client)
 
     def _lighten(self, visit: Visit, tokens: int) -> None:
-        """So many tokens are left of a visit that runs."""
+        """Lower a running visit's outstanding tokens to `tokens`."""
         done = visit.tokens - tokens
         if done > 0:
             visit.tokens = tokens
@@ -187,19 +187,19 @@ class Admission:
             if self._max_tokens and self._queue:
                 self._admit()
 
-    # --- how ------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------
 
     @property
     def _share(self) -> int:
-        """Generations that may run here, besides those that other orchestrators run."""
+        """Generations that may run here: the capacity that other orchestrators leave free."""
         return max(0, self._capacity() - (self._others() or 0))
 
     def _place(self, arriving: int = 0) -> int:
-        """Who comes now, behind so many that arrive, would be in that place of the queue."""
+        """Return the queue position of a new request, after `arriving` others; 0 or less: none."""
         place = len(self._queue) + arriving + 1
         if self._others() is None:
             return place if self._queue else place - max(0, self._capacity() - self.active)
-        # Counts of the others are stale; a request that is asking the service right now is not.
+        # Counts of others are stale; whether a request is asking the service now is not.
         free = self._share - self.active
         if not self._asking:
             return place - max(free, 1)
@@ -207,7 +207,7 @@ class Admission:
         return place + 1 if waits else place - free
 
     def _fits(self, visit: Visit) -> bool:
-        """Whether there is a slot and room for the visit's tokens."""
+        """Whether there is a slot and token budget for the visit."""
         if self._others() is not None:
             if self._asking:
                 return False
@@ -223,10 +223,10 @@ class Admission:
         self.outstanding_tokens += visit.tokens
 
     def _admit(self) -> None:
-        """Let in whom there is room for, in order."""
+        """Admit waiting visits in order, as far as they fit."""
         while self._queue:
             visit, future = next(iter(self._queue.items()))
-            if future.done():  # its task was cancelled and does not know it yet
+            if future.done():  # its task was cancelled but has not run since
                 self._dequeue(visit)
             elif self._fits(visit):
                 self._dequeue(visit)
@@ -245,7 +245,7 @@ class Admission:
             self._arriving -= 1
 
     def _watch(self) -> None:
-        """Look for new room from time to time as long as somebody waits."""
+        """Re-check capacity periodically while requests are waiting."""
         if self._poll is None:
             self._poll = asyncio.get_running_loop().call_later(POLL_S, self._look)
 
@@ -261,7 +261,7 @@ class Admission:
             raise _draining()
 
     def _check_room(self, place: int, tokens: int, deadline: float | None) -> None:
-        """Refuse a request that would be in that place of the queue, if it would wait too long."""
+        """Refuse a request at `place` in the queue if the queue is full or the wait too long."""
         capacity = self._share
         limit = self._max_waiting
         if limit is None:
@@ -269,14 +269,14 @@ class Admission:
         wait = self._wait_s(place, tokens, capacity)
         if place > limit:
             reason = "queue_full"
-            why = f"all slots are taken, with {self.active} running and {place - 1} waiting"
+            why = f"all slots are taken ({self.active} running, {place - 1} waiting)"
         elif self._max_queue_wait_s and wait > self._max_queue_wait_s:
             reason = "wait_too_long"
-            why = f"there would be room in about {wait:.3g} s, which is too long to wait"
+            why = f"the estimated wait of {wait:.3g} s is too long"
         elif deadline is not None and (left := deadline - _now()) < wait:
             reason = "deadline"
             why = (
-                f"there would be room in about {wait:.3g} s, but the request's deadline is in "
+                f"the estimated wait is {wait:.3g} s, but the request's deadline is in "
                 f"{max(0.0, left):.3g} s; allow more time"
             )
         else:
@@ -285,24 +285,24 @@ class Admission:
         raise ResourceExhaustedError(why, self._retry_after(wait))
 
     def _wait_s(self, place: int, tokens: int, capacity: int) -> float:
-        """About how long a request in that place of the queue waits, seconds."""
+        """Estimate the wait, in seconds, of a request at `place` in the queue."""
         wait = self._holds.wait_s(place, capacity)
         if self._max_tokens and place > 0:
-            # Room for as many tokens as the limit comes free in the time that a slot is held.
+            # In the time a slot is held, the whole token budget turns over once.
             lacking = self.outstanding_tokens + self._queued_tokens + tokens - self._max_tokens
             wait = max(wait, lacking / self._max_tokens * self._holds.estimate_s)
         return wait
 
     def _retry_after(self, wait_s: float) -> float:
-        """When somebody may come back who would wait so long, seconds."""
+        """Return the seconds before a refused request should retry."""
         return self._holds.retry_after_s(wait_s, self._share)
 
 
 class Visit:
-    """A request from its arrival to its end: `async with` gives back what it holds.
+    """A request from arrival to end; `async with` releases whatever it holds.
 
-    Ends at its deadline with `DeadlineExceededError`, but not while it is `pause`d: then others
-    than the generation do something. `tokens` it may still read and write.
+    Raises `DeadlineExceededError` at its deadline, except while `pause`d, when something other than
+    the generation is running. `tokens` is how many it may still process.
     """
 
     def __init__(self, admission: Admission, client: str, deadline: float | None) -> None:
@@ -326,25 +326,25 @@ class Visit:
     ) -> None:
         self._admission._end(self)
         if isinstance(error, ResourceExhaustedError) and error.retry_after_s is None:
-            # A service was full: somebody else uses it, too, and waits there since earlier.
+            # A service was full: another orchestrator's requests took its slots.
             self._admission.refusals["service_full"] += 1
             error.retry_after_s = self._admission._retry_after(0.0)
         try:
             await self._timeout.__aexit__(kind, error, traceback)
         except TimeoutError:
             raise DeadlineExceededError(
-                f"the request's deadline passed with {self._used} of up to {self._total} tokens "
-                "read and written; allow more time or lower max_tokens"
+                f"the request's deadline passed after {self._used} of up to {self._total} prompt "
+                "and output tokens; allow more time or lower max_tokens"
                 if self.started
-                else "the request's deadline passed before it had a slot; allow more time"
+                else "the request's deadline passed while waiting for a slot; allow more time"
             ) from None
 
     @contextlib.asynccontextmanager
     async def slot(self, tokens: int) -> AsyncIterator[None]:
-        """Wait for a slot and hold it; at most `tokens` will be read and written.
+        """Wait for a slot and hold it for a request of up to `tokens` prompt and output tokens.
 
         Raises `ResourceExhaustedError` when the wait would be too long, `UnavailableError` when
-        nothing new is let in any more.
+        draining.
         """
         self._total = tokens
         try:
@@ -354,21 +354,21 @@ class Visit:
             self._admission._leave(self)
 
     def granted(self) -> None:
-        """The service has a slot for it: the next may ask."""
+        """Record that the service granted a slot, so that the next request may ask."""
         self._admission._granted(self)
 
     def pause(self) -> None:
-        """Let the deadline pass until `resume`, which then ends the visit."""
+        """Suspend the deadline until `resume`."""
         if self.deadline is not None:
             self._timeout.reschedule(None)
 
     def resume(self) -> None:
-        """Mind the deadline again."""
+        """Enforce the deadline again; if it has passed, the visit ends."""
         if self.deadline is not None:
             self._timeout.reschedule(self.deadline)
 
     def used(self, tokens: int) -> None:
-        """So many tokens of the request were read and written so far."""
+        """Record that `tokens` prompt and output tokens have been processed so far."""
         self._used = tokens
         self._admission._lighten(self, self._total - tokens)
 
@@ -378,4 +378,4 @@ def _now() -> float:
 
 
 def _draining() -> UnavailableError:
-    return UnavailableError("no new requests are taken here, since the server drains; try another")
+    return UnavailableError("the server is draining and accepts no new requests; try another")

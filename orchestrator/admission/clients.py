@@ -1,4 +1,4 @@
-"""Who asks, and how much each client may: requests at once, and requests a minute."""
+"""Identifies clients and limits their concurrent requests and requests per minute."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from flyspec.security import ApiKey
 
 MAX_CLIENT_ID_CHARACTERS = 128
 MAX_IDLE_CLIENTS = 10_000
-"""Clients remembered although nothing of theirs runs: some 2 MB, whatever names are sent."""
+"""Maximum idle clients remembered: about 2 MB, whatever names they send."""
 IPV6_CLIENT_BITS = 64
-"""One customer of a provider has at least so large a network, and may use all of its addresses."""
+"""Providers assign each customer at least a /64, so it counts as one client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose a request is and when it must be over, as far as its transport knows.
+    """The client behind a request and the request's deadline, as known to the transport.
 
-    `client_id` is what the client calls itself, `address` where it is, without the port; `key` its
-    API key where keys are needed. `deadline` is in the event loop's time, None for none. The
-    request's own id, a new one if empty, and the span that waits for it are for logs and traces.
+    `client_id` is the name the client sent, `address` its address without the port, `key` its API
+    key if keys are required. `deadline` is in event loop time; None for no deadline. `request_id`
+    (generated if empty) and `traceparent` are for logs and traces.
     """
 
     address: str = ""
@@ -42,22 +42,22 @@ class Caller:
 
     @property
     def client(self) -> str:
-        """The name of the client: its API key's, or what it calls itself, or else its address.
+        """The client's name: that of its API key, else its client ID, else its address.
 
-        The second is a claim that nothing proves: it tells clients behind one address apart, and
-        does not stop one that lies; where keys are needed it does not count. Raises
-        `InvalidArgumentError` for a long name.
+        A client ID is unverified: it tells apart clients that share an address, but does not stop
+        a client that lies. It is ignored where keys are required. Raises `InvalidArgumentError` if
+        it is too long.
         """
         if self.key is None and len(self.client_id) > MAX_CLIENT_ID_CHARACTERS:
             raise InvalidArgumentError(
-                f"{CLIENT_ID_KEY}: at most {MAX_CLIENT_ID_CHARACTERS} characters, "
+                f"{CLIENT_ID_KEY}: at most {MAX_CLIENT_ID_CHARACTERS} characters allowed, "
                 f"got {len(self.client_id)}"
             )
         return self.shown
 
     @property
     def shown(self) -> str:
-        """The name of the client in logs and traces: the same, cut where it is too long."""
+        """The client's name in logs and traces: `client`, truncated if too long."""
         if self.key is not None:
             return f"key:{self.key.name}"
         if self.client_id:
@@ -69,10 +69,10 @@ NOBODY = Caller()
 
 
 def address_of(peer: str) -> str:
-    """The address in what gRPC calls a peer, such as `ipv6:%5B::1%5D:50050`: the /64 of an IPv6."""
+    """Return the address of a gRPC peer such as `ipv6:%5B::1%5D:50050`; for IPv6, its /64."""
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
-        return kind  # such as unix: everybody on this machine
+        return kind  # e.g. unix: all local clients
     host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(host)
@@ -86,18 +86,18 @@ def address_of(peer: str) -> str:
 
 
 def check_tokens(key: ApiKey | None, tokens: int) -> None:
-    """Refuse a request that may read and write more tokens than its key allows."""
+    """Refuse a request whose prompt and output may exceed its key's token limit."""
     limit = key.max_tokens_per_request if key else None
     if key is not None and limit is not None and tokens > limit:
         raise PermissionDeniedError(
-            f"max_tokens: prompt and output may have {tokens} tokens, requests of {key.name} at "
-            f"most {limit}; shorten the prompt or lower max_tokens"
+            f"max_tokens: prompt and output may reach {tokens} tokens, but the API key {key.name} "
+            f"allows {limit} per request; shorten the prompt or lower max_tokens"
         )
 
 
 @dataclass(slots=True)
 class _Client:
-    """What one client does now, and how many requests it has left at time `at`."""
+    """A client's running requests, and its remaining requests per minute as of time `at`."""
 
     active: int
     allowance: float
@@ -105,10 +105,11 @@ class _Client:
 
 
 class ClientLimits:
-    """Requests at once and a minute of each client; 0 is no limit. A key may have other limits.
+    """Limits each client's concurrent requests and requests per minute (0: no limit).
 
-    A client may send a minute's requests at once; its allowance then refills evenly. Clients with
-    nothing under way are forgotten, the longest idle first, once there are `MAX_IDLE_CLIENTS`.
+    An API key's own limits take precedence. A client may send a minute's requests at once; its
+    allowance then refills evenly. Beyond `MAX_IDLE_CLIENTS` idle clients, the longest idle are
+    forgotten.
     """
 
     def __init__(
@@ -124,13 +125,13 @@ class ClientLimits:
 
     @property
     def num_known(self) -> int:
-        """Clients remembered now."""
+        """Number of clients currently remembered."""
         return len(self._busy) + len(self._idle)
 
     def enter(self, name: str, retry_after_s: float, key: ApiKey | None = None) -> None:
-        """Count a request that begins; `leave` must follow. `key` is the client's.
+        """Count a starting request of client `name`; `leave` must follow.
 
-        `retry_after_s` is told to a client with too many at once. Raises `ResourceExhaustedError`.
+        Raises `ResourceExhaustedError`, with `retry_after_s` if too many requests are running.
         """
         max_concurrent, max_per_minute = self._max_concurrent, self._max_per_minute
         if key is not None:
@@ -144,8 +145,8 @@ class ClientLimits:
             client = _Client(0, max_per_minute, now)
         if max_concurrent and client.active >= max_concurrent:
             raise ResourceExhaustedError(
-                f"{client.active} requests of this client are under way, as many as one may have; "
-                "wait for one to end",
+                f"too many concurrent requests from this client ({client.active} running); wait "
+                "for one to finish",
                 retry_after_s,
             )
         if max_per_minute:
@@ -153,7 +154,8 @@ class ClientLimits:
             if client.allowance < 1:
                 missing = (1 - client.allowance) * 60 / max_per_minute
                 raise ResourceExhaustedError(
-                    f"this client has sent its {max_per_minute} requests a minute", missing
+                    f"this client reached its limit of {max_per_minute} requests per minute",
+                    missing,
                 )
             client.allowance -= 1
         client.active += 1
@@ -161,7 +163,7 @@ class ClientLimits:
         self._busy[name] = client
 
     def leave(self, name: str) -> None:
-        """A request that `enter` counted has ended."""
+        """Record the end of a request counted by `enter`."""
         client = self._busy.get(name)
         if client is None:
             return
@@ -174,7 +176,7 @@ class ClientLimits:
 
 
 def _refill(client: _Client, now: float, max_per_minute: int) -> None:
-    """Add what the client was allowed since the last look."""
+    """Credit the allowance gained since `client.at`."""
     gained = (now - client.at) * max_per_minute / 60
     client.allowance = min(float(max_per_minute), client.allowance + gained)
     client.at = now

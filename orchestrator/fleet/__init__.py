@@ -1,6 +1,6 @@
-"""The services behind the orchestrator: where they are, which of them work, who gets which.
+"""The draft and verify services: discovery, health checks and replica selection.
 
-`fleet` is all of them; `discovery` says which addresses there are, `breaker` whether a failed one
-is tried again, `handshake` whether it fits; `replicas` keeps and chooses among those of one
-service, `drafters` knows the drafters by name and what the operator does with them.
+`fleet` is the entry point. `discovery` finds addresses, `breaker` decides when to retry failed
+services, `handshake` checks compatibility, `replicas` watches the replicas of one service and
+chooses among them, `drafters` is the registry of drafters, managed by the operator.
 """

@@ -1,7 +1,7 @@
-"""A circuit breaker: after a failure nothing is sent for a while, then one trial. Pure: told times.
+"""A circuit breaker: after a failure, a rest, then one trial. It has no clock of its own.
 
-A service that does not answer is asked again and again by its watcher (`Describe`); one that
-answers but drafts nonsense, or too late, is found out only by the trial.
+A service that does not answer is probed by its watcher (`Describe`). One that answers but drafts
+nonsense, or too late, is only found out by the trial.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from collections.abc import Callable
 from flyspec.values.admin import BreakerState
 
 SETTLED_S = 20.0
-"""A service that did not fail for so long is as good as one that never did."""
+"""Seconds without a failure after which earlier failures are forgotten."""
 HUNG_FIRST_S, HUNG_LONGEST_S = 1.0, 30.0
-"""Its rest when it said nothing in time: twice as long each time, as every try costs a timeout."""
+"""Seconds of rest after a timeout, doubling each time, since every attempt costs a timeout."""
 MAX_FAULTS = 3
-"""So many times what a service sends may be wrong; then it is out."""
+"""Faults (invalid responses) after which a service is out."""
 OUT_FIRST_S, OUT_LONGEST_S = 30.0, 1800.0
-"""Its rest when it is out: twice as long each time."""
+"""Seconds of rest when out, doubling each time."""
 FORGIVEN_S = 600.0
-"""Without a fault for so long after its rest, it has done none."""
+"""Seconds without a fault, after the rest, until earlier faults are forgotten."""
 
 
 class Breaker:
-    """Of one replica. Times are in seconds of any one clock.
+    """The circuit breaker of one replica. Times are in seconds of any one clock.
 
-    The rest after a failure doubles from `first_s` to `longest_s`, each time less up to half of it,
-    so that those who failed together do not come back together. With `trials`, an answer lets one
-    through, and its success the others; a trial that nothing is heard of counts for `trial_s`.
+    The rest after a failure doubles from `first_s` to `longest_s`, minus a random share of up to
+    half, so that replicas that failed together do not return together. With `trials`, an answer to
+    a probe admits one session; its success admits the others. A trial without a result expires
+    after `trial_s`.
 
-    The rest starts anew after `SETTLED_S` without a failure, not with the first success: a drafter
-    may be fast enough for the one on trial and too slow for all who follow, and every return of
-    theirs costs each a deadline.
+    The rest is reset after `SETTLED_S` without a failure, not by the first success: a drafter may
+    be fast enough for the one session on trial but too slow for all, and every return costs each
+    session a deadline.
 
-    One that `hung` may go on to say that it is there. So it rests for longer, always gets a trial,
-    and a success counts only once `SETTLED_S` are over as well.
+    A service that `hung` may still answer probes. So it rests longer, always gets a trial, and a
+    success resets its rest only after `SETTLED_S` as well.
 
-    What a service sends may be wrong, too (`faulted`). It may work in between and so come back at
-    once, but after `MAX_FAULTS` it is out: it rests for long, and longer each time.
+    A service may also send invalid responses (`faulted`). Since it may work in between, it returns
+    quickly at first, but after `MAX_FAULTS` it is out, and its long rests grow each time.
     """
 
     def __init__(
@@ -57,34 +58,34 @@ class Breaker:
         self._trial_until = 0.0
         self.state = BreakerState.CLOSED
         self.retry_at = 0.0
-        """When an open one is worth asking again."""
+        """When an open breaker may close again."""
         self.is_out = False
-        """Whether it rests because too much of what it sent was wrong."""
+        """Whether it is open because of too many faults."""
 
     def allows(self, now: float) -> bool:
-        """Whether something may be sent."""
+        """Whether a session may be opened."""
         if self.state is BreakerState.HALF_OPEN:
             return now >= self._trial_until
         return self.state is BreakerState.CLOSED
 
     def begin(self, now: float) -> None:
-        """Something is sent, which `allows` allowed."""
+        """Record the start of a session; while half-open, it becomes the trial."""
         if self.state is BreakerState.HALF_OPEN:
             self._trial_until = now + self._trial_s
 
     def abandoned(self) -> None:
-        """What was sent came to no end."""
+        """Record that the trial ended without a result."""
         self._trial_until = 0.0
 
     def succeeded(self) -> None:
-        """The service did its work; of one that is out, whatever it still does is not heard."""
+        """Record that the service did its work; ignored while it is out."""
         if self.is_out:
             return
         self._worked = True
         self._close()
 
     def answered(self, now: float) -> None:
-        """The service said that it is there; not heard before its rest is over."""
+        """Record an answer to a probe; ignored during the rest."""
         if self.state is BreakerState.OPEN and now >= self.retry_at:
             self.is_out = False
             if self._trials or not self._worked:
@@ -94,7 +95,7 @@ class Breaker:
                 self._close()
 
     def failed(self, now: float) -> None:
-        """The service failed, or said nothing; many sessions that it fails at once count as one."""
+        """Record a failure, or no answer to a probe; concurrent failures count as one."""
         if self.state is BreakerState.OPEN and now < self.retry_at:
             return
         if now - self._failed_at > SETTLED_S:
@@ -105,7 +106,7 @@ class Breaker:
         self._failures = min(self._failures + 1, 32)
 
     def hung(self, now: float) -> None:
-        """The service took what was sent and said nothing in time; many at once count as one."""
+        """Record that an accepted request timed out; concurrent timeouts count as one."""
         if self.state is BreakerState.OPEN and now < self.retry_at:
             return
         if self._worked and now - self.retry_at > SETTLED_S:
@@ -115,7 +116,7 @@ class Breaker:
         self._hangs = min(self._hangs + 1, 32)
 
     def faulted(self, now: float) -> None:
-        """What the service sent was wrong; faults of many sessions at once count as one."""
+        """Record an invalid response; concurrent faults count as one."""
         if self.state is BreakerState.OPEN and now < self.retry_at:
             return
         if now > self._forgiven_at:
@@ -129,7 +130,7 @@ class Breaker:
         self._forgiven_at = self.retry_at + FORGIVEN_S
 
     def restarted(self, now: float) -> None:
-        """Another process answers: what the one before it did wrong says nothing of it."""
+        """Forget the faults and hangs of the previous process: a new one is answering."""
         self._faults = self._hangs = 0
         self._worked = True
         self.retry_at = min(self.retry_at, now)

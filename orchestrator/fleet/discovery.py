@@ -1,4 +1,4 @@
-"""Which addresses a service has: a list, or every address of a DNS name (a headless service)."""
+"""Finds a service's addresses: a fixed list, or all addresses of a DNS name (headless service)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
 
 
 class Addresses:
-    """What a setting such as `a:1,b:2` or `dns:///name:50051` stands for.
+    """The addresses named by a setting such as `a:1,b:2` or `dns:///name:50051`.
 
-    Raises `ConfigError`, which begins with `what`, for one that cannot be read.
+    Raises `ConfigError`, prefixed with `what`, if the setting is invalid.
     """
 
     def __init__(self, spec: str, what: str) -> None:
@@ -33,10 +33,10 @@ class Addresses:
             else:
                 self._static.append(part)
         if not self._static and not self._names:
-            raise ConfigError(f"{what}: no address; give host:port, several with commas between")
+            raise ConfigError(f"{what}: no address; give host:port, separated by commas")
 
     def server_name(self, address: str) -> str:
-        """The DNS name that stands for an address, which the certificate there has; else empty."""
+        """Return the DNS name an address was resolved from, to verify its certificate; or ""."""
         for (host, _), found in self._resolved.items():
             if address in found:
                 return host
@@ -44,16 +44,19 @@ class Addresses:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts in it, as they are written."""
+        """The hosts, as written in the setting."""
         return [h for h, _ in self._names] + [a.rpartition(":")[0] for a in self._static]
 
     @property
     def changes(self) -> bool:
-        """Whether another look may find others."""
+        """Whether the addresses may change, that is, whether any comes from DNS."""
         return bool(self._names)
 
     async def find(self) -> list[str]:
-        """The addresses now, each once. A name that cannot be resolved keeps those it had."""
+        """Return the current addresses, without duplicates.
+
+        A name that cannot be resolved keeps its previous addresses.
+        """
         found = list(self._static)
         for name in self._names:
             host, port = name
@@ -73,10 +76,8 @@ class Addresses:
 
 
 def _split(address: str, what: str) -> tuple[str, int]:
-    """Host and port."""
+    """Split an address into host and port."""
     match = _ADDRESS.fullmatch(address)
     if not match or not 0 < int(match[2]) < 1 << 16:
-        raise ConfigError(
-            f"{what}: {address!r} is not an address; give host:port or {DNS}host:port"
-        )
+        raise ConfigError(f"{what}: invalid address {address!r}; give host:port or {DNS}host:port")
     return match[1], int(match[2])

@@ -1,4 +1,4 @@
-"""A drafter: a way of drafting at a service with one or more replicas, and what it has done."""
+"""A registered drafter: one kind of drafting at a service's replicas, and its statistics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from orchestrator.upstreams.protocol import DraftUpstream
 
 @dataclass(eq=False, slots=True)
 class RegisteredDrafter:
-    """A drafter. Without a pool it is prompt lookup inside the orchestrator.
+    """A registered drafter. Without a pool, it is prompt lookup inside the orchestrator.
 
-    `users` are the generations that draft with it now, `faults` what it sent them that was wrong.
+    `users` are the generations drafting with it now; `faults` counts its invalid responses.
     """
 
     name: str
@@ -31,12 +31,12 @@ class RegisteredDrafter:
 
     @property
     def replicas(self) -> list[Replica[DraftUpstream]]:
-        """Those of its service."""
+        """The replicas of its service."""
         return self.pool.replicas if self.pool else []
 
     @property
     def model(self) -> ModelInfo | None:
-        """Its model, as a replica last said; None for one without, or before any has answered."""
+        """The draft model last reported by a replica; None if it has none or none has answered."""
         for replica in self.replicas:
             if replica.info is not None and (info := of_kind(replica.info.drafters, self.kind)):
                 return info.model
@@ -49,17 +49,17 @@ class RegisteredDrafter:
 
     @property
     def reason(self) -> str:
-        """Why it cannot be used; empty if it can."""
+        """Why the drafter cannot be used; empty if it can."""
         return "" if self.pool is None or self.usable else self.pool.reason
 
     @property
     def max_draft_tokens(self) -> int | None:
-        """Most tokens of its proposals; None is without bound."""
+        """Maximum tokens per proposal; None for no limit."""
         limits = (r.info.max_speculative_tokens for r in self.replicas if r.info)
         return min(limits, default=None)
 
     def takes_its_turn(self) -> bool:
-        """Whether, as a canary, it gets this new generation: every 1 / share-th."""
+        """Whether this drafter, a canary, gets the next new generation: every (1 / share)th."""
         self._owed += self.share
         if self._owed < 1.0 - 1e-9:
             return False
@@ -68,5 +68,5 @@ class RegisteredDrafter:
 
 
 def of_kind(offered: Sequence[DrafterInfo], kind: str) -> DrafterInfo | None:
-    """The drafter of that name among those that a service offers."""
+    """Return the drafter of that kind among those a service offers, if any."""
     return next((info for info in offered if info.name == kind), None)

@@ -1,6 +1,6 @@
-"""The drafters by name: which there are, which of them new generations get, what each has done.
+"""The registry of drafters: which exist, which one new generations use, and their statistics.
 
-Nobody is asked here to draft: `orchestrator.generation.drafting` does, for one generation.
+Drafting itself is in `orchestrator.generation.drafting`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Drafters:
-    """The drafters. The active one is the default; there is always one.
+    """The registered drafters. Exactly one is active, the default.
 
-    `connect` makes a pool, not started, of what an address stands for. `probe` tries a replica with
-    a drafter of it (its name there), and returns the time that its proposal took, ns. `read` makes
-    addresses of what the operator gives, or raises `ConfigError`.
+    `connect` creates a pool, not started, for an address. `probe` has a replica propose with one of
+    its drafters, given by its name there, and returns the time taken, in ns. `read` parses the
+    addresses given by the operator, or raises `ConfigError`.
     """
 
     def __init__(
@@ -49,38 +49,38 @@ class Drafters:
     ) -> None:
         self._connect, self._probe, self._read = connect, probe, read
         self.lookup = RegisteredDrafter(LOOKUP, LOOKUP, None, DrafterState.ACTIVE)
-        """Prompt lookup here, whether requests can name it or not."""
+        """Prompt lookup in the orchestrator, even if requests cannot select it by name."""
         self._drafters = {LOOKUP: self.lookup}
         self.active = self.lookup
-        """The default."""
+        """The default drafter."""
         self._changing = asyncio.Lock()
 
-    # --- who there is -----------------------------------------------------------------------
+    # --- lookup -----------------------------------------------------------------------------
 
     @property
     def all(self) -> list[RegisteredDrafter]:
-        """All, the active one first."""
+        """All drafters, the active one first."""
         return [self.active, *(d for d in self._drafters.values() if d is not self.active)]
 
     @property
     def pools(self) -> list[Pool[DraftUpstream]]:
-        """Those that they draft with, each once."""
+        """The pools of all drafters, without duplicates."""
         return list(dict.fromkeys(d.pool for d in self.all if d.pool is not None))
 
     def get(self, name: str) -> RegisteredDrafter:
-        """The drafter of that name. Raises `NotFoundError`."""
+        """Return the drafter with that name. Raises `NotFoundError`."""
         try:
             return self._drafters[name]
         except KeyError:
             raise NotFoundError(
-                f"no drafter {name!r}; there are {', '.join(d.name for d in self.all)}"
+                f"no drafter {name!r}; choose from {', '.join(d.name for d in self.all)}"
             ) from None
 
     def adopt(self, pool: Pool[DraftUpstream], offered: Sequence[DrafterInfo]) -> None:
-        """Take in what the service of `--draft-address` offers; its first becomes the default.
+        """Register the drafters of the `--draft-address` service; its first becomes the default.
 
-        Once: what the operator does afterwards stands. Names that exist already stay what they are,
-        but for prompt lookup, which the service then does.
+        Called once, so it never undoes the operator's changes. Existing names keep their drafters,
+        except prompt lookup, which the service takes over if it offers it.
         """
         known, self._drafters = self._drafters, {}
         for info in offered:
@@ -92,10 +92,10 @@ class Drafters:
         if self.active is self.lookup:
             self._make_active(self._drafters[offered[0].name])
 
-    # --- who gets whom ----------------------------------------------------------------------
+    # --- assignment -------------------------------------------------------------------------
 
     def check(self, name: str) -> None:
-        """Refuse a request that asks for a drafter that it cannot get; an empty name can.
+        """Check that a request may use drafter `name`; an empty name is always allowed.
 
         Raises `NotFoundError`, `StateError`.
         """
@@ -107,13 +107,13 @@ class Drafters:
             raise NotFoundError(f"speculation.drafter: {error}") from None
         if drafter.state is DrafterState.DRAINING:
             raise StateError(
-                f"speculation.drafter: {name!r} drains; use {self.active.name!r} instead"
+                f"speculation.drafter: {name!r} is draining; use {self.active.name!r} instead"
             )
 
     def assign(self, name: str) -> RegisteredDrafter:
-        """The drafter of a new generation that asks for `name`, or for none.
+        """Assign a drafter to a new generation that requested `name` (empty: no preference).
 
-        One that has gone since `check` gives way to the active one.
+        If the drafter was removed since `check`, assigns the active one.
         """
         if name:
             drafter = self._drafters.get(name, self.active)
@@ -127,7 +127,7 @@ class Drafters:
         return drafter
 
     def current(self, assigned: RegisteredDrafter, by_name: bool) -> RegisteredDrafter:
-        """Who should draft now for a generation that was assigned this drafter."""
+        """Return the drafter that a generation assigned to `assigned` should use now."""
         if self._drafters.get(assigned.name) is not assigned:
             return self.active
         if assigned.state is DrafterState.DRAINING:
@@ -137,12 +137,15 @@ class Drafters:
         return self.active
 
     def stats_of(self, name: str) -> DrafterStats | None:
-        """The counts of a drafter, if it is still known."""
+        """Return a drafter's statistics; None if it was removed."""
         drafter = self._drafters.get(name, self.lookup if name == LOOKUP else None)
         return drafter.stats if drafter else None
 
     def ladder(self, first: RegisteredDrafter) -> Iterator[RegisteredDrafter]:
-        """Who can draft, in order: `first`, the active one, the others with a model."""
+        """Yield usable drafters in order: `first`, the active one, the others.
+
+        Skips prompt lookup and draining drafters, except as `first`.
+        """
         yield from (d for d in (first,) if d.usable)
         others = [d for d in self.all if d is not first]
         for drafter in others:
@@ -150,13 +153,17 @@ class Drafters:
             if takes_work and drafter.kind != LOOKUP and drafter.usable:
                 yield drafter
 
-    # --- what the operator does -------------------------------------------------------------
+    # --- operator actions -------------------------------------------------------------------
 
     async def register(self, name: str, address: str, kind: str) -> tuple[RegisteredDrafter, int]:
-        """Add a drafter, or an address to one, after it was tried; the trial's time, ns."""
+        """Probe and add a drafter, or an address to an existing one.
+
+        Returns the drafter and the time the probe took, in ns.
+        """
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(
-                f"name: {name!r}; give 1 to 64 letters, digits, dots, dashes and underscores"
+                f"name: invalid name {name!r}; use 1 to 64 letters, digits, dots, dashes and "
+                "underscores"
             )
         async with self._changing:
             known = self._drafters.get(name)
@@ -175,18 +182,18 @@ class Drafters:
             return drafter, probe_ns
 
     async def _add_address(self, drafter: RegisteredDrafter, address: str, kind: str) -> int:
-        """Another address of a drafter that there is."""
+        """Add an address to an existing drafter; return the time its probe took, in ns."""
         pool = drafter.pool
         if pool is None or kind not in ("", drafter.kind):
             raise AlreadyExistsError(
-                f"name: there is a drafter {drafter.name!r} already, which drafts by "
-                f"{drafter.kind}; remove it first, or choose another name"
+                f"name: drafter {drafter.name!r} already exists with kind {drafter.kind}; remove "
+                "it first, or choose another name"
             )
         addresses = self._read(address, "address")
         added = await pool.add(addresses)
         try:
             if not added:
-                raise AlreadyExistsError(f"drafter {drafter.name!r} has {address} already")
+                raise AlreadyExistsError(f"drafter {drafter.name!r} already has address {address}")
             return await self._try(drafter, added, address)
         except BaseException:
             await pool.drop(addresses)
@@ -195,11 +202,11 @@ class Drafters:
     async def _try(
         self, drafter: RegisteredDrafter, replicas: Sequence[Replica[DraftUpstream]], address: str
     ) -> int:
-        """Fill in the drafter's kind and let one of the replicas propose something."""
+        """Determine the drafter's kind and probe one of the replicas."""
         replica = next((r for r in replicas if r.info is not None), None)
         if replica is None:
             problems = "; ".join(r.problem for r in replicas)
-            raise UnavailableError(f"address: {address}: {problems or 'no such name'}")
+            raise UnavailableError(f"address: {address}: {problems or 'name not found'}")
         if replica.problem:
             raise IncompatibleError(f"address: {replica.problem}")
         offered = replica.info.drafters
@@ -208,7 +215,7 @@ class Drafters:
         if of_kind(offered, drafter.kind) is None:
             raise NotFoundError(
                 f"kind: {address} has no drafter {drafter.kind!r}; "
-                f"it has {', '.join(info.name for info in offered)}"
+                f"choose from {', '.join(info.name for info in offered)}"
             )
         try:
             return await self._probe(replica, drafter.kind)
@@ -218,31 +225,34 @@ class Drafters:
             ) from error
 
     def activate(self, name: str, share: float | None) -> RegisteredDrafter:
-        """Give a drafter all new generations that name none (None or 1), or a share of them."""
+        """Route new generations without a named drafter to this one.
+
+        A `share` of None or 1 means all of them, and makes it the active drafter.
+        """
         drafter = self.get(name)
         if share is not None and not 0 <= share <= 1:  # NaN too
             raise InvalidArgumentError(f"share must be between 0 and 1, got {share:g}")
         if drafter.state is DrafterState.DRAINING:
-            raise StateError(f"drafter {name!r} drains; remove it and register it again")
+            raise StateError(f"drafter {name!r} is draining; remove it and register it again")
         if share != 0 and not drafter.usable:
-            raise StateError(f"drafter {name!r} cannot be used: {drafter.reason}")
+            raise StateError(f"drafter {name!r} is not usable: {drafter.reason}")
         if share is None or share == 1:
             self._make_active(drafter)
             log.info("drafter %s is active", name)
             return drafter
         if drafter is self.active:
             raise StateError(
-                f"drafter {name!r} is the active one: activate another, then give this one a share"
+                f"drafter {name!r} is active; activate another first, then give this one a share"
             )
         canaries = [d for d in self._drafters.values() if d.state is DrafterState.CANARY]
         others = sum(d.share for d in canaries if d is not drafter)
         if others + share > 1:
             raise InvalidArgumentError(
-                f"share: canaries have {others:g} already; at most {1 - others:g} is left"
+                f"share: other canaries already have {others:g}; at most {1 - others:g} is left"
             )
         drafter.share = share
         drafter.state = DrafterState.CANARY if share else DrafterState.REGISTERED
-        log.info("drafter %s gets %g of the new generations", name, share)
+        log.info("drafter %s gets a share of %g of new generations", name, share)
         return drafter
 
     def _make_active(self, drafter: RegisteredDrafter) -> None:
@@ -251,30 +261,30 @@ class Drafters:
         self.active, drafter.state, drafter.share = drafter, DrafterState.ACTIVE, 0.0
 
     def _get_other(self, name: str) -> RegisteredDrafter:
-        """The drafter of that name, which is not the active one."""
+        """Return the drafter with that name. Raises `StateError` if it is the active one."""
         drafter = self.get(name)
         if drafter is self.active:
-            raise StateError(f"drafter {name!r} is the active one; activate another first")
+            raise StateError(f"drafter {name!r} is active; activate another first")
         return drafter
 
     async def drain(self, name: str, wait_s: float) -> RegisteredDrafter:
-        """Give a drafter nothing new, and wait so long for its generations to leave."""
+        """Stop routing generations to a drafter, and wait up to `wait_s` for its own to leave."""
         drafter = self._get_other(name)
         drafter.state, drafter.share = DrafterState.DRAINING, 0.0
-        log.info("drafter %s drains: %d generations", name, len(drafter.users))
+        log.info("draining drafter %s: %d generations", name, len(drafter.users))
         deadline = time.monotonic() + wait_s
         while drafter.users and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_LOOK_S)
         return drafter
 
     async def remove(self, name: str, force: bool) -> None:
-        """Forget a drafter; the connection is closed if no other drafter uses it."""
+        """Unregister a drafter, and close its connections if no other drafter uses them."""
         async with self._changing:
             drafter = self._get_other(name)
             if drafter.users and not force:
                 raise StateError(
-                    f"{len(drafter.users)} generations draft with {name!r}; drain it first, or "
-                    "force"
+                    f"{len(drafter.users)} generations are using {name!r}; drain it first, or "
+                    "use force"
                 )
             del self._drafters[name]
             if LOOKUP not in self._drafters:

@@ -1,4 +1,4 @@
-"""Who is behind the orchestrator: the target, the drafters, and which of them fit together."""
+"""The services the orchestrator uses: the target and the drafters, and their compatibility."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 DRAFT_WAIT_S = 30.0
 ADOPT_S = 0.2
 TARGET_LONGEST_REST_S = 0.4
-"""A restarted target is found so soon; generations wait for it."""
+"""Maximum seconds between attempts to reach a restarted target; generations wait for it."""
 
 
 class Fleet:
@@ -59,9 +59,9 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> None:
-        """Wait for the target, and for a while for the drafters.
+        """Wait for the target, and up to `DRAFT_WAIT_S` for the draft service.
 
-        Raises `IncompatibleError` when what answers cannot work together.
+        Raises `IncompatibleError` if a service answers but is not compatible.
         """
         await self.targets.start()
         replica = await self._first_target()
@@ -72,7 +72,7 @@ class Fleet:
             while not self._adopt(pool):
                 _refuse_misfit(pool)
                 if time.monotonic() > deadline:
-                    log.warning("no draft service yet; going on with prompt lookup")
+                    log.warning("no draft service yet; continuing with prompt lookup")
                     self._tasks.append(asyncio.create_task(self._keep_adopting(pool)))
                     break
                 await pool.changed(ADOPT_S)
@@ -80,7 +80,7 @@ class Fleet:
             self._tasks.append(asyncio.create_task(self._register(name, address)))
 
     async def _first_target(self) -> Replica[VerifyUpstream]:
-        """A replica of the target, once there is one."""
+        """Wait for a usable replica of the target; prefer the most common model."""
         pool, waiting = self.targets, False
         while not pool.usable:
             _refuse_misfit(pool)
@@ -91,19 +91,19 @@ class Fleet:
         return max(pool.usable, key=lambda r: self._count(r.info.model))
 
     def _adopt(self, pool: Pool[DraftUpstream]) -> bool:
-        """Whether the draft service has answered; its drafters are then known."""
+        """Register the draft service's drafters; return whether it has answered yet."""
         for replica in pool.usable:
             self.drafters.adopt(pool, replica.info.drafters)
             return True
         return False
 
     async def _keep_adopting(self, pool: Pool[DraftUpstream]) -> None:
-        """Look for the draft service as long as it is missing."""
+        """Wait for the draft service, and register its drafters."""
         while not self._adopt(pool):
             await pool.changed(ADOPT_S)
 
     async def _register(self, name: str, address: str) -> None:
-        """Register a drafter of the settings, as soon as it is there."""
+        """Register a configured drafter as soon as it is available."""
         said = ""
         while True:
             try:
@@ -111,15 +111,18 @@ class Fleet:
             except FlyspecError as error:
                 if str(error) != said:
                     said = str(error)
-                    log.warning("drafter %s is not there yet: %s", name, error)
+                    log.warning("drafter %s is not available yet: %s", name, error)
                 await asyncio.sleep(1.0)
             else:
                 return
 
-    # --- what fits together -------------------------------------------------------------------
+    # --- compatibility ------------------------------------------------------------------------
 
     async def _accept_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> str:
-        """Why a verify service cannot be used; follows the operator to another target."""
+        """Return why a verify service cannot be used; empty if it can.
+
+        Switches to the service's model if more replicas run it than the current target.
+        """
         if problem := target_misfit(service, info):
             return problem
         self._kinds.note(service.address, info.model)
@@ -132,18 +135,17 @@ class Fleet:
             target = await self._read_target(service, info)
             for check in self._on_target:
                 check(target)
-            log.warning("the target is another one from now on: %s; most of its replicas run it",
-                        info.model.name)  # fmt: skip
+            log.warning("the target is now %s; most of its replicas run it", info.model.name)
             self._target = target
         return ""
 
     def _count(self, model: ModelInfo) -> int:
-        """How many of the target's replicas are like that."""
+        """Count the target's replicas that run the same model."""
         listed = [replica.address for replica in self.targets.replicas if replica.listed]
         return self._kinds.count(model, listed)
 
     def _misfit(self, service: VerifyUpstream, info: VerifyServiceInfo) -> str:
-        """Why new generations cannot work with a replica: it is not like most."""
+        """Return why new generations cannot use a replica: it differs from the target."""
         if self._target is None:
             return ""
         known, mixed = self._target.info.model, self._settings.allow_mixed_numerics
@@ -152,32 +154,32 @@ class Fleet:
         return ""
 
     async def _read_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> Target:
-        """A replica's model, as the target. Raises `UnavailableError`."""
+        """Make a replica's model the target. Raises `UnavailableError`."""
         bundle = await service.tokenizer()
         return Target(info, Tokenizer(bundle), bundle)
 
     def replicas_of(self, model: ModelInfo) -> TargetReplicas:
-        """The verify services that a generation of that model may use."""
+        """Return the verify services that a generation with that model may use."""
         return TargetReplicas(self.targets, model, self._settings.allow_mixed_numerics)
 
     def on_target(self, check: Callable[[Target], None]) -> None:
-        """Call this for the target, now and when another takes its place.
+        """Call `check` with the target, now and whenever it is about to be replaced.
 
-        What it raises then is why the other cannot be.
+        If `check` raises, the replacement is rejected.
         """
         check(self.target)
         self._on_target.append(check)
 
     async def _accept_drafter(self, service: DraftUpstream, info: DraftServiceInfo) -> str:
-        """Why a draft service cannot be used."""
+        """Return why a draft service cannot be used; empty if it can."""
         return await drafter_misfit(service, info, self.target)
 
     async def _try_drafter(self, replica: Replica[DraftUpstream], kind: str) -> int:
-        """Let a drafter propose something; the time that it took, ns."""
+        """Have a drafter make a trial proposal; return the time taken, in ns."""
         return await try_drafter(replica, kind, self.target)
 
     def _connect_drafter(self, address: str, name: str) -> Pool[DraftUpstream]:
-        """The replicas of a draft service, not started."""
+        """Create the pool of a draft service, not started."""
         settings = self._settings
         return Pool(
             name,
@@ -190,18 +192,21 @@ class Fleet:
         )
 
     def _addresses(self, spec: str, what: str) -> Addresses:
-        """What a setting stands for; not of other machines in the clear. Raises `ConfigError`."""
+        """Parse the addresses in a setting, and refuse plaintext connections to other machines.
+
+        Raises `ConfigError`.
+        """
         addresses = Addresses(spec, what)
         if not self._connector.secure and not self._settings.allow_insecure:
             for host in addresses.hosts:
                 if not is_loopback(host):
                     raise ConfigError(
-                        f"{what}: {host} would be spoken to in the clear; give --ssl-ca-certs, or "
-                        "--allow-insecure if something else protects the way there"
+                        f"{what}: traffic to {host} would be unencrypted; set --ssl-ca-certs, or "
+                        "--allow-insecure if the network is otherwise protected"
                     )
         return addresses
 
-    # --- what there is ------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------
 
     @property
     def target(self) -> Target:
@@ -212,14 +217,14 @@ class Fleet:
 
     @property
     def max_draft_tokens(self) -> int:
-        """Most tokens that one round may draft."""
+        """Maximum draft tokens per round."""
         limit = self.target.info.max_speculative_tokens
         drafter = self.drafters.active.max_draft_tokens
         return limit if drafter is None else min(limit, drafter)
 
     @property
     def max_sessions(self) -> int:
-        """Generations that the services can hold: those of the target, as far as is known."""
+        """Generations that the services can hold, as last reported."""
         usable = self._targets_asked
         limit: int = sum(r.info.sessions.limit for r in usable)
         pool = self.drafters.active.pool
@@ -230,16 +235,16 @@ class Fleet:
 
     @property
     def others(self) -> int | None:
-        """Sessions of other orchestrators that the target has, as far as is known.
+        """Other orchestrators' sessions on the target, as last reported.
 
-        None if they neither have any nor wait for one.
+        None if they neither have nor await any.
         """
         asked = self._targets_asked
         return sum(r.others for r in asked) if any(r.shared for r in asked) else None
 
     @property
     def _targets_asked(self) -> list[Replica[VerifyUpstream]]:
-        """The target's replicas that have answered; those that can be used, if there are any."""
+        """The target's usable replicas or, if there are none, all that have answered."""
         replicas = [r for r in self.targets.replicas if r.info is not None]
         return [r for r in replicas if r.usable] or replicas
 
@@ -255,21 +260,21 @@ class Fleet:
 
 
 def _refuse_misfit(pool: Pool[Any]) -> None:
-    """Raise `IncompatibleError` if a replica is there and does not fit."""
+    """Raise `IncompatibleError` if a replica has answered and has a problem."""
     for replica in pool.replicas:
         if replica.info is not None and replica.problem:
             raise IncompatibleError(replica.problem)
 
 
 def _named_addresses(setting: str) -> list[tuple[str, str]]:
-    """Names and addresses of `--drafters`."""
+    """Parse the names and addresses in `--drafters`."""
     found = []
     for part in setting.split():
         name, equals, address = part.partition("=")
         if not (name and equals and address):
             raise ConfigError(
                 f"--drafters: {part!r} is not NAME=ADDRESS; give NAME=host:port[,host:port], "
-                "several with spaces between"
+                "separated by spaces"
             )
         Addresses(address, f"--drafters {name}")
         found.append((name, address))

@@ -1,4 +1,4 @@
-"""What is looked at before a service is used: protocol, tokenizer, a proposal on trial."""
+"""Compatibility checks before a service is used: protocol, tokenizer, and a trial proposal."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ PROBE_TOKENS = 4
 
 
 def target_misfit(service: VerifyUpstream, info: VerifyServiceInfo) -> str:
-    """Why a verify service cannot be used, whatever its model is."""
+    """Return why a verify service cannot be used, regardless of its model; empty if it can."""
     if info.protocol_version != PROTOCOL_VERSION:
         return _other_protocol(f"the verify service at {service.address}", info.protocol_version)
     return ""
 
 
 async def drafter_misfit(service: DraftUpstream, info: DraftServiceInfo, target: Target) -> str:
-    """Why a draft service cannot be used; makes the target's tokenizer known to it.
+    """Return why a draft service cannot be used, or "" after sending it the target's tokenizer.
 
-    Raises `UnavailableError` when it does not answer.
+    The tokenizer is only sent if the service needs it. Raises `UnavailableError` if the service
+    does not answer.
     """
     if info.protocol_version != PROTOCOL_VERSION:
         return _other_protocol(f"the draft service at {service.address}", info.protocol_version)
@@ -47,25 +48,25 @@ async def drafter_misfit(service: DraftUpstream, info: DraftServiceInfo, target:
         raise
     except FlyspecError as error:
         return (
-            f"the drafter {foreign[0].name!r} at {service.address} speaks another tokenizer than "
-            f"the target {model.name} and cannot translate: {error}; use a draft model with the "
-            "target's tokenizer, or the drafter prompt_lookup"
+            f"the tokenizer of drafter {foreign[0].name!r} at {service.address} differs from that "
+            f"of target {model.name} and cannot be translated: {error}; use a draft model with "
+            "the target's tokenizer, or the drafter prompt_lookup"
         )
     return ""
 
 
 def is_foreign(model: ModelInfo | None, target: ModelInfo) -> bool:
-    """Whether a drafter's model speaks another tokenizer than the target."""
+    """Whether a drafter's model has a different tokenizer than the target."""
     return model is not None and model.tokenizer_fingerprint != target.tokenizer_fingerprint
 
 
 def drafter_vocab_size(model: ModelInfo | None, target: ModelInfo) -> int:
-    """How many ids the proposals of a drafter with that model have, none if it has no model."""
+    """Return the vocabulary size of proposals by a drafter with that model (None: no model)."""
     return target.vocab_size if model is None or is_foreign(model, target) else model.vocab_size
 
 
 async def try_drafter(replica: Replica[DraftUpstream], kind: str, target: Target) -> int:
-    """Let a drafter propose what follows a text; the time that it took, ns.
+    """Have a drafter propose a continuation of a short text; return the time taken, in ns.
 
     Raises `FlyspecError`.
     """
@@ -91,6 +92,6 @@ async def try_drafter(replica: Replica[DraftUpstream], kind: str, target: Target
 
 def _other_protocol(service: str, version: int) -> str:
     return (
-        f"{service} speaks protocol {version}, this orchestrator {PROTOCOL_VERSION}: run the same "
-        "release of both"
+        f"{service} uses protocol version {version}, this orchestrator {PROTOCOL_VERSION}; run "
+        "the same release of both"
     )

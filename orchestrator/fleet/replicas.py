@@ -1,8 +1,8 @@
-"""The replicas of one service: watched, and chosen by load and by what their caches may hold.
+"""The replicas of one service: probed, and chosen by load and cache affinity.
 
-A replica that stops answering gets no new sessions; those that it has go on, since a service that
-drains refuses new calls and finishes old ones. One that is silent twice in a row hangs: its streams
-are cut, and their generations open them elsewhere.
+A replica that stops answering gets no new sessions, but keeps its existing ones, since a draining
+service refuses new calls and finishes old ones. A replica that misses two probes in a row counts as
+hung: its streams are cut, and their generations move elsewhere.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 DISCOVER_S = 2.0
 SHARED_S = 10.0
-"""So long after other orchestrators had sessions on a replica they are taken to come again."""
+"""Seconds for which a replica still counts as shared after other orchestrators' sessions end."""
 STICKY_TOKENS = 128
-"""First tokens of a prompt that decide which replica's cache may hold it."""
+"""Leading prompt tokens that decide which replica's cache may hold the prompt."""
 MISSES = 2
-"""Probes without an answer after which a replica counts as hung."""
+"""Unanswered probes after which a replica counts as hung."""
 RECONNECT_MISSES = 4
-"""Further ones after which its connection is made anew once more: it may be that which is lost."""
+"""Further unanswered probes between reconnects, in case the connection itself is dead."""
 
 
 MAX_FAULT_CHARACTERS = 400
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=Upstream[Any, Any, Any])
 
 
 class Replica(Generic[S]):
-    """One address of a service: its connection, what it said last, who uses it."""
+    """One address of a service: its connection, last description and sessions."""
 
     def __init__(
         self, service: S, breaker: Breaker, misfit: Callable[[S, Any], str] = lambda *_: ""
@@ -52,16 +52,16 @@ class Replica(Generic[S]):
         self.service, self.breaker, self._misfit = service, breaker, misfit
         self.info: Any = None
         self.problem = "it has not answered yet"
-        """Why it cannot be used, whatever the breaker says; empty if it can."""
+        """Why the replica cannot be used, regardless of the breaker; empty if it can."""
         self.logged = self.problem
         self.listed = True
         self.outstanding = 0
-        """Tokens that its sessions may still have to read and write."""
+        """Prompt and output tokens that its sessions may still have to process."""
         self.sessions: dict[UpstreamSession, int] = {}
         self.misses = 0
         self.faults_total = 0
         self.last_fault = ""
-        """What it sent last that was wrong."""
+        """The most recent invalid response."""
         self.disturbed = asyncio.Event()
         self.asking = asyncio.Lock()
         self._trial: UpstreamSession | None = None
@@ -69,32 +69,32 @@ class Replica(Generic[S]):
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The replica's address."""
         return self.service.address
 
     @property
     def takes_new(self) -> bool:
-        """Whether it would take a new session, as far as it was asked."""
+        """Whether the replica is listed and its last probe found no problem."""
         return self.listed and not self.problem
 
     @property
     def available(self) -> bool:
-        """Whether it would take one now, whether or not it fits."""
+        """Whether the replica can take a session now, ignoring any misfit."""
         return self.takes_new and self.breaker.allows(time.monotonic())
 
     @property
     def misfit(self) -> str:
-        """Why new generations cannot work with it, although it works; empty if they can."""
+        """Why new generations cannot use the replica although it works; empty if they can."""
         return self._misfit(self.service, self.info) if self.info is not None else ""
 
     @property
     def usable(self) -> bool:
-        """Whether a new generation may open a session on it now."""
+        """Whether a new generation may open a session now."""
         return self.available and not self.misfit
 
     @property
     def reason(self) -> str:
-        """Why it cannot be used now; empty if it can."""
+        """Why the replica cannot be used now; empty if it can."""
         if self.problem or self.usable:
             return self.problem
         if self.available:
@@ -102,34 +102,35 @@ class Replica(Generic[S]):
         if self.breaker.is_out:
             rest_s = max(0.0, self.breaker.retry_at - time.monotonic())
             return (
-                f"out for {rest_s:.0f} s more after {self.faults_total} faults; {self.last_fault}"
+                f"out for another {rest_s:.0f} s after {self.faults_total} faults; "
+                f"{self.last_fault}"
             )
-        return f"{self.address} failed a moment ago"
+        return f"{self.address} failed recently"
 
     @property
     def others(self) -> int:
-        """Sessions of other orchestrators on it, as far as it said."""
+        """Other orchestrators' sessions on the replica, as last reported."""
         return self.info.sessions.others if self.info is not None else 0
 
     @property
     def shared(self) -> bool:
-        """Whether other orchestrators have or await sessions on it, or did a moment ago."""
+        """Whether other orchestrators have or await sessions here, or did within `SHARED_S`."""
         if self.info is not None and (self.others or self.info.sessions.others_waiting):
             self._shared_at = time.monotonic()
         return time.monotonic() - self._shared_at < SHARED_S
 
     @property
     def full(self) -> bool:
-        """Whether others and this orchestrator have all of its sessions, as far as it said."""
+        """Whether all of the replica's sessions are taken, as last reported."""
         return self.others + len(self.sessions) >= self.info.sessions.limit if self.info else False
 
     def learned(self, sessions: SessionStatus) -> None:
-        """Replace its session counts by newer ones, told outside a probe."""
+        """Update the session counts with newer ones received outside a probe."""
         if self.info is not None:
             self.info = replace(self.info, sessions=sessions)
 
     def join(self, session: UpstreamSession, weight: int) -> None:
-        """A session begins on it; `weight` as `outstanding`."""
+        """Add a session; `weight` is its share of `outstanding`."""
         if self.breaker.state is BreakerState.HALF_OPEN:
             self._trial = session
         self.breaker.begin(time.monotonic())
@@ -137,14 +138,14 @@ class Replica(Generic[S]):
         self.outstanding += weight
 
     def leave(self, session: UpstreamSession) -> None:
-        """A session on it has ended."""
+        """Remove a session."""
         self.outstanding -= self.sessions.pop(session, 0)
         if session is self._trial:
             self._trial = None
             self.breaker.abandoned()
 
     def failed(self, error: FlyspecError) -> None:
-        """It failed one of its sessions: look after it at once."""
+        """Record a session failure, and probe the replica soon."""
         if isinstance(error, SilentError):
             self.breaker.hung(time.monotonic())
         else:
@@ -152,7 +153,7 @@ class Replica(Generic[S]):
         self.disturbed.set()
 
     def faulted(self, fault: str) -> None:
-        """What it sent was wrong; after a few such faults nobody works with it for a while."""
+        """Record an invalid response; after `MAX_FAULTS` of them the replica is out for a while."""
         was_out = self.breaker.is_out
         self.faults_total += 1
         self.last_fault = fault[:MAX_FAULT_CHARACTERS]
@@ -163,7 +164,7 @@ class Replica(Generic[S]):
             self.cut()
 
     def cut(self) -> None:
-        """End all sessions on it."""
+        """End all sessions."""
         for session in list(self.sessions):
             session.close()
 
@@ -171,10 +172,10 @@ class Replica(Generic[S]):
 class Pool(Generic[S]):
     """The replicas of a service.
 
-    `connect` makes a connection to an address, told the DNS name that it was found by (empty: it
-    was given). `accept` looks at what a replica said of itself and returns why it cannot be used,
-    empty if it can; it may make it ready first. `misfit` says, whenever it matters, why new
-    generations cannot work with a replica that said so much of itself.
+    `connect` creates a connection to an address, given also the DNS name it was resolved from
+    (empty: none). `accept` checks a replica's description and returns why it cannot be used, empty
+    if it can; it may prepare the replica first. `misfit` returns why new generations cannot use a
+    working replica, given its description; it is evaluated on each use.
     """
 
     def __init__(
@@ -199,21 +200,21 @@ class Pool(Generic[S]):
 
     @property
     def replicas(self) -> list[Replica[S]]:
-        """All of them, in order of appearance."""
+        """All replicas, in order of discovery."""
         return list(self._replicas.values())
 
     @property
     def usable(self) -> list[Replica[S]]:
-        """Those that a session may be opened on now."""
+        """The replicas that new generations may use now."""
         return [replica for replica in self._replicas.values() if replica.usable]
 
     @property
     def reason(self) -> str:
-        """Why none of them can be used."""
+        """Why no replica can be used."""
         return "; ".join(r.reason for r in self.replicas if r.reason) or "no address is known"
 
     async def start(self) -> None:
-        """Find the replicas, ask each once, and watch them from now on."""
+        """Discover the replicas, probe each once, then keep watching them."""
         await self._discover()
         await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
         for replica in self.replicas:
@@ -221,7 +222,7 @@ class Pool(Generic[S]):
         self._discoverer = asyncio.create_task(self._keep_discovering())
 
     async def add(self, addresses: Addresses) -> list[Replica[S]]:
-        """Take in further addresses; those replicas that are new."""
+        """Add addresses, and return the new replicas."""
         before = set(self._replicas)
         self._sources.append(addresses)
         await self._discover()
@@ -241,12 +242,12 @@ class Pool(Generic[S]):
         avoid: Collection[Replica[S]] = (),
         among: Sequence[Replica[S]] | None = None,
     ) -> Replica[S] | None:
-        """The replica for a session that weighs so many tokens; None if none can be used.
+        """Choose a replica for a session of `weight` tokens; None if none can be used.
 
-        `among` are those that can be used, if they are not simply all `usable` ones.
+        `among` are the candidates (default: all `usable` replicas).
 
-        Prompts that begin alike go to the same one, whose cache then holds the beginning, unless
-        it has clearly more to do than the least busy.
+        Prompts with a common beginning go to the same replica, whose cache then holds it, unless
+        that replica is clearly busier than the least busy one.
         """
         usable = self.usable if among is None else among
         usable = [replica for replica in usable if replica not in avoid] or usable
@@ -260,13 +261,13 @@ class Pool(Generic[S]):
         return least
 
     async def changed(self, timeout_s: float) -> None:
-        """Wait until the state of some replica changes, or for `timeout_s` seconds."""
+        """Wait until any replica's usability changes, at most `timeout_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
     async def refresh(self) -> None:
-        """Ask all replicas now."""
+        """Probe all replicas now."""
         await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
 
     async def close(self) -> None:
@@ -286,7 +287,7 @@ class Pool(Generic[S]):
                 await self._discover()
 
     async def _discover(self) -> None:
-        """Take in addresses that are new; those gone get no sessions, and go once empty."""
+        """Add new addresses; retire those that are gone, and remove them once empty."""
         found = [address for source in self._sources for address in await source.find()]
         for address in found:
             if address in self._replicas:
@@ -315,7 +316,7 @@ class Pool(Generic[S]):
         self._watchers[replica.address] = asyncio.create_task(self._keep_probing(replica))
 
     async def _keep_probing(self, replica: Replica[S]) -> None:
-        """Ask the replica now and then, and soon after it failed."""
+        """Probe the replica periodically, and soon after it fails."""
         while True:
             rest = 0.0 if replica.misses else self._interval_s
             if replica.breaker.state is BreakerState.OPEN:
@@ -325,20 +326,20 @@ class Pool(Generic[S]):
                     await replica.disturbed.wait()
             if replica.disturbed.is_set():
                 replica.disturbed.clear()
-                continue  # to the end of its rest
+                continue  # and wait out its rest
             try:
                 await self._probe(replica)
-            except Exception:  # the watch goes on, whatever a service says
+            except Exception:  # keep watching, whatever the service sends
                 log.exception("%s at %s", self.name, replica.address)
-                await asyncio.sleep(self._interval_s)  # nothing else may slow this loop down
+                await asyncio.sleep(self._interval_s)  # nothing else may pace this loop
 
     async def _probe(self, replica: Replica[S]) -> None:
-        """Ask the replica what it is, one at a time, so that two silences follow each other."""
+        """Probe the replica, one probe at a time, so that misses are consecutive."""
         async with replica.asking:
             await self._ask(replica)
 
     async def _ask(self, replica: Replica[S]) -> None:
-        """Ask the replica what it is, and note what follows."""
+        """Request the replica's description, and update its state."""
         before = replica.usable
         try:
             info = await replica.service.describe(self._timeout_s)
@@ -370,7 +371,7 @@ class Pool(Generic[S]):
             self._changed = asyncio.Event()
 
     def _note(self, replica: Replica[S], problem: str, level: int) -> None:
-        """Keep why a replica cannot be used; say so when that changes."""
+        """Record why a replica cannot be used (empty: it can), and log changes."""
         first = replica.info is None
         replica.problem = problem
         reason = problem or replica.misfit
@@ -378,11 +379,11 @@ class Pool(Generic[S]):
             if reason:
                 log.log(logging.DEBUG if first else level, "%s: %s", self.name, reason)
             else:
-                log.info("%s: %s can be used", self.name, replica.address)
+                log.info("%s: %s is usable", self.name, replica.address)
         replica.logged = reason
 
 
 def _process(info: Any) -> str:
-    """Which process said this."""
+    """Return the instance ID of the process that sent `info`."""
     instance_id: str = info.process.instance_id
     return instance_id

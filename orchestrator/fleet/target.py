@@ -1,9 +1,9 @@
-"""Which model the target is: what its replicas must have in common, and when it is another one.
+"""The identity of the target: what its replicas must share, and when it has been replaced.
 
-Replicas of another model, or of the same one that computes otherwise, change the text of `exact`
-without a word. So they get no work, until most replicas are of that kind: then the operator is
-replacing the target, and new generations follow. Those under way stay with the model that they
-began with.
+A replica with another model, or with the same model but different numerics, would silently change
+the output of `exact`. Such replicas get no work until they are in the majority: then the operator
+is replacing the target, and new generations use the new one. Running generations stay with the
+model they started with.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import ModelInfo, TokenizerBundle, VerifyServiceInfo
 
 REMEMBERED_S, EXPECTED_S = 10.0, 600.0
-"""So long a replica that is silent counts as one of its kind: one that is gone from its name's
-addresses, and one that is known to be about to come back."""
+"""Seconds that a silent replica still counts towards its kind: one no longer listed at its
+address, and one that is listed and so expected back."""
 _FACTS = (
-    ("weights_fingerprint", "weights have the fingerprint"),
-    ("tokenizer_fingerprint", "tokenizer has the fingerprint"),
-    ("vocab_size", "vocabulary has the size"),
-    ("context_length", "context has the length"),
-    ("num_parameters", "number of parameters is"),
+    ("weights_fingerprint", "weights fingerprint"),
+    ("tokenizer_fingerprint", "tokenizer fingerprint"),
+    ("vocab_size", "vocabulary size"),
+    ("context_length", "context length"),
+    ("num_parameters", "number of parameters"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The target as the orchestrator knows it."""
+    """The target: its service's description and its tokenizer."""
 
     info: VerifyServiceInfo
     tokenizer: Tokenizer
@@ -37,38 +37,38 @@ class Target:
 
 
 def is_same_model(one: ModelInfo, other: ModelInfo) -> bool:
-    """Whether both have the same weights, and differ in how they compute at most."""
+    """Whether both are the same model, ignoring numerics."""
     return all(getattr(one, name) == getattr(other, name) for name, _ in _FACTS)
 
 
 def difference(known: ModelInfo, other: ModelInfo, allow_mixed_numerics: bool) -> str:
-    """What keeps `other` from standing in for `known`; empty if nothing does."""
+    """Return why `other` cannot replace `known`; empty if it can."""
     for name, fact in _FACTS:
         mine, theirs = getattr(known, name), getattr(other, name)
         if mine != theirs:
-            return f"its {fact} {theirs or 'nothing'}, that of {known.name} {mine or 'nothing'}"
+            return f"its {fact} is {theirs or 'unset'}, that of {known.name} is {mine or 'unset'}"
     if known.numerics != other.numerics and not allow_mixed_numerics:
         return (
-            f"it computes otherwise ({other.numerics or 'unknown'}) than the others "
-            f"({known.numerics or 'unknown'}), so exact text could differ; --allow-mixed-numerics "
-            "uses it all the same"
+            f"its numerics ({other.numerics or 'unknown'}) differ from the others' "
+            f"({known.numerics or 'unknown'}), so exact output could differ; to use it anyway, "
+            "set --allow-mixed-numerics"
         )
     return ""
 
 
 class Kinds:
-    """What each replica said last that it is, and how many there are of a kind."""
+    """The model that each replica last reported, and how many replicas run the same."""
 
     def __init__(self, allow_mixed_numerics: bool) -> None:
         self._mixed = allow_mixed_numerics
         self._said: dict[str, tuple[float, ModelInfo]] = {}
 
     def note(self, address: str, model: ModelInfo) -> None:
-        """The replica at that address has just said that it is this."""
+        """Record the model just reported by the replica at `address`."""
         self._said[address] = time.monotonic(), model
 
     def count(self, model: ModelInfo, expected: Collection[str]) -> int:
-        """How many are like `model`; of the addresses `expected`, silent ones count for longer."""
+        """Count the replicas equivalent to `model`; silent ones count longer if in `expected`."""
         now = time.monotonic()
         return sum(
             not difference(model, said, self._mixed)

@@ -1,4 +1,4 @@
-"""The replicas among which a generation may move: those of the model that it began with."""
+"""The replicas a generation may move between: those of the model it started with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.upstreams.protocol import VerifyUpstream
 class TargetReplicas:
     """One generation's view of the target's `pool`.
 
-    With `allow_mixed_numerics` those that compute otherwise are there for want of others.
+    With `allow_mixed_numerics`, replicas with different numerics are a fallback.
     """
 
     def __init__(
@@ -25,22 +25,22 @@ class TargetReplicas:
 
     @property
     def required_numerics(self) -> str:
-        """What a replica's numerics must be; empty: anything."""
+        """The numerics that a replica must have; empty for any."""
         return "" if self._mixed else self._model.numerics
 
     @property
     def required_weights(self) -> str:
-        """What a replica's `weights_fingerprint` must be."""
+        """The `weights_fingerprint` that a replica must have."""
         return self._model.weights_fingerprint
 
     @property
     def mixed_numerics(self) -> bool:
-        """Whether the generation was on replicas that compute differently."""
+        """Whether the generation has used replicas with different numerics."""
         return len(self._numerics) > 1
 
     @property
     def usable(self) -> list[Replica[VerifyUpstream]]:
-        """Those that a session may be opened on now, the best alone."""
+        """Replicas that can take a session now; only those with the current numerics if any."""
         found = [r for r in self.pool.replicas if r.available and self._fits(r)]
         numerics = self._numerics[-1] if self._numerics else self._model.numerics
         return [r for r in found if r.info.model.numerics == numerics] or found
@@ -48,17 +48,17 @@ class TargetReplicas:
     def choose(
         self, tokens: Collection[int], weight: int, avoid: Collection[Replica[VerifyUpstream]]
     ) -> Replica[VerifyUpstream] | None:
-        """As `Pool.choose`. Raises `TargetChangedError` if there will be none again."""
+        """Like `Pool.choose`. Raises `TargetChangedError` if the target has been replaced."""
         pool = self.pool
         if not any(map(self._fits, pool.replicas)) and pool.usable:
             raise TargetChangedError(
-                f"the target was replaced by {pool.usable[0].info.model.name} while this ran on "
-                f"{self._model.name}; send the request again"
+                f"the target was replaced by {pool.usable[0].info.model.name} while the generation "
+                f"ran on {self._model.name}; send the request again"
             )
         return pool.choose(tokens, weight, avoid, self.usable)
 
     def joined(self, replica: Replica[VerifyUpstream]) -> None:
-        """The generation has a session on it."""
+        """Record that the generation opened a session on a replica."""
         numerics = replica.info.model.numerics
         if numerics not in self._numerics:
             self._numerics.append(numerics)

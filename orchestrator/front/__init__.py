@@ -1,1 +1,1 @@
-"""What clients and operators speak to: servicers, and who may call them."""
+"""gRPC servicers for clients and operators, and access control."""

@@ -1,4 +1,4 @@
-"""API keys at the orchestrator's ports: whose a call is, and whether it may be made."""
+"""Authenticates and authorises calls to the orchestrator by API key."""
 
 from __future__ import annotations
 
@@ -20,49 +20,48 @@ _caller: ContextVar[ApiKey | None] = ContextVar("caller", default=None)
 
 
 def key_of_call() -> ApiKey | None:
-    """The key of the call whose task this is; None where none is needed."""
+    """Return the API key of the call running in this task; None if keys are not required."""
     return _caller.get()
 
 
 class KeyCheck:
-    """A check that calls come with an API key of that scope. Reflection needs a key of any."""
+    """Checks that a call carries an API key with `scope`; reflection accepts any scope."""
 
     def __init__(self, keys: ApiKeys, scope: Scope) -> None:
         self._keys, self._scope = keys, scope
 
     def __call__(self, method: str, context: Any) -> None:
-        """Note whose the call is. Raises `UnauthenticatedError`, `PermissionDeniedError`."""
+        """Record the caller's key. Raises `UnauthenticatedError`, `PermissionDeniedError`."""
         owner = self._keys.find(_key_in(context))
         if owner is None:
-            raise UnauthenticatedError("the API key is not known here; ask the operator for one")
+            raise UnauthenticatedError("invalid API key; ask the operator for one")
         if owner.expired:
-            raise UnauthenticatedError(f"the API key of {owner.name} has expired; get another one")
+            raise UnauthenticatedError(f"the API key of {owner.name} has expired; get a new one")
         if self._scope not in owner.scopes and not method.startswith(_REFLECTION):
             raise PermissionDeniedError(
-                f"the API key of {owner.name} has the scope {', '.join(sorted(owner.scopes))}; "
-                f"this port needs {self._scope}"
+                f"the API key of {owner.name} has scope {', '.join(sorted(owner.scopes))}; "
+                f"this port requires {self._scope}"
             )
         _caller.set(owner)
 
 
 def _key_in(context: Any) -> str:
-    """The key that a call comes with. Raises `UnauthenticatedError`."""
+    """Return the API key sent with a call. Raises `UnauthenticatedError`."""
     for name, value in context.invocation_metadata() or ():
         if name != AUTHORIZATION_KEY or not isinstance(value, str):
             continue
         if value[: len(_BEARER)].lower() == _BEARER and len(value) <= MAX_KEY_CHARACTERS:
             return value[len(_BEARER) :].strip()
-        raise UnauthenticatedError(f"the metadata {name} is not `Bearer` and an API key")
+        raise UnauthenticatedError(f"metadata {name} must be `Bearer` followed by an API key")
     raise UnauthenticatedError(
-        f"no API key; send the metadata {AUTHORIZATION_KEY}: Bearer KEY (--api-key, "
-        "FLYSPEC_API_KEY)"
+        f"no API key; send metadata {AUTHORIZATION_KEY}: Bearer KEY (--api-key, FLYSPEC_API_KEY)"
     )
 
 
 def audit(method: str, context: Any) -> None:
-    """A check that lets everything pass, and logs who does what: for the admin port."""
+    """Log the caller and method of every call to the admin port; rejects nothing."""
     owner = _caller.get()
     names = rpc.names_of(context)
-    who = f"key {owner.name}" if owner else f"certificate {names[0]}" if names else "anybody"
+    who = f"key {owner.name}" if owner else f"certificate {names[0]}" if names else "anonymous"
     level = logging.DEBUG if method.rpartition("/")[2].startswith(("Get", "List")) else logging.INFO
     log.log(level, "%s by %s from %s", method.lstrip("/"), who, context.peer())

@@ -1,4 +1,4 @@
-"""The gRPC face of the orchestrator to its operator: `AdminService`, on a port of its own."""
+"""The operator API: `AdminService`, served on its own port."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Tells the operator how things stand, and does what the operator says."""
+    """Reports status and manages drafters and draining."""
 
     def __init__(self, fleet: Fleet, admission: Admission, servers: list[rpc.GrpcServer]) -> None:
         self._fleet, self._admission = fleet, admission
         self._servers = servers
-        """Those that clients generate at: their health says whether work is taken."""
+        """Generation servers; their health reflects whether requests are accepted."""
 
     @rpc.handler
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Ask all services now, and add what runs here."""
+        """Query all services, and return their status together with the orchestrator's."""
         fleet, admission = self._fleet, self._admission
         pools = fleet.drafters.pools
         await asyncio.gather(fleet.targets.refresh(), *(pool.refresh() for pool in pools))
@@ -55,7 +55,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ListDrafters(
         self, request: admin_pb2.ListDraftersRequest, context: Any
     ) -> admin_pb2.ListDraftersResponse:
-        """The drafters, the active one first."""
+        """Return the drafters, the active one first."""
         drafters = self._fleet.drafters.all
         return admin_pb2.ListDraftersResponse(drafters=[self._status(d) for d in drafters])
 
@@ -63,7 +63,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def RegisterDrafter(
         self, request: admin_pb2.RegisterDrafterRequest, context: Any
     ) -> admin_pb2.RegisterDrafterResponse:
-        """Try a drafter and take it in."""
+        """Probe a drafter and register it."""
         drafter, probe_ns = await self._fleet.drafters.register(
             request.name, request.address, request.kind
         )
@@ -73,7 +73,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ActivateDrafter(
         self, request: admin_pb2.ActivateDrafterRequest, context: Any
     ) -> admin_pb2.ActivateDrafterResponse:
-        """Give a drafter work."""
+        """Route generations to a drafter."""
         share = request.share if request.HasField("share") else None
         drafter = self._fleet.drafters.activate(request.name, share)
         return admin_pb2.ActivateDrafterResponse(drafter=self._status(drafter))
@@ -82,7 +82,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DrainDrafter(
         self, request: admin_pb2.DrainDrafterRequest, context: Any
     ) -> admin_pb2.DrainDrafterResponse:
-        """Take work from a drafter."""
+        """Stop routing generations to a drafter."""
         drafter = await self._fleet.drafters.drain(request.name, request.wait_ms / 1000)
         return admin_pb2.DrainDrafterResponse(drafter=self._status(drafter))
 
@@ -90,24 +90,24 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def RemoveDrafter(
         self, request: admin_pb2.RemoveDrafterRequest, context: Any
     ) -> admin_pb2.RemoveDrafterResponse:
-        """Forget a drafter."""
+        """Unregister a drafter."""
         await self._fleet.drafters.remove(request.name, request.force)
         return admin_pb2.RemoveDrafterResponse()
 
     @rpc.handler
     async def Drain(self, request: admin_pb2.DrainRequest, context: Any) -> admin_pb2.DrainResponse:
-        """Let nothing new in, or take requests again."""
+        """Stop accepting new requests, or resume."""
         if request.resume:
             self._admission.resume()
         else:
             self._admission.drain()
         for server in self._servers:
             await server.set_ready(request.resume)
-        log.info("%s", "taking requests again" if request.resume else "taking no new requests")
+        log.info("%s", "accepting requests again" if request.resume else "not accepting requests")
         return admin_pb2.DrainResponse(active_generations=self._admission.active)
 
     def _status(self, drafter: RegisteredDrafter) -> admin_pb2.DrafterStatus:
-        """What is known of a drafter."""
+        """Return a drafter's status."""
         model, target = drafter.model, self._fleet.target.info.model
         status: admin_pb2.DrafterStatus = wire.encode(
             DrafterStatus(
@@ -127,7 +127,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _replica_status(replica: Replica[Any]) -> UpstreamStatus:
-    """What is known of a replica."""
+    """Return a replica's status as last reported."""
     status = UpstreamStatus(
         address=replica.address,
         ready=replica.usable,

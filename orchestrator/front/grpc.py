@@ -1,8 +1,8 @@
-"""The gRPC face of the orchestrator to its clients: `GenerationService`.
+"""The client API: `GenerationService`.
 
-gRPC's flow control makes a write wait until the client has room for the message, so a generation
-does not run ahead of its reader by more than the client's own window, and nothing piles up here. A
-client that takes nothing at all would hold a slot for ever; here its time is bounded.
+gRPC flow control blocks a write until the client has room for the message, so a generation never
+runs further ahead than the client's window and nothing accumulates here. A client that stops
+reading would hold its slot forever, so writes have a timeout.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from orchestrator.front.access import key_of_call
 from orchestrator.generations import Generations
 
 LONG_REQUEST_BYTES = 1 << 16
-"""A longer request is read in a thread: a million empty messages of a chat take a second."""
+"""Longer requests are decoded in a thread: a chat of a million empty messages takes a second."""
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     """Streams generations.
 
-    Each is the task that gRPC runs the handler in: when the client goes away the task is cancelled,
-    and leaving it frees both services' sessions.
+    A generation runs in its handler's task: gRPC cancels the task when the client disconnects,
+    which frees the draft and target sessions.
     """
 
     def __init__(self, generations: Generations, write_timeout_s: float) -> None:
@@ -40,7 +40,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @rpc.handler
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Any) -> None:
-        """One generation, within what there is room for and what its client takes."""
+        """Stream one generation, subject to admission and to how fast the client reads."""
         caller = caller_of(context)
         try:
             if request.ByteSize() > LONG_REQUEST_BYTES:
@@ -56,20 +56,20 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     await write(context, message, self._write_timeout_s, caller.deadline)
                 except grpc.aio.BaseError:  # the call is over
                     raise
-                except Exception as error:  # what the request is counted by
+                except Exception as error:  # so that the request is counted as failed
                     await events.athrow(error)
 
     @rpc.handler
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: Any
     ) -> generation_pb2.ListModelsResponse:
-        """The target, the drafters and the rules."""
+        """Return the target, the drafters and the acceptance rules."""
         models: generation_pb2.ListModelsResponse = wire.encode(self._generations.models())
         return models
 
 
 def caller_of(context: Any) -> Caller:
-    """What a call's context says of who makes it."""
+    """Return the caller described by a call's context."""
     metadata: dict[str, Any] = {}
     for name, value in context.invocation_metadata() or ():
         if value:
@@ -88,10 +88,10 @@ def caller_of(context: Any) -> Caller:
 async def write(
     context: Any, message: Any, timeout_s: float, deadline: float | None = None
 ) -> None:
-    """Send a message once the client has room. Raises `DeadlineExceededError` if it has none.
+    """Send a message once the client has room for it.
 
-    By `timeout_s`, that is, or by the request's `deadline`. The call can then only be ended: a part
-    of the message may be on its way.
+    Raises `DeadlineExceededError` if it has none within `timeout_s` or by the request's `deadline`.
+    The call must then end: part of the message may already have been sent.
     """
     left = math.inf if deadline is None else deadline - asyncio.get_running_loop().time()
     late = left < timeout_s
@@ -99,9 +99,9 @@ async def write(
         await rpc.write(context, message, min(left, timeout_s))
     except IdleTimeoutError:
         raise DeadlineExceededError(
-            "the request's deadline passed before the client had read what there is; read the "
-            "stream as it comes, or allow more time"
+            "the request's deadline passed while the client had unread output; read the stream "
+            "as it arrives, or allow more time"
             if late
-            else f"the client read nothing for {timeout_s:g} s and the generation was ended; "
-            "read the stream as it comes, or raise --write-timeout-s"
+            else f"generation ended because the client read nothing for {timeout_s:g} s; "
+            "read the stream as it arrives, or raise --write-timeout-s"
         ) from None

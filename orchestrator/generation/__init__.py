@@ -1,1 +1,1 @@
-"""One generation: from a request to its events, in plain values; no gRPC, no torch."""
+"""Runs one generation, from a request to its events, in plain values; no gRPC, no torch."""

@@ -1,9 +1,9 @@
-"""How likely drafts are accepted: position by position, by evidence that fades. Pure.
+"""Estimates how likely drafts are to be accepted, by position, from evidence that fades. Pure.
 
-A text changes from predictable to not and back, so what happened last counts most. Texts differ,
-too: drafts that many others have been accepted before are accepted more often than the first ones.
-So a position that was seldom reached is taken for what it was in other texts, as far as this one is
-as good as they are.
+A text's predictability varies, so recent evidence counts most. It also differs between texts, so
+drafts at late positions are accepted more often than first ones: they are only reached in
+predictable texts. A rarely reached position is therefore estimated from other texts, adjusted by
+how well this text's drafts do compared to theirs.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from itertools import accumulate
 from operator import mul
 
 FADE, SHARED_FADE = 0.97, 0.999
-"""What a token's evidence is worth when another one has been seen: about 33 count of a text, and
-1000 of all."""
+"""Factor by which evidence fades with each further token: about 33 tokens count in one text, about
+1000 across texts."""
 PRIOR_TOKENS = 4.0
-"""Tokens of evidence that the beginning is worth, on average and then at each position."""
+"""Weight of the prior, in tokens of evidence, for the mean and for each position."""
 
 
 class SharedAcceptance:
-    """Of many generations; `prior` is the share of drafts accepted before anything is known."""
+    """The acceptance in many generations; `prior` is the acceptance rate assumed at first."""
 
     def __init__(self, prior: float, most: int, fade: float = SHARED_FADE) -> None:
         self._reached, self._accepted = [0.0] * most, [0.0] * most
         self._all = self._good = 0.0
         self._prior, self._fade = prior, fade
         self.num_seen = 0
-        """Tokens of evidence so far."""
+        """Number of tokens of evidence so far."""
 
     def checked(self, num_drafts: int, num_accepted: int) -> None:
-        """A round's drafts were checked; the first ones stand."""
+        """Record that the first `num_accepted` of a round's drafts were accepted."""
         reached, accepted = self._reached, self._accepted
         seen = min(num_drafts, num_accepted + 1, len(reached))
         fade = self._fade**seen
@@ -47,9 +47,9 @@ class SharedAcceptance:
         self.num_seen += seen
 
     def followed(self, accepted: Sequence[bool]) -> None:
-        """Whether tokens of plain decoding would have been accepted, one behind the other.
+        """Record whether consecutive tokens of plain decoding would have been accepted.
 
-        That is as rounds would have gone which ended at each that would not.
+        They count like rounds that each end at the first rejected token.
         """
         run = 0
         for good in accepted:
@@ -62,18 +62,18 @@ class SharedAcceptance:
 
     @property
     def mean(self) -> float:
-        """Share of drafts accepted, on average, of those that were reached."""
+        """The mean acceptance rate of reached drafts."""
         return (self._good + PRIOR_TOKENS * self._prior) / (self._all + PRIOR_TOKENS)
 
     def at(self, position: int) -> float:
-        """Share of the drafts accepted that were reached at a position, counted from 0."""
+        """Return the acceptance rate of drafts reached at a position, counted from 0."""
         usual = PRIOR_TOKENS * self.mean
         return (self._accepted[position] + usual) / (self._reached[position] + PRIOR_TOKENS)
 
     def survivals(self, count: int, hopeful: bool = False) -> list[float]:
-        """For each of the first positions, the chance to be reached and accepted.
+        """Return, for each of the first `count` positions, the chance to be reached and accepted.
 
-        What is refused is less by one standard error of what was seen for who is `hopeful`.
+        If `hopeful`, the rejection rate is reduced by one standard error.
         """
         chances: Iterable[float] = map(self.at, range(count))
         if hopeful:
@@ -83,20 +83,20 @@ class SharedAcceptance:
 
 
 class Acceptance(SharedAcceptance):
-    """Of one generation, which begins as `others` were."""
+    """The acceptance in one generation, initially assumed to be like that of `others`."""
 
     def __init__(self, others: SharedAcceptance, most: int) -> None:
         super().__init__(others.mean, most, FADE)
         self._others = others
 
     def compare(self, others: SharedAcceptance) -> None:
-        """Take what this text has not shown from these instead."""
+        """Use `others` instead for what this text has not shown yet."""
         self._others, self._prior = others, others.mean
 
     def at(self, position: int) -> float:
-        """Share of the drafts accepted that were reached at a position, counted from 0."""
+        """Return the acceptance rate of drafts reached at a position, counted from 0."""
         others = self._others
-        # Of drafts that are refused, this text has so many times as many as the others.
+        # This text's rejection rate relative to that of the others.
         ratio = (1.0 - self.mean) / max(1e-9, 1.0 - others.mean)
         usual = PRIOR_TOKENS * (1.0 - min(1.0, ratio * (1.0 - others.at(position))))
         return (self._accepted[position] + usual) / (self._reached[position] + PRIOR_TOKENS)

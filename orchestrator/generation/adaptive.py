@@ -1,12 +1,12 @@
-"""K adapts: each round drafts as many tokens as pay under its rule, none included. Pure.
+"""Adaptive K: each round drafts as many tokens as pay off under its rule, possibly none. Pure.
 
-The first token waits for no drafter. Where drafts paid well in other texts, all behind it are
-drafted from the start. Elsewhere decoding is plain; after a while the drafter follows the text and
-is asked what it would have said and what it says next. Once drafts promise more tokens a second
-than plain decoding gives, rounds draft; when the rounds themselves show that they do not, decoding
-is plain again, longer each time. What finding out costs is taken from an allowance, which is a
-share of the time of plain decoding and what drafts have saved. Among others it drafts only where
-that makes all of them together faster (`load_trials`).
+The first token waits for no drafter. Where drafts paid off well in other texts, all later tokens
+are drafted from the start. Elsewhere decoding is plain; after a while the drafter follows the text
+and is queried for what it would have proposed and what it proposes next. Once drafts promise more
+tokens/s than plain decoding, rounds draft; when measured rounds show otherwise, decoding is plain
+again, for longer each time. Queries are paid from an allowance: a share of the time of plain
+decoding plus what drafts have saved. Concurrent generations draft only if that makes all of them
+together faster (`load_trials`).
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from orchestrator.generation.question import Question
 from orchestrator.generation.speedup import best_k, drafting, round_ns
 
 ENTER, ENTER_AT_ONCE = 1.1, 1.2
-"""Drafting begins where it promises so many times plain decoding's tokens a second; by what other
-texts were like, with the second token."""
+"""Multiples of plain decoding's tokens/s that drafting must promise to begin: by this text's own
+evidence, and, to draft from the second token on, by that of other texts."""
 EVIDENCE = 6
-"""Tokens of this text that the promise rests on, at least."""
+"""Minimum tokens of this text that the promise must rest on."""
 CONFIDENCE_MEMORY = 0.95
-"""What the target's confidence in a token counts when another one has come."""
+"""Factor by which the target's confidence in a token fades with each further token."""
 SEED_ROUNDS = 1.0
-"""Rounds that the promise counts for when the first ones are measured."""
+"""Weight of the promise, in rounds, when the first rounds are measured."""
 SLOWER = 0.8
-"""What rounds before the last one count in the measured speed."""
+"""Factor by which earlier rounds fade in the measured speed with each further round."""
 SHORT_REST, FIRST_REST, LONGEST_REST = 8, 32, 128
-"""Tokens of plain decoding before the drafter is asked again: where too little was found out, and
-where it does not pay; that doubles."""
+"""Tokens of plain decoding before the drafter is queried again: short after too little evidence,
+else the first, which doubles up to the longest while drafting does not pay off."""
 SELDOM = 1000
-"""Tokens of plain decoding between two questions in texts of a kind where drafts do not pay."""
+"""Tokens of plain decoding between queries in kinds of text where drafts do not pay off."""
 QUICK_NS = 500_000
-"""A token's time for which these numbers of tokens are. Where tokens take longer, fewer are so much
-time, and to be wrong costs fewer."""
+"""Time per token that these token counts are meant for. Slower targets have fewer tokens in the
+same time, and being wrong costs them fewer."""
 FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 8
-"""Drafts that tell something: as many as the allowance is for, within these bounds."""
+"""Maximum and minimum drafts per query; as many as the allowance covers."""
 FOLLOWING_SHARE = 0.02
-"""Of the time of plain decoding, what may be spent on finding out whether drafts pay."""
+"""Share of the time of plain decoding that may be spent on queries."""
 DEARER, DEAREST = 0.25, 4.0
-"""How much dearer a question gets with every one before it that was in vain, and at most."""
+"""Increase of a query's price, as a factor, per fruitless query before it, and its maximum."""
 LIKELY_TOKENS = 64
-"""How much longer a text is taken to go on, when a question has to pay."""
+"""Assumed remaining length of a text when deciding whether a query pays off."""
 ENDING_NS = 6_000_000
-"""The most of the first round's time, a plain token's apart, that plain decoding took to end."""
+"""Maximum time of the first round, besides a plain token's, attributed to ending plain decoding."""
 CAUGHT_UP = 0.5
-"""Of a round's time outside both models, what it takes when its drafts are there already."""
+"""Share of a round's time outside both models that remains if its drafts already exist."""
 HOPE = [0.985**k for k in range(1, 33)]
-"""Survivals of the drafts of a very predictable text."""
+"""Survivals of drafts in a very predictable text."""
 
 
 class AdaptivePace:
-    """Of one generation, up to `most` drafts a round; `rule` by its name."""
+    """The pace of one generation, with up to `most` drafts per round; `rule` is the rule's name."""
 
     def __init__(
         self, experience: Experience, drafter: str, rule: str, most: int, prompt_length: int = 0
@@ -73,17 +73,17 @@ class AdaptivePace:
         self._exact = RULE_PRESETS[rule].token_exact
         self._acceptance = Acceptance(self._drafter.acceptance, most)
         self._confidence = Recent(0.0, CONFIDENCE_MEMORY)  # of the target in this text's tokens
-        self._kind: TextKind | None = None  # of texts, which this one is
-        self._gain_ns: float | None = None  # in texts of this kind, once it is worked out
-        self._may_pay: bool | None = None  # with very good drafts, once it is worked out
-        self._tokens = self._time_ns = 0.0  # of the rounds with drafts since they began
+        self._kind: TextKind | None = None  # the kind of this text
+        self._gain_ns: float | None = None  # in texts of this kind; None until computed
+        self._may_pay: bool | None = None  # with very good drafts; None until computed
+        self._tokens = self._time_ns = 0.0  # in rounds with drafts since drafting began
         self._rest = FIRST_REST
         self._begun = self._entered = False
         self._question = Question(prompt_length)
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = 0, 0.0
-        self._undisturbed = 0  # first tokens that are left alone to time plain decoding
-        # Where not much is known, what may be is tried.
+        self._undisturbed = 0  # first tokens without queries, to time plain decoding
+        # With little evidence, be optimistic.
         if self._drafter.is_known and experience.may_draft:
             hopeful = self._drafter.acceptance.survivals(most, hopeful=True)
             k, self._first_promise = self._best(hopeful)
@@ -96,22 +96,22 @@ class AdaptivePace:
 
     @property
     def repeats(self) -> bool:
-        """Nothing is repeated."""
+        """Always False."""
         return False
 
     @property
     def saved_ns(self) -> int:
-        """By the time of a plain token at each round."""
+        """Time saved so far, based on the time per plain token as of each round."""
         return self._saved_ns
 
     def turn(self) -> NextRound:
-        """The best K now."""
+        """Return the currently best K."""
         return self._turn
 
     def checked(self, round_: CheckedRound) -> None:
-        """Learn; go on, with another K perhaps, or decode plainly from here on."""
+        """Learn from a round; continue, possibly with another K, or switch to plain decoding."""
         experience, verdict = self._experience, round_.verdict
-        if self._begun:  # before that its time is the prompt's
+        if self._begun:  # the first round's time includes the prompt
             experience.emitted(round_.num_emitted, round_.round_ns)
         if not verdict.decisions:
             self._decoded(round_)
@@ -135,9 +135,9 @@ class AdaptivePace:
             self._turn = NextRound(0)
 
     def _usual_ns(self, round_: CheckedRound) -> int:
-        """What the round would have taken behind another one.
+        """Return the time the round would have taken after another round with drafts.
 
-        The first one also ends plain decoding, which tells nothing of those behind it.
+        The first one also ends plain decoding, which says nothing about later rounds.
         """
         entered, self._entered = self._entered, False
         if not entered:
@@ -147,16 +147,16 @@ class AdaptivePace:
         return min(round_.round_ns, max(usual_ns, round_.round_ns - ending_ns))
 
     def _decoded(self, round_: CheckedRound) -> None:
-        """Tokens of plain decoding have come."""
+        """Learn from tokens of plain decoding."""
         experience, begun = self._experience, self._begun
         self._begun = True
         self._drafter.earn(FOLLOWING_SHARE / max(1, experience.running) * round_.round_ns)
-        if not begun:  # its time is the prompt's
+        if not begun:  # the first round's time includes the prompt
             if self._first_k:
                 self._enter(self._first_k, self._first_promise)
             return
         self._hear(round_)
-        if self._turn.num_drafts:  # the drafter had nothing, or was late
+        if self._turn.num_drafts:  # the drafter proposed nothing or was late
             self._measure(round_)
         elif self._question.is_open:
             self._question.delayed(round_.round_ns - round_.num_emitted * experience.plain_ns)
@@ -166,7 +166,7 @@ class AdaptivePace:
             experience.stepped(1, forward_ns // max(1, round_.num_emitted))
 
     def _hear(self, round_: CheckedRound) -> None:
-        """How sure the target is of this text tells of what kind it is."""
+        """Determine the kind of text from the target's confidence."""
         confidence, count = round_.verdict.plain_confidence, round_.num_emitted
         if not confidence:
             return
@@ -179,7 +179,7 @@ class AdaptivePace:
                 self._acceptance.compare(kind.acceptance)
 
     def _measure(self, round_: CheckedRound) -> None:
-        """Whether rounds with drafts are still worth it, and with how many."""
+        """Update the measured speed, and choose the next K or stop drafting."""
         self._tokens = self._tokens * SLOWER + round_.num_emitted
         self._time_ns = self._time_ns * SLOWER + round_.round_ns
         k, promised = self._best()
@@ -190,23 +190,24 @@ class AdaptivePace:
             self._turn = self._drafting(k or self._turn.num_drafts, max(promised, measured))
 
     def nothing_drafted(self) -> None:
-        """No drafts, no gain; behind other tokens there may be some."""
+        """Stop drafting, but query soon: the drafter may propose something after other tokens."""
         self._stop()
         self._rest = min(self._rest, SHORT_REST)
 
     def window_failed(self) -> None:
-        """It cost what the verdicts said."""
+        """Do nothing: the verdicts already include the cost."""
 
     def follows(self, num_tokens: int) -> int:
-        """When it has rested and that is allowed; soon where it pays in texts of this kind.
+        """Return the number of drafts to query for: 0 until rested and within the allowance.
 
-        Seldom where it does not, or where even good drafts would not pay.
+        The rest is short in kinds of text where drafts pay off, long where they do not, or where
+        even good drafts would not.
         """
         if self._first_k and not self._begun:
             # A longer proposal would not be ready when the target has read the prompt.
             return min(self._first_k, FOLLOWING_DRAFTS)
         drafter, kind, rest = self._drafter, self._kind, self._rest
-        # This is asked all the time: what takes long comes last.
+        # Called very often, so expensive checks come last.
         if drafter.allowance_ns <= 0 or num_tokens < self._lasting(min(rest, SHORT_REST)):
             return 0
         if num_tokens < self._lasting(self._undisturbed):
@@ -234,12 +235,12 @@ class AdaptivePace:
         return min(self._most, FOLLOWING_DRAFTS, max(LEAST_DRAFTS, allowed))
 
     def _gained(self) -> float:
-        """What drafts may save in a text as long as most, ns; 0 where they do not pay."""
+        """Return the ns that drafts may save in a text of typical length; 0 if none."""
         plain_ns, (_, promised) = self._experience.plain_ns, self._best()
         return LIKELY_TOKENS * (plain_ns - 1.0 / promised) if promised * plain_ns > ENTER else 0.0
 
     def followed(self, overtaken: Overtaken) -> None:
-        """Learn how good drafts would have been; draft from here on if that promises enough."""
+        """Learn how good drafts would have been, and start drafting if they promise enough."""
         proposal = overtaken.proposal
         self._take(proposal.drafter)
         drafter = self._drafter
@@ -268,10 +269,10 @@ class AdaptivePace:
             self._stop()
 
     def _sure_of(self, overtaken: Overtaken) -> float:
-        """Tokens a ns of rounds like this proposal, by its drafter's confidence; 0: too few.
+        """Return the tokens per ns of rounds like this proposal, by its confidences; 0 if too slow.
 
-        What is left of it has cost its time already. A drafter that was wrong in one place may be
-        right in what would follow.
+        The rest of the proposal has already been paid for. A drafter that was wrong at one token
+        may be right about those after it.
         """
         matched, proposal = overtaken.num_matched, overtaken.proposal
         chances = self._drafter.survivals(proposal.confidences[matched + overtaken.missed :])
@@ -285,7 +286,7 @@ class AdaptivePace:
         return num_tokens / usual_ns if pays else 0.0
 
     def _enter(self, k: int, promised: float) -> None:
-        """Draft from here on; the promise, tokens a ns, counts as if some rounds had kept it."""
+        """Start drafting; the promised tokens per ns count like measured rounds."""
         self._drafter.num_in_vain = 0
         if not self._experience.may_draft:
             return
@@ -296,23 +297,23 @@ class AdaptivePace:
         self._entered = True
 
     def _lasting(self, num_tokens: int) -> float:
-        """The number of this target's tokens that take as long as so many of a quick one's."""
+        """Return how many of this target's tokens take as long as `num_tokens` of a quick one's."""
         return max(1.0, num_tokens * min(1.0, QUICK_NS / self._experience.plain_ns))
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
-        """By the drafter's confidence where it has any, else by what was accepted before."""
+        """Return the drafts' survivals, by the drafter's confidences or else by past acceptance."""
         if proposal.confidences:
             return self._drafter.survivals(proposal.confidences)
         return self._acceptance.survivals(min(self._most, len(proposal.token_ids)))
 
     def _take(self, drafter: str) -> None:
-        """Another drafter may have taken over."""
+        """Switch to another drafter's experience if it has taken over."""
         other = self._experience.with_drafter(drafter, self._rule)
         if other is not self._drafter:
             self._drafter, self._kind = other, None
 
     def _best(self, survivals: Sequence[float] = ()) -> tuple[int, float]:
-        """The best K and its tokens a ns, with drafts as good as those so far if not as given."""
+        """Return the best K and its tokens per ns, by `survivals` or else past acceptance."""
         survivals = survivals or self._acceptance.survivals(self._most)
         return best_k(self._experience, self._drafter, survivals)
 
@@ -323,7 +324,7 @@ class AdaptivePace:
         return round_ns(self._experience, self._drafter, k)
 
     def _stop(self) -> None:
-        """Decode plainly, and let the drafter rest, longer than the last time."""
+        """Switch to plain decoding and let the drafter rest, longer each time it does not pay."""
         paid = self._turn.num_drafts and self._saved_ns > self._saved_before_ns
         self._rest = FIRST_REST if paid else min(LONGEST_REST, max(FIRST_REST, 2 * self._rest))
         self._turn, self._at_once = NextRound(0), False

@@ -1,8 +1,8 @@
-"""Where a generation's drafts come from, round by round: its drafter, or who stands in for it.
+"""Gets a generation's proposals from its drafter, or from a fallback.
 
-The ladder (DESIGN, section 5): the drafter that the generation was assigned, on whichever of its
-replicas works; the other drafters; prompt lookup here. A round tries again only within one
-proposal's time; what failed is tried again when its breaker lets something through.
+The ladder (DESIGN, section 5): the assigned drafter, on any replica that works; the other drafters;
+local prompt lookup. A round retries only within the time allowed for one proposal; a failed replica
+is retried when its breaker allows.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from orchestrator.upstreams.protocol import (
 
 log = logging.getLogger(__name__)
 
-FALLBACK = "prompt lookup here"
+FALLBACK = "local prompt lookup"
 REOPENED = 2
-"""Times that one round opens a lost stream to the same replica again."""
+"""Maximum times a round reopens a lost stream to the same replica."""
 MAX_LOST = 8
-"""Streams to one replica that a generation may lose; each one more is the replica's failure."""
+"""Streams to one replica that a generation may lose before each counts as the replica's failure."""
 MAX_TRIES = 6
-"""Times that one round asks, at most: two replicas, each on streams opened again."""
+"""Maximum tries per round: two replicas, each with reopened streams."""
 READ_TOKENS_PER_S = 1000
-"""Slowest reading of a prompt that a drafter is waited for."""
+"""Minimum prompt processing speed assumed of a drafter, to extend its timeout."""
 MIN_TRY_S = 0.05
-"""A try that is left less time is not worth its message."""
+"""Minimum seconds left for another try."""
 
 
 class Drafting(PooledSession[DraftUpstream, DraftSession]):
-    """A generation's drafts, by the drafter that the plan asks for or that the registry gives it.
+    """Gets the proposals of one generation, from the plan's drafter or the one assigned to it.
 
     `target` is the model to draft for.
     """
@@ -84,25 +84,26 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._target, self._vocab_size = target, target.vocab_size
         self._lookup = LocalLookup(plan.distribution is not None)
         self._drafter = assigned
-        self._unfit: set[RegisteredDrafter] = set()  # said that they cannot draft for this sequence
-        self._failed: list[Replica[DraftUpstream]] = []  # in this round, for good
+        self._unfit: set[RegisteredDrafter] = set()  # reported that they cannot draft this sequence
+        self._failed: list[Replica[DraftUpstream]] = []  # in this round, not to be retried
         self._lost: list[Replica[DraftUpstream]] = []  # in this round
         self._num_lost: Counter[Replica[DraftUpstream]] = Counter()  # in all rounds
-        self._swapped = ""  # why the operator gave the generation to another drafter
-        self._last = ""  # whose proposal came last
-        self._began_ns = 0  # when this round's proposal was asked for
+        self._swapped = ""  # why the operator moved the generation to another drafter
+        self._last = ""  # drafter of the last proposal
+        self._began_ns = 0  # when this round's proposal was requested
         self._shares: dict[str, DrafterShare] = {}
         assigned.users.add(self)
 
     @property
     def assigned_name(self) -> str:
-        """The drafter that the generation has by name or by default."""
+        """The name of the drafter assigned to the generation."""
         return self._assigned.name
 
     async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
-        """What may follow `token_ids`; never fails for a drafter's sake.
+        """Propose a continuation of `token_ids`; drafter failures lead to a fallback.
 
-        `request` comes without prefix, as a session takes it; the tokens do not change meanwhile.
+        `keep_length` and `append_token_ids` of `request` are filled in by the session. `token_ids`
+        must not change meanwhile.
         """
         began_ns = self._began_ns = time.perf_counter_ns()
         self._look_around()
@@ -133,9 +134,9 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         return self._fall_back(token_ids, request.max_tokens)
 
     async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
-        """Have the drafter go on behind `length` tokens, which its last proposal has a part in.
+        """Request a draft of what follows `length` tokens, the last of which were just proposed.
 
-        The next `propose` takes what comes of it if it can, and finds out what went wrong.
+        The next `propose` uses the result if possible, and handles any error.
         """
         session, limit = self._session, self._drafter.max_draft_tokens
         if session is not None and (limit is None or request.max_tokens <= limit):
@@ -143,7 +144,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
                 await session.propose_ahead(length, request)
 
     def _look_around(self) -> None:
-        """Move to whoever should draft now, if it is another and can."""
+        """Switch to the drafter and replica that should be used now, if usable."""
         wanted = self._drafters.current(self._assigned, self._by_name)
         if wanted is not self._assigned:
             self._swapped = f"{self._assigned.name} gave way to {wanted.name}"
@@ -159,7 +160,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             self._move_on(wanted.pool)
 
     def _open(self) -> bool:
-        """Choose a drafter and a replica of it; False if prompt lookup here is what is left."""
+        """Choose a drafter and a replica; return False if only local prompt lookup is left."""
         for drafter in self._drafters.ladder(self._assigned):
             if drafter.pool is None:
                 break
@@ -180,7 +181,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     async def _ask(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """A proposal of the session. Raises `FlyspecError`."""
+        """Get a proposal from the session. Raises `FlyspecError`."""
         session, replica, drafter = self._session, self._replica, self._drafter
         assert session is not None
         assert replica is not None
@@ -193,13 +194,13 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         return proposal
 
     def _recovered(self, drafter: RegisteredDrafter, replica: Replica[DraftUpstream]) -> None:
-        """A drafter has drafted; note it if another did before, or if something was wrong."""
+        """Record a recovery if this proposal follows a failure or another drafter's proposal."""
         trouble, self._trouble = self._trouble, None
         last, self._last = self._last, drafter.name
         swapped, self._swapped = self._swapped, ""
         if trouble is None and last in ("", drafter.name):
             return
-        since_ns, reason = trouble or (self._began_ns, swapped or "it can be used again")
+        since_ns, reason = trouble or (self._began_ns, swapped or "available again")
         if swapped:
             kind = RecoveryKind.DRAFTER_SWAPPED
         elif last in ("", drafter.name):
@@ -211,7 +212,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._recoveries.note(kind, since_ns, f"{drafter.name} at {replica.address}", reason)
 
     def _lose(self, error: FlyspecError, began_ns: int) -> None:
-        """The session failed."""
+        """Close the failed session and decide what to retry."""
         drafter, replica = self._drafter, self._replica
         assert replica is not None
         log.log(
@@ -223,7 +224,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._close_session()
         self._trouble = self._trouble or (began_ns, error)
         drafter.stats.failures_total += isinstance(error, UnavailableError)
-        if isinstance(error, DrafterFaultError):  # no other stream would be more honest
+        if isinstance(error, DrafterFaultError):  # a new stream would not help
             drafter.faults[error.fault] += 1
             self._failed.append(replica)
             replica.faulted(str(error))
@@ -233,7 +234,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._num_lost[replica] += lost
         final = final or self._num_lost[replica] > MAX_LOST
         if lost and not final and self._lost.count(replica) < REOPENED:
-            self._lost.append(replica)  # the stream, perhaps not the service
+            self._lost.append(replica)  # maybe only the stream, not the service
             return
         self._failed.append(replica)
         if lost:
@@ -242,7 +243,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             self._unfit.add(drafter)
 
     def _fall_back(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk:
-        """Prompt lookup here."""
+        """Propose by local prompt lookup."""
         proposal = replace(self._lookup.propose(token_ids, max_tokens), drafter=LOOKUP)
         self._drafter = self._drafters.lookup
         trouble, self._trouble = self._trouble, None
@@ -255,7 +256,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     def record(
         self, drafter: str, num_drafted: int, num_accepted: int, num_emitted: int, round_ns: int
     ) -> None:
-        """Count what became of a proposal when it was checked."""
+        """Count the outcome of a proposal."""
         if drafter not in self._shares:
             self._shares[drafter] = DrafterShare(drafter=drafter)
         self._shares[drafter].count(num_drafted, num_accepted)
@@ -267,22 +268,22 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
 
     @property
     def shares(self) -> list[DrafterShare]:
-        """What each drafter did, in order of appearance."""
+        """The drafters' shares of the generation, in order of first use."""
         return list(self._shares.values())
 
     def keep(self, length: int) -> None:
-        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         self._lookup.keep(length)
         if self._session is not None:
             self._session.keep(length)
 
     def repeats(self, proposal: DraftChunk) -> bool:
-        """Whether its drafter, asked again behind a part of the proposal, proposes the rest."""
+        """Return whether the drafter, given part of its proposal, would propose the rest again."""
         drafter, spoken = self._drafter, self._template.tokenizer_fingerprint
         model = drafter.model
         if model is None or drafter.name != proposal.drafter:
             return False
-        return model.tokenizer_fingerprint == spoken  # or it goes from text to text
+        return model.tokenizer_fingerprint == spoken  # else proposals are translated as text
 
     def _close_session(self) -> None:
         if self._session is not None and self._drafter is not self._assigned:
@@ -290,6 +291,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         super()._close_session()
 
     def close(self) -> None:
-        """The generation is over."""
+        """End the session and release the drafter."""
         super().close()
         self._assigned.users.discard(self)

@@ -1,7 +1,7 @@
-"""What generations learn for each other: how long things take, and how good drafts are.
+"""Measurements shared by generations: how long things take, and how good drafts are.
 
-Times are those of now, under the present load, in ns. A generation begins with what the others
-found, and finds its own text's acceptance by itself.
+Times are in ns, under the current load. A generation starts from what others measured, and learns
+the acceptance in its own text.
 """
 
 from __future__ import annotations
@@ -19,39 +19,38 @@ from orchestrator.generation.acceptance import SharedAcceptance
 from orchestrator.generation.load_trials import LoadTrials
 
 MEMORY = 0.8
-"""What an observation is worth when another one has been made."""
+"""Factor by which an observation fades with each further one."""
 MOST_SHARING, MOST_ROWS = 128, 256
-"""Generations in a step, and its rows, that are told from more."""
+"""Maximum generations in a step, and maximum rows of a step, that are distinguished."""
 PLAIN_MEMORY, OVERHEAD_MEMORY = 0.99, 0.9
-"""The same of a token of plain decoding, and of a round outside the models."""
+"""`MEMORY` for the time per token of plain decoding, and for a round's time outside the models."""
 READING_MEMORY, READING_PRIOR = 0.9, 500.0
-"""Of the cost of a token that a drafter reads; tokens that the beginning is worth."""
+"""`MEMORY` for the cost per token read by a drafter, and weight of its prior in tokens."""
 OVERHEAD_PRIOR = 3.0
-"""Rounds that the beginning is worth."""
+"""Weight of the prior overhead, in rounds."""
 START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
-"""What may be spent on finding out whether drafts pay: to begin with, and saved up at most. What
-was spent beyond is paid back, this much of it."""
+"""Allowance for queries at the start and at most, and maximum debt, which must be paid back."""
 LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
-"""What a draft that differs is worth when another one has been seen, and how many the beginning."""
+"""`MEMORY` per draft that differs from the target, and weight of the prior in such drafts."""
 ALONE_NS = 200e6
-"""So long a generation must have run alone to count as that: others may be about to follow those
-that have just ended."""
+"""Time a generation must have run alone to count as alone: others may follow shortly."""
 PRIOR_ACCEPTANCE = 0.8
 KNOWN = 64
-"""Tokens of evidence that tell how good a drafter is in other texts."""
+"""Tokens of evidence needed to judge a drafter by other texts."""
 AT_ONCE_MEMORY, PLAIN_EVERY, MOST_LOSSES = 0.9, 16, 6
-"""Of texts drafted from their start: what a round counts when another one has come, which of them
-is decoded plainly, and how many losses one after the other double how many are."""
+"""For texts drafted from their start: `MEMORY` per round, every how many texts one is decoded
+plainly, and the maximum number of consecutive losses that double the texts left out."""
 CONFIDENCES = 0.5, 0.75, 0.88, 0.94, 0.97
-"""Of the target in its own tokens, between which texts are alike: each halves its doubt."""
+"""The target's mean confidence in its own tokens that separates kinds of text; each step about
+halves its uncertainty."""
 SHARPNESS_STEP = 0.05
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.05, 4.0
 
 
 class Recent:
-    """An amount for each one of something, the last ones counting most.
+    """A mean in which recent observations count most.
 
-    `value` is `otherwise` before any is known, which counts as much as `prior` observations.
+    `value` starts as `otherwise`, with the weight of `prior` observations.
     """
 
     __slots__ = ("_amount", "_count", "_memory", "value")
@@ -62,11 +61,11 @@ class Recent:
 
     @property
     def known(self) -> bool:
-        """Whether there was an observation, or a prior."""
+        """Whether there has been an observation, or there is a prior."""
         return self._count > 0
 
     def observe(self, amount: float, count: float = 1, weight: int = 1) -> None:
-        """Take in the amount of so many; as `weight` observations."""
+        """Add an observation: a total `amount` over `count`, fading older ones `weight` times."""
         fade = self._memory**weight
         self._amount = self._amount * fade + amount
         self._count = self._count * fade + count
@@ -74,9 +73,10 @@ class Recent:
 
 
 class TextKind:
-    """Texts of which the target is about as sure, with one drafter under one rule.
+    """Texts with similar confidence of the target, for one drafter and rule.
 
-    `num_unasked` are the tokens decoded plainly in such texts since the drafter was asked in one.
+    `num_unasked` is the number of tokens decoded plainly in such texts since the drafter was last
+    queried in one.
     """
 
     def __init__(self) -> None:
@@ -85,15 +85,15 @@ class TextKind:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is evidence of how good drafts are in them."""
+        """Whether there is enough evidence of the acceptance in such texts."""
         return self.acceptance.num_seen >= KNOWN
 
 
 class AtOnce:
-    """Whether texts are drafted from their start, by what that has saved lately.
+    """Decides which texts are drafted from their start, by what that has recently saved.
 
-    Now and then one is not, so that what plain decoding takes stays known; after a loss so many
-    are not, more of them with every further one.
+    Some are left out regularly to keep timing plain decoding. After a loss several are left out,
+    more with each consecutive one.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class AtOnce:
         """Whether the last text was left out to time plain decoding."""
 
     def next(self) -> bool:
-        """Whether the next text is."""
+        """Return whether to draft the next text from its start."""
         self.samples_plain = False
         if self._left_out:
             self._left_out -= 1
@@ -118,21 +118,21 @@ class AtOnce:
         return not self.samples_plain
 
     def saved(self, duration_ns: float) -> None:
-        """A round of such a text has taken so much less than plain decoding would have."""
+        """Record the time a round of such a text saved over plain decoding."""
         self._saved_ns.observe(duration_ns)
         if self._saved_ns.value > 0:
             self._num_losses = 0
 
 
 class DrafterExperience:
-    """With one drafter under one rule.
+    """Experience with one drafter under one rule.
 
-    `acceptance` is of its drafts in all texts; `loosening` the share accepted of drafts that
-    differ. A draft that the drafter gives the probability c stands with
-    about c ** `sharpness`. `overhead_ns` is of a round outside both models, `draft_ns` of a token.
-    `reading_ns` is what it costs plain decoding that the drafter reads a token beside it.
-    `allowance_ns` is what may be spent now on finding out whether drafts pay: below 0, nothing;
-    `num_in_vain` is how often in a row that was done and they did not.
+    `acceptance` covers its drafts in all texts; `loosening` is the share accepted of drafts that
+    differ from the target's tokens. A draft to which the drafter gives probability c is accepted
+    with probability about c ** `sharpness`. `overhead_ns` is a round's time outside both models,
+    `draft_ns` the drafter's time per token, `reading_ns` the delay of plain decoding per token that
+    the drafter reads alongside it. `allowance_ns` is what may be spent on queries (nothing if below
+    0), `num_in_vain` the number of consecutive queries after which drafting did not pay off.
     """
 
     def __init__(self, lossy: bool = False) -> None:
@@ -149,22 +149,22 @@ class DrafterExperience:
 
     @property
     def is_known(self) -> bool:
-        """Whether it has drafted for other texts."""
+        """Whether there is enough evidence from other texts."""
         return self.draft_ns.known and self.acceptance.num_seen >= KNOWN
 
     def earn(self, duration_ns: float) -> None:
-        """Allow so much more to be spent; less than 0 has been spent."""
+        """Add `duration_ns` to the allowance; a negative duration has been spent."""
         allowed = self.allowance_ns + duration_ns
         self.allowance_ns = min(MOST_ALLOWANCE_NS, max(-MOST_DEBT_NS, allowed))
 
     def kind_of(self, confidence: float) -> TextKind:
-        """The texts of which the target is about as sure: what it can foresee, drafters can."""
+        """Return the kind of text by the target's confidence; drafters foresee what it foresees."""
         return self._kinds[bisect(CONFIDENCES, confidence)]
 
     def checked(self, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
-        """A proposal was checked."""
+        """Learn from the verdict on a proposal."""
         timings, drafted = proposal.timings, len(proposal.token_ids)
-        if timings.service_ns:  # or it is the rest of what a follower proposed
+        if timings.service_ns:  # else it is the rest of a follower's proposal
             self.draft_ns.observe(timings.model_ns, drafted + proposal.ahead)
             rest = round_ns - timings.model_ns - verdict.timings.forward_ns
             self.overhead_ns.observe(max(0, rest))
@@ -181,14 +181,14 @@ class DrafterExperience:
             self.sharpness = min(MOST_SHARPNESS, max(LEAST_SHARPNESS, sharpness))
 
     def followed(self, proposal: DraftChunk, asked_ns: int) -> None:
-        """It proposed while the target decoded plainly, `asked_ns` from question to answer.
+        """Learn from a proposal made during plain decoding, `asked_ns` after it was requested.
 
-        So a drafter that was slow once is found to be quick again, though nobody waits for it.
+        This way a drafter that was slow once can be found to be fast again.
         """
         timings, drafted = proposal.timings, len(proposal.token_ids)
         if not drafted:
             return
-        # It has read and scored tokens besides, beside a busy target: it is no slower than that.
+        # This includes reading and scoring tokens alongside a busy target: an upper bound.
         if not self.draft_ns.known or timings.model_ns < drafted * self.draft_ns.value:
             self.draft_ns = Recent(0.0)
             self.draft_ns.observe(timings.model_ns, drafted)
@@ -196,9 +196,9 @@ class DrafterExperience:
             self.overhead_ns.observe(rest)
 
     def would_accept(self, agreements: Sequence[bool]) -> list[bool]:
-        """Whether tokens would have been accepted, that the drafter agreed with or not.
+        """Return whether each token would have been accepted, given the drafter's agreement.
 
-        Of those that differ as many as were accepted lately, spread evenly.
+        Of those it disagreed with, the recent share of accepted ones, evenly spread.
         """
         accepted, owed = [], 0.5
         for agreed in agreements:
@@ -208,7 +208,7 @@ class DrafterExperience:
         return accepted
 
     def survivals(self, confidences: Sequence[float]) -> list[float]:
-        """The chance of each token of a proposal to be reached and accepted."""
+        """Return the probability of each token of a proposal to be reached and accepted."""
         loosening = self.loosening.value
         chance, chances = 1.0, []
         for confidence in confidences:
@@ -219,9 +219,9 @@ class DrafterExperience:
 
 
 class Experience:
-    """Of an orchestrator with its target; `running` generations share it now.
+    """Experience of an orchestrator with its target, currently shared by `running` generations.
 
-    `step_costs` are what the target says of its steps.
+    `step_costs` are the step times reported by the target.
     """
 
     def __init__(self, step_costs: Sequence[MeasuredStep] = ()) -> None:
@@ -236,7 +236,7 @@ class Experience:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """While a generation runs."""
+        """Count a generation as running within the context."""
         self.running += 1
         if self.running > 1:
             self._alone_ns = 0.0
@@ -246,7 +246,7 @@ class Experience:
             self.running -= 1
 
     def with_drafter(self, drafter: str, rule: str) -> DrafterExperience:
-        """That with a drafter under a rule."""
+        """Return the experience with a drafter under a rule."""
         key = drafter, rule
         if key not in self._drafters:
             self._drafters[key] = DrafterExperience(not RULE_PRESETS[rule].token_exact)
@@ -254,25 +254,25 @@ class Experience:
 
     @property
     def may_draft(self) -> bool:
-        """Whether generations may draft under the present load."""
+        """Whether generations may draft under the current load."""
         among_others = self.running > 1 or self._alone_ns < ALONE_NS
         trial = self._load.at(max(2, self.running)) if among_others else None
         return trial is None or trial.drafts
 
     def emitted(self, num_tokens: int, duration_ns: int) -> None:
-        """One of the generations had so many tokens in this time, drafted or not."""
+        """Record that a generation emitted `num_tokens` in `duration_ns`, drafted or not."""
         if self.running == 1:
             self._alone_ns += duration_ns
         if trial := self._load.at(self.running):
             trial.emitted(num_tokens, duration_ns, self.running, self.plain_ns)
 
     def decoded(self, num_tokens: int, duration_ns: int) -> None:
-        """So many tokens came of plain decoding in this time, one after the other."""
+        """Record `num_tokens` consecutive tokens of plain decoding in `duration_ns`."""
         if num_tokens > 0:
             self._plain_ns.observe(duration_ns, num_tokens, num_tokens)
 
     def stepped(self, num_rows: int, forward_ns: int) -> None:
-        """The target took so long for a round of so many rows; of a shared step nobody can tell."""
+        """Record the target's forward time for `num_rows` rows; ignored if steps may be shared."""
         if self.running == 1 and num_rows < MOST_ROWS:
             cost = self._costs[num_rows]
             if num_rows == 1:
@@ -282,18 +282,18 @@ class Experience:
 
     @property
     def plain_ns(self) -> float:
-        """Time of a token of plain decoding."""
+        """Time per token of plain decoding."""
         return max(1.0, self._plain_ns.value if self._plain_ns.known else self.verify_ns(0))
 
     def verify_ns(self, num_drafts: int) -> float:
-        """Time of a round's forward, and of what its drafts delay the others that run.
+        """Return the time of a round's forward pass, plus the delay its drafts cause to others.
 
-        Drafts lengthen the step for everyone in it: so they are charged to whoever sends them, and
-        not sent where all together are better off without.
+        Drafts lengthen the step for all generations in it. Charging that to the one that sends
+        them means none are sent when all together are better off without.
         """
         sharing = min(max(1, self.running), MOST_SHARING)
         alone = self._costs[sharing]
         longer = self._costs[min(sharing + num_drafts, MOST_ROWS - 1)] - alone
-        # Between two rounds the processor does other things, between tokens of plain decoding none.
+        # Between rounds the processor does other work, between plain tokens it does not.
         cold_ns = self._cold_ns.value if num_drafts else 0.0
         return max(1.0, self._scale.value * (alone + sharing * longer) + cold_ns)

@@ -1,4 +1,4 @@
-"""The drafter behind plain decoding: what it proposes while the target goes on by itself."""
+"""A drafter that follows plain decoding: its proposals are made while the target continues."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from flyspec.values.rounds import DraftChunk, DraftTimings
 
 
 class Follower(NamedTuple):
-    """A proposal in the making, to follow the first `length` tokens of the sequence."""
+    """A pending proposal, to follow the first `length` tokens of the sequence."""
 
     task: asyncio.Task[DraftChunk]
     length: int
     asked_ns: int
 
     def arrived(self, tokens: Sequence[int], now_ns: int) -> Overtaken | None:
-        """What has become of it, now that the sequence is `tokens`; None while it is made."""
+        """Compare the proposal with the sequence, now `tokens`; None while it is pending."""
         if not self.task.done():
             return None
         proposal, behind = self.task.result(), tokens[self.length :]
@@ -28,9 +28,9 @@ class Follower(NamedTuple):
 
 
 class Overtaken(NamedTuple):
-    """A proposal, and the text that came meanwhile: `num_behind` tokens, `num_matched` the same.
+    """A proposal that arrived after `num_behind` more tokens were decoded, `num_matched` matching.
 
-    It was asked for `asked_ns` ago.
+    It was requested `asked_ns` ago.
     """
 
     proposal: DraftChunk
@@ -40,11 +40,11 @@ class Overtaken(NamedTuple):
 
     @property
     def missed(self) -> bool:
-        """Whether the text has gone another way."""
+        """Whether the sequence diverged from the proposal."""
         return self.num_matched < min(self.num_behind, len(self.proposal.token_ids))
 
     def rest(self, most: int) -> DraftChunk | None:
-        """Of the proposal, what may follow the text now; nobody has waited for it."""
+        """Return the part of the proposal that follows the sequence now, with zero timings."""
         if self.num_matched < self.num_behind:
             return None
         rest = self.proposal.cut(self.num_matched, self.num_matched + most)

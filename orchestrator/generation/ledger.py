@@ -1,4 +1,4 @@
-"""What a generation accounts for: origins, acceptance, loss, bytes, and where the time went."""
+"""A generation's accounting: token origins, acceptance, loss, and where the time went."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NOTHING = DraftChunk()
 
 @dataclass(frozen=True, slots=True)
 class RoundOutcome:
-    """One checked proposal, or one plain token: what followed from it and what it took.
+    """The outcome of a round: of verifying a proposal, or of decoding without drafts.
 
-    `start` is the sequence's length before it, `committed_length` the final part after it. Without
-    a verdict, a window failed for want of a proposal and nothing was checked. `request` is what was
-    asked, without its prefix; `proposal` what was drafted, perhaps nothing. It began at `began_ns`,
-    as `perf_counter_ns` counts.
+    `start` is the sequence's length before the round, `committed_length` its final part after it.
+    Without a verdict, a window failed for lack of a proposal and nothing was verified. `request` is
+    the request without its prefix; `proposal` may be empty. `began_ns` is on the `perf_counter_ns`
+    clock.
     """
 
     commands: Sequence[Command]
@@ -44,9 +44,9 @@ class RoundOutcome:
 
     @property
     def record(self) -> RoundRecord:
-        """The round as clients are told of it, with all that its verdict depended on."""
+        """The round as reported to clients, with everything its verdict depended on."""
         asked, verdict = self.request or VerifyRound(0, 0, (), ()), self.verdict
-        if verdict is None:  # a window failed for want of drafts
+        if verdict is None:  # a window failed for lack of drafts
             (back,) = (c for c in self.commands if isinstance(c, RollBack))
             verdict = Verdict(back.length, back.token_id)
         return RoundRecord(
@@ -66,9 +66,9 @@ class RoundOutcome:
 
 @dataclass(slots=True)
 class Ledger:
-    """Counts of one generation, and the time of its rounds; `finish` completes them.
+    """The counts of one generation and the times of its rounds; `finish` completes them.
 
-    The other `timings` are for who runs it to fill in.
+    The other `timings` are filled in by the caller.
     """
 
     max_loose_tokens: int | None = None
@@ -79,12 +79,12 @@ class Ledger:
     _plain: bool = False
     _committed_length: int = 0
     _unsettled: list[tuple[int, int, str]] = field(default_factory=list)
-    """Start, accepted drafts and drafter of the rounds that an open window can still shorten."""
+    """Start, accepted drafts and drafter of rounds that an open window may still cut short."""
     _settled: list[tuple[str, int]] = field(default_factory=list)
     _overheads_ns: list[int] = field(default_factory=list)
 
     def budget(self, window: OpenWindow | None) -> Budget:
-        """What may still be accepted loosely; the token of an open window has its share."""
+        """Return the remaining budget for loose tokens, minus the token of an open window."""
         tokens, cost = self.max_loose_tokens, self.max_loose_cost_nats
         if tokens is not None:
             tokens = max(0, tokens - self.metrics.num_loose_tokens - (window is not None))
@@ -94,10 +94,7 @@ class Ledger:
         return Budget(tokens, cost)
 
     def record(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
-        """Count a round that made the tokens `final` a final part of the output.
-
-        The part of a round's time that is outside both models is its overhead.
-        """
+        """Count a round after which the tokens `final` became final."""
         metrics, verdict = self.metrics, round_.verdict
         self.timings.draft_model_ns += round_.proposal.timings.model_ns
         self._committed_length = round_.committed_length
@@ -110,7 +107,7 @@ class Ledger:
         else:
             self.num_draft_tokens_per_round.append(0)
         for command in round_.commands:
-            if isinstance(command, RollBack):  # what follows the window's token does not stand
+            if isinstance(command, RollBack):  # the window's token and all after it are rejected
                 metrics.num_rollbacks += 1
                 self._reject(command.gap_nats)
                 self._settle_at(command.length)
@@ -118,7 +115,7 @@ class Ledger:
             self._settle(self._committed_length)
 
     def _record_verdict(self, round_: RoundOutcome, verdict: Verdict) -> None:
-        """Count what was checked, and the draft that was rejected."""
+        """Count the verified drafts, the rejected one, and the round's time outside the models."""
         metrics = self.metrics
         self.timings.target_model_ns += verdict.timings.forward_ns
         plain, self._plain = self._plain, not verdict.decisions
@@ -138,12 +135,12 @@ class Ledger:
         self._unsettled.append((round_.start, verdict.num_accepted, round_.proposal.drafter))
         if metrics.num_spec_steps > 1:  # the first also opens sessions and reads the prompt
             models_ns = verdict.timings.forward_ns
-            if not round_.proposal.ahead:  # or it was drafted beside another forward
+            if not round_.proposal.ahead:  # else it was drafted during another forward pass
                 models_ns += round_.proposal.timings.model_ns
             self._overheads_ns.append(round_.round_ns - models_ns)
 
     def followed(self, proposal: DraftChunk) -> None:
-        """Count what the drafter said of plain decoding."""
+        """Count a proposal by a drafter following plain decoding, and its agreements."""
         self.timings.draft_model_ns += proposal.timings.model_ns
         self.metrics.num_scored_tokens += len(proposal.agreements)
         self.metrics.num_agreed_tokens += sum(proposal.agreements)
@@ -153,18 +150,18 @@ class Ledger:
         self.metrics.rejected_cost_nats += gap_nats
 
     def finish(self) -> None:
-        """The output is complete: of what follows a window still open, nothing stands."""
+        """Complete the counts; tokens after a window that is still open are not accepted."""
         self._settle_at(self._committed_length)
         if self._overheads_ns:
             self.timings.round_overhead_p50_ns = int(statistics.median(self._overheads_ns))
 
     def _settle_at(self, length: int) -> None:
-        """No token from position `length` on stands; count what does, of every round."""
+        """Cut accepted drafts at position `length`, and count the rest for every round."""
         self._unsettled = [(s, max(0, min(n, length - s)), d) for s, n, d in self._unsettled]
         self._settle(math.inf)
 
     def _settle(self, committed_length: float) -> None:
-        """Count the accepted drafts of rounds that are final as a whole."""
+        """Count the accepted drafts of rounds that are entirely final."""
         settled = 0
         for start, accepted, drafter in self._unsettled:
             if start + accepted > committed_length:
@@ -175,9 +172,9 @@ class Ledger:
         del self._unsettled[:settled]
 
     def take_settled(self) -> list[tuple[str, int]]:
-        """Drafter and accepted drafts of the rounds that became final since they were last taken.
+        """Return drafter and accepted drafts of the rounds that became final since the last call.
 
-        What `num_accepted_draft_tokens` and `acceptance_histogram` count.
+        These are what `num_accepted_draft_tokens` and `acceptance_histogram` count.
         """
         taken, self._settled = self._settled, []
         return taken

@@ -1,8 +1,8 @@
-"""How lossy the operator lets requests be: `[limits]` of a rules file.
+"""The operator's limits on how lossy requests may be: `[limits]` in a rules file.
 
-A limit speaks of one parameter, and so only of the rules that have it and can lose something;
-`allowed_rules` and `lossless_only` say which rules there are. The table of parameters says which
-can be limited, and on which side: a floor where a smaller value accepts more, else a ceiling.
+A limit applies to one parameter, and so only to lossy rules that have it; `allowed_rules` and
+`lossless_only` restrict the rules themselves. The parameter table defines which parameters can be
+limited, and how: a minimum if smaller values accept more, else a maximum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ N = TypeVar("N", int, float)
 
 
 def _of_each(names: Iterable[str]) -> BeforeValidator:
-    """Takes a number for all names, or a table of numbers by name."""
+    """Accept a number for all names, or a table of numbers by name."""
 
     def to_table(value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -40,7 +40,7 @@ def _number(range_: Range) -> Any:
 
 
 def _limit_type(parameter: Parameter) -> Any:
-    """A number in the widest of its ranges, or a table of them by measure, as rules call these."""
+    """Return the type of a limit: a number in the widest range, or a table by measure name."""
     number = _number(max(parameter.ranges.values(), key=lambda range_: range_.high))
     if not parameter.limited_by_measure:
         return number | None
@@ -53,11 +53,11 @@ def _limit_type(parameter: Parameter) -> Any:
 
 
 class _Limits(BaseModel):
-    """What requests may ask for at most; None is without limit.
+    """Limits on requests; None for no limit.
 
-    Besides the fields here there is one for each parameter that can be limited, `min_` or `max_`
-    and its name. A limit to what has several measures takes a number for all of them, or a table by
-    measure; then the measures that the table does not name are refused.
+    Besides the fields here, there is one for each parameter that can be limited: its name prefixed
+    with `min_` or `max_`. A parameter with several measures takes one number for all of them, or a
+    table by measure, in which case measures not in the table are refused.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -70,7 +70,7 @@ class _Limits(BaseModel):
     max_loose_cost_nats: Annotated[float, Field(ge=0)] | None = None
 
     def of_parameter(self, parameter: Parameter, rule: Rule) -> float | None:
-        """The limit to a parameter, for the measure that a resolved rule uses; None for none."""
+        """Return a parameter's limit for the measure that a resolved rule uses, if any."""
         limit = getattr(self, parameter.limit_name or "", None)
         if not isinstance(limit, Mapping):
             return limit
@@ -85,12 +85,12 @@ class _Limits(BaseModel):
                 f"rule.{by.name} must be one of {', '.join(allowed)} on this server, "
                 f"got {by.show(measure)}"
                 if allowed
-                else f"rule.name: this server's limits name no {by.name} of {rule.name!r}"
+                else f"rule.name: this server's limits allow no {by.name} for {rule.name!r}"
             )
         return float(limit[prefix + parameter.show(measure)])
 
     def check_rule(self, rule: Rule, given: Rule) -> None:
-        """Refuse a resolved rule that is beyond a limit; `given` is what the request said of it."""
+        """Refuse a resolved rule that exceeds a limit; `given` is the rule in the request."""
         for name, parameter in PARAMETERS.items():
             value = getattr(rule, name)
             if value is None or RULE_PRESETS[rule.name].lossless:
@@ -107,13 +107,13 @@ class _Limits(BaseModel):
                 continue
             if limit and parameter.zero_is_all:
                 allowed += ", or 0,"
-            own = "" if getattr(given, name) is not None else ", the rule's own; give another"
+            own = "" if getattr(given, name) is not None else ", the rule's default; set another"
             raise InvalidArgumentError(
                 f"rule.{name} must be {allowed} on this server, got {value:g}{own}"
             )
 
     def bound(self, name: str, given: N | None) -> N | None:
-        """The request's budget of that name: the limit if none was given; beyond it is refused."""
+        """Return the request's budget of that name (default: the limit); refuse one above it."""
         limit: N | None = getattr(self, name)
         if given is None or limit is None:
             return limit if given is None else given
@@ -124,7 +124,7 @@ class _Limits(BaseModel):
         return given
 
     def check_loop_guard(self, disabled: bool) -> None:
-        """Refuse a request without the loop guard where it is required."""
+        """Refuse a request that disables the loop guard if it is required."""
         if disabled and self.require_loop_guard:
             raise InvalidArgumentError(
                 "speculation.disable_loop_guard must be false on this server, got true"

@@ -1,7 +1,7 @@
-"""The loop guard: notices that an output has begun to repeat itself. Pure, cheap a token.
+"""The loop guard: detects that an output has begun to repeat itself, cheaply per token.
 
-Lossy rules can lead a text into a cycle that the target would not have entered; from there on the
-target agrees with it. What is judged exactly can leave the cycle again, or is the target's own.
+Lossy rules can lead an output into a cycle that the target would not have entered, but agrees with
+from then on. With exact acceptance, the output can leave the cycle; if not, it is the target's own.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import deque
 
 MAX_UNIT_TOKENS = 32
-"""Longest unit looked for: a sentence or a line."""
+"""Longest repeating unit detected: a sentence or a line."""
 MIN_REPEATS = 4
-"""Times that the unit must stand there."""
+"""Minimum occurrences of the unit."""
 MIN_TOKENS = 48
-"""Tokens that the cycle must cover: more than indentation, a row of digits or a short list."""
+"""Minimum tokens in the cycle: more than indentation, a row of digits or a short list."""
 
 
 class LoopGuard:
-    """Looks for a unit of 1 to 32 tokens that ends the output, repeated in full.
+    """Detects a unit of 1 to 32 tokens repeated at the end of the output.
 
-    It must stand there at least 4 times and cover at least 48 tokens: a single token 48 times, 12
+    It must occur at least 4 times in full and cover at least 48 tokens: a single token 48 times, 12
     tokens 4 times, 32 tokens 4 times. Numbered lists do not count, since their numbers differ.
     """
 
@@ -27,15 +27,15 @@ class LoopGuard:
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque(maxlen=MAX_UNIT_TOKENS)  # latest first
-        # For every unit length at which the output repeats now: tokens equal to the one a unit
-        # before them, in an unbroken run up to the last.
+        # For every unit length at which the output currently repeats: length of the unbroken run,
+        # up to the last token, of tokens equal to the one a unit before them.
         self._runs: dict[int, int] = {}
         self.num_tokens = 0
         self.token_index: int | None = None
-        """Tokens of the output at which the first cycle was complete; None if there was none."""
+        """Number of output tokens when the first cycle was complete; None if there was none."""
 
     def push(self, token_id: int) -> None:
-        """Take in the next final token of the output. One pass over the last 32 tokens."""
+        """Add the next final output token. Makes one pass over the last 32 tokens."""
         self.num_tokens += 1
         runs = self._runs
         self._runs = {

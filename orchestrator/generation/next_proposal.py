@@ -1,4 +1,4 @@
-"""What the next round checks: the drafter is asked for it, waited for, and follows plain text."""
+"""Obtains the proposal for the next round: requests, waits, drafts ahead, follows decoding."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from orchestrator.generation.ledger import NOTHING, Ledger
 from orchestrator.generation.pace import Pace
 
 AHEAD = 0.5
-"""Of the last rounds, the share in which what was drafted ahead was of use, or would have been."""
+"""Minimum share of recent rounds in which drafting ahead was, or would have been, useful."""
 AHEAD_MEMORY = 0.7
 
 
 class NextProposal:
-    """That of one generation, to follow `sequence` as it is when it is asked for.
+    """One generation's next proposal, to follow `sequence` as of the request.
 
-    `limit` says how many drafts are of use in a round of this `turn`, if the sequence is so many
-    tokens longer by then. Every question to the drafter has a `round_id` of its own, higher than
-    all before; `began_ns` is when the round began. Where K `adapts`, a round may have fewer drafts
-    than are of use.
+    `limit` returns how many drafts are useful in a round of this `turn`, if the sequence is longer
+    by the given number of tokens. Every request to the drafter has its own, increasing `round_id`;
+    `began_ns` is when the round began. If K `adapts`, a round may have fewer drafts than are
+    useful.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class NextProposal:
         self._asked: asyncio.Task[DraftChunk] | None = None
         self._follower: Follower | None = None
         self._prompt_length = self._followed_length = len(sequence)
-        self._rest: DraftChunk | None = None  # of what the follower proposed
-        self._wanted = 0  # drafts that were asked for last
-        self._ahead: DraftAdvance | None = None  # asked for while the last proposal was checked
-        self._if_whole = 0  # the sequence's length if all of the last proposal stands
+        self._rest: DraftChunk | None = None  # of the follower's proposal
+        self._wanted = 0  # drafts last requested
+        self._ahead: DraftAdvance | None = None  # requested while the last proposal was verified
+        self._if_whole = 0  # the sequence's length if all of the last proposal is accepted
         self._useful = Recent(1.0, AHEAD_MEMORY, prior=1.0)
 
     @property
     def is_there(self) -> bool:
-        """Whether it needs not be asked for: the drafter that followed has proposed it."""
+        """Whether a proposal is ready, from following plain decoding."""
         return self._rest is not None
 
     @property
@@ -62,7 +62,7 @@ class NextProposal:
         return self.is_there or (self._follower is None and self._limit(0) > 0)
 
     def begin(self) -> bool:
-        """Begin a round: ask for as many drafts as are of use; whether there are any."""
+        """Begin a round, requesting as many drafts as are useful; return whether there are any."""
         self.round_id += 1
         self.began_ns = time.perf_counter_ns()
         self.turn = self._pace.turn()
@@ -76,17 +76,17 @@ class NextProposal:
         return limit > 0
 
     async def draft_ahead(self, proposal: DraftChunk) -> None:
-        """While a proposal is checked, have drafted what follows if all of it stands.
+        """While a proposal is verified, draft what follows if all of it is accepted.
 
-        With the token behind it, which is the target's: mostly the drafter has the same. Only where
-        that was so in most of the last rounds, for it takes the drafter's time.
+        The drafts begin with the bonus token, which the drafter usually predicts correctly. Since
+        it costs the drafter time, this is only done if it was useful in most recent rounds.
         """
         num_drafts, length = len(proposal.token_ids), len(self._sequence)
         self._if_whole = length + num_drafts + 1
         if self._ahead or self._useful.value < AHEAD or not self._drafting.repeats(proposal):
             return
         limit = self._limit(num_drafts + 1)
-        if limit <= 0 or num_drafts < self._wanted:  # the drafter got unsure, or is at an end
+        if limit <= 0 or num_drafts < self._wanted:  # the drafter stopped early
             return
         self.round_id += 1
         self._ahead = DraftAdvance(
@@ -95,16 +95,16 @@ class NextProposal:
         await self._drafting.propose_ahead(length + num_drafts, self._ahead)
 
     async def arrives(self, within_s: float) -> bool:
-        """Wait for what was asked for, but not for long; whether it is there, or was not asked."""
+        """Wait up to `within_s` for the request; return whether none is pending."""
         if self._asked is None:
             return True
         await asyncio.wait((self._asked,), timeout=within_s)
         return self._asked.done()
 
     async def proposal(self, window_is_open: bool) -> DraftChunk | None:
-        """The drafts of the round that began; None to decode plainly.
+        """Return the drafts of the current round; None to decode without drafts.
 
-        Who takes too long for them goes on by itself, with the drafter behind.
+        If the drafter takes too long, decoding goes on without drafts and the drafter follows.
         """
         ahead, self._ahead = self._ahead, None
         follower = self._follower
@@ -126,7 +126,7 @@ class NextProposal:
         if ahead is not None:
             self._useful.observe(proposal.ahead)
         if proposal.ahead:
-            self.round_id = proposal.round_id  # the one that was to ask for it was not used
+            self.round_id = proposal.round_id  # this round's own ID was not used
         if not proposal.token_ids:
             self._pace.nothing_drafted()
         if math.prod(proposal.confidences) < self.turn.min_confidence:
@@ -134,14 +134,14 @@ class NextProposal:
         return proposal
 
     async def _catch_up(self, behind_prompt: asyncio.Task[DraftChunk]) -> None:
-        """Wait for what the drafter proposes behind the prompt; if the text differs, ask again."""
+        """Wait for the proposal requested after the prompt; if the output differs, ask again."""
         await self._in_time(behind_prompt)
         self.follow()
         if self._follower is None and self._rest is None:
             self.begin()
 
     async def _in_time(self, asked: asyncio.Task[DraftChunk]) -> bool:
-        """Wait for a proposal, no longer than this turn's patience; whether it is there."""
+        """Wait for a proposal up to this turn's patience; return whether it arrived."""
         patience_ns = self.turn.patience_ns
         if not asked.done():
             timeout_s = None if patience_ns is None else patience_ns / 1e9
@@ -149,7 +149,7 @@ class NextProposal:
         return asked.done()
 
     def follow(self) -> None:
-        """Let the drafter follow plain decoding, and take over what it says in time."""
+        """Query the drafter during plain decoding, and adopt its proposal if it is still valid."""
         if self._follower is None:
             if k := self._pace.follows(len(self._sequence) - self._followed_length):
                 self.round_id += 1
@@ -164,7 +164,7 @@ class NextProposal:
                 self._rest = overtaken.rest(self._limit(0))
 
     def close(self) -> None:
-        """The generation is over: nobody waits for the drafter."""
+        """Cancel pending requests."""
         for task in (self._asked, self._follower and self._follower.task):
             if task is not None:
                 task.cancel()

@@ -1,8 +1,8 @@
-"""The client's side of a generation: from tokens to text, and where the output ends.
+"""Turns tokens into the client's output: text, and where it ends.
 
-Holds text back while it could still become half a character or the beginning of a stop string, so
-that nothing past the end of the output leaks. With eager it also shows provisional tokens, and goes
-back to where they began when they do not stand.
+Text that may be part of a character or the beginning of a stop string is held back, so that nothing
+past the end of the output leaks. With eager, provisional tokens are shown too, and retracted if
+they are not accepted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from orchestrator.generation.window import Command, Commit, Hide, Show, Token
 
 @dataclass(slots=True)
 class Update:
-    """What a round changes for the client: first a retraction, if any, then tokens to send.
+    """A round's changes for the client: a retraction, if any, then tokens to send.
 
-    `texts` became complete with each of `tokens`. `final` are the tokens that became a final part
-    of the output, without eager those of `tokens`; `num_final_tokens` of it are final now.
+    `texts` holds the text completed by each of `tokens`. `final` are the tokens that became final
+    (without eager, the same as `tokens`); `num_final_tokens` counts all that are final now.
     """
 
     tokens: list[Token] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Update:
 
     @property
     def events(self) -> Iterator[Retract | Chunk]:
-        """What the client is told."""
+        """The events to send to the client."""
         if self.retraction is not None:
             yield self.retraction
         if self.tokens or self.final:
@@ -50,7 +50,7 @@ class Update:
 
 
 class _Mark(NamedTuple):
-    """The state at the last final token, to come back to when what is shown does not stand."""
+    """The state at the last final token, restored when provisional tokens are retracted."""
 
     detokenizer: Detokenizer
     held: str
@@ -58,7 +58,7 @@ class _Mark(NamedTuple):
 
 
 def held_back(text: str, stop: Sequence[str]) -> int:
-    """Characters at the end of `text` that could be the beginning of a stop string."""
+    """Return how many trailing characters of `text` may be the beginning of a stop string."""
     longest = min(len(text), max((len(s) - 1 for s in stop), default=0))
     for length in range(longest, 0, -1):
         tail = text[-length:]
@@ -68,10 +68,10 @@ def held_back(text: str, stop: Sequence[str]) -> int:
 
 
 class Output:
-    """What a request has produced; `finish_reason` is set when it is complete.
+    """A request's output; `finish_reason` is set once it is complete.
 
-    An end that only provisional tokens reach shows no token after it, and counts once they are
-    final. `num_tokens` counts what was sent, `num_final_tokens` what stands.
+    If provisional tokens reach the end, no token after it is shown, and it takes effect once they
+    are final. `num_tokens` counts tokens sent, `num_final_tokens` those that are final.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Output:
         self.stop_reason: str | None = None
 
     def apply(self, commands: Sequence[Command]) -> Update:
-        """Carry out what concerns the client."""
+        """Execute the commands that concern the client."""
         update = Update()
         for command in commands:
             if self.finish_reason is not None:
@@ -105,7 +105,7 @@ class Output:
         return update
 
     def _commit(self, tokens: Sequence[Token], update: Update) -> None:
-        """Take in final tokens up to the end of the output; the first may have been shown."""
+        """Add final tokens up to the end of the output; leading ones may have been shown."""
         self._push(tokens[self.num_tokens - self.num_final_tokens :], update)
         update.final += tokens[: self.num_tokens - self.num_final_tokens]
         self.num_final_tokens = self.num_tokens
@@ -114,13 +114,13 @@ class Output:
             self.finish_reason, self.stop_reason = self._end
 
     def _show(self, tokens: Sequence[Token], update: Update) -> None:
-        """Send tokens that may be taken back."""
+        """Send tokens that may be retracted."""
         if self._mark is None:
             self._mark = _Mark(self._detokenizer.copy(), self._held, self._num_text_bytes)
         self._push(tokens, update)
 
     def _hide(self, update: Update) -> None:
-        """Go back to the last final token."""
+        """Retract tokens back to the last final one."""
         if self._mark is None:
             return
         self._detokenizer, self._held, self._num_text_bytes = self._mark
@@ -129,7 +129,7 @@ class Output:
         update.retraction = Retract(self.num_tokens, self._num_text_bytes)
 
     def _push(self, tokens: Sequence[Token], update: Update) -> None:
-        """Decode tokens into the update, up to the end of the output."""
+        """Detokenize into the update, up to the end of the output."""
         for token in tokens:
             if self._end is not None:
                 break
@@ -144,14 +144,14 @@ class Output:
             update.texts.append(text)
 
     def _text_of(self, token_id: int) -> str:
-        """The text to send with this token; notes the end at EOS and stop strings."""
+        """Return the text to send with this token; sets the end at EOS and stop strings."""
         if token_id in self._eos:
             self._end = FinishReason.STOP, None
             return ""
         return self._release(self._detokenizer.push(token_id))
 
     def _release(self, text: str) -> str:
-        """Held and new text up to a stop string, less what must be held back."""
+        """Return held and new text up to a stop string, minus what must be held back."""
         if not self._stop:
             return text
         text = self._held + text
@@ -165,7 +165,7 @@ class Output:
         return text[: len(text) - hold]
 
     def _finish(self, stop_reason: str | None) -> str:
-        """Text that was held back although nothing came of it."""
+        """Return the text still held back at the end, unless a stop string matched."""
         if stop_reason is not None:
             return ""
         held, self._held = self._held, ""

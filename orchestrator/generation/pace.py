@@ -1,7 +1,7 @@
-"""What the next round does: how many tokens it drafts, or that it decodes plainly. Pure.
+"""Decides how many tokens each round drafts, or whether it decodes without drafts.
 
-A pace is told what came of the rounds and asked for the next turn. Here are those that know it
-beforehand: a fixed K, and the Ks of an earlier run; `adaptive` has the one that learns.
+A pace observes the results of rounds and returns the next turn. The ones here are predetermined: a
+fixed K, and the Ks of an earlier run. `adaptive` has the one that learns.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from orchestrator.generation.following import Overtaken
 
 
 class NextRound(NamedTuple):
-    """Draft up to `num_drafts` tokens, less when the drafter gets unsure; 0: decode plainly.
+    """Draft up to `num_drafts` tokens (0: decode without drafts).
 
-    `max_plain_tokens` bounds plain decoding. A proposal that takes longer than `patience_ns` is not
-    waited for; None waits as long as a drafter may take.
+    The drafter stops early below `min_confidence`. `max_plain_tokens` limits decoding without
+    drafts. The round does not wait longer than `patience_ns` for a proposal; None waits as long as
+    the drafter may take.
     """
 
     num_drafts: int
@@ -27,7 +28,7 @@ class NextRound(NamedTuple):
 
 
 class CheckedRound(NamedTuple):
-    """A verdict, on a proposal or without one; `round_ns` since the one before it."""
+    """A verdict, with or without a proposal; `round_ns` is the time since the previous one."""
 
     proposal: DraftChunk
     verdict: Verdict
@@ -36,42 +37,42 @@ class CheckedRound(NamedTuple):
 
 
 class Pace(Protocol):
-    """Told of everything that happens, in order.
-
-    `saved_ns` is what rounds with drafts took less than plain decoding of their tokens.
-    """
+    """A strategy for choosing K. Its methods must be called for all events, in order."""
 
     @property
     def repeats(self) -> bool:
-        """Whether the next round is one of an earlier run, to be repeated as it was."""
+        """Whether the next round repeats one of an earlier run."""
 
     @property
     def saved_ns(self) -> int:
-        """So far; less than 0 if they took more, 0 where nobody knows."""
+        """Time saved so far, compared with decoding the same tokens without drafts, in ns.
+
+        Negative if rounds with drafts took longer; 0 if unknown.
+        """
 
     def turn(self) -> NextRound:
-        """What the next round does, as things stand; asked as often as one likes."""
+        """Return what the next round should do; has no side effects."""
 
     def checked(self, round_: CheckedRound) -> None:
-        """A verdict has come."""
+        """Record a verdict."""
 
     def nothing_drafted(self) -> None:
-        """The drafter had no proposal when it was asked for one."""
+        """Record that the drafter had no proposal."""
 
     def window_failed(self) -> None:
-        """An open window has failed for want of drafts."""
+        """Record that an open window failed for lack of drafts."""
 
     def follows(self, num_tokens: int) -> int:
-        """Whether the drafter should follow plain decoding now, and how much it should propose.
+        """Return how many tokens a drafter following plain decoding should propose now.
 
-        `num_tokens` have been decoded since it was asked last. 0: not now.
+        `num_tokens` have been decoded since the last query. 0: do not query it now.
         """
 
     def followed(self, overtaken: Overtaken) -> None:
-        """It has."""
+        """Record a proposal from a drafter following plain decoding."""
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
-        """The chance of each drafted token to be reached and accepted; none if nobody knows."""
+        """Return the probability that each draft is reached and accepted; empty if unknown."""
 
 
 class FixedPace:
@@ -82,43 +83,44 @@ class FixedPace:
 
     @property
     def repeats(self) -> bool:
-        """Nothing is repeated."""
+        """Always False."""
         return False
 
     @property
     def saved_ns(self) -> int:
-        """Not known."""
+        """Unknown, so 0."""
         return 0
 
     def turn(self) -> NextRound:
-        """K drafts."""
+        """Return a round of K drafts."""
         return self._turn
 
     def checked(self, round_: CheckedRound) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def nothing_drafted(self) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def window_failed(self) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def follows(self, num_tokens: int) -> int:
-        """Plain decoding stays plain."""
+        """Return 0: the drafter does not follow."""
         return 0
 
     def followed(self, overtaken: Overtaken) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
-        """Not known."""
+        """Return nothing: unknown."""
         return ()
 
 
 class RepeatedPace(FixedPace):
-    """The Ks of an earlier run, 0 a token of plain decoding; then as `rest`.
+    """Repeats the Ks of an earlier run, then continues as `rest`.
 
-    Told of what follows, `rest` knows of nothing before.
+    A K of 0 is one token decoded without drafts. `rest` only sees the rounds after the repeated
+    ones.
     """
 
     def __init__(self, num_draft_tokens_per_round: Sequence[int], rest: Pace) -> None:
@@ -128,16 +130,16 @@ class RepeatedPace(FixedPace):
 
     @property
     def repeats(self) -> bool:
-        """Until the Ks are used up."""
+        """Whether any Ks are left."""
         return bool(self._left)
 
     @property
     def saved_ns(self) -> int:
-        """By the rest."""
+        """Time saved by `rest`, in ns."""
         return self._rest.saved_ns
 
     def turn(self) -> NextRound:
-        """The next K, or as many plain tokens as come one after the other."""
+        """Return a round with the next K, or a run of consecutive plain tokens."""
         left = self._left
         if not left:
             return self._rest.turn()
@@ -147,7 +149,7 @@ class RepeatedPace(FixedPace):
         return NextRound(0, max_plain_tokens=len(left) - 1 - end)
 
     def checked(self, round_: CheckedRound) -> None:
-        """Go on to the next one."""
+        """Advance to the next K."""
         if not self._left:
             self._rest.checked(round_)
             return
@@ -155,22 +157,22 @@ class RepeatedPace(FixedPace):
         del self._left[-count:]
 
     def nothing_drafted(self) -> None:
-        """So it was then."""
+        """Do nothing while repeating: the earlier run had no proposal here either."""
         if not self._left:
             self._rest.nothing_drafted()
 
     def window_failed(self) -> None:
-        """It was counted as a round without drafts."""
+        """Advance: the earlier run counted this as a round without drafts."""
         del self._left[-1:]
 
     def follows(self, num_tokens: int) -> int:
-        """Not before the rest."""
+        """Return 0 while repeating."""
         return 0 if self._left else self._rest.follows(num_tokens)
 
     def followed(self, overtaken: Overtaken) -> None:
-        """As the rest."""
+        """Forward to `rest`."""
         self._rest.followed(overtaken)
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
-        """Unknown before the rest, so that nothing is left out."""
+        """Return nothing while repeating, so that all drafts are verified."""
         return () if self._left else self._rest.survivals(proposal)

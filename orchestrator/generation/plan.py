@@ -1,4 +1,4 @@
-"""A request checked and completed: every default filled in, every range enforced."""
+"""Validates a request and fills in its defaults."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ MAX_STOP_CHARACTERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
-    """What one generation will do.
+    """The validated parameters of one generation.
 
-    `rule` is a preset with every parameter set. `loop_guard`: turn exact when the output repeats
-    itself; never for a rule that loses nothing. With `adaptive`, K is at most
-    `num_speculative_tokens`, behind the rounds of `num_draft_tokens_per_round`; more drafts than
-    `judged_k` are judged as several rounds of so many, 0: as one. `logprobs`: most
-    likely tokens to tell the log-probabilities of, None for none at all. `distribution`: which of
-    the draft's distributions the rule needs, None for none. `warnings` are for the caller.
+    `rule` is a preset with every parameter set. `loop_guard` switches to exact acceptance when the
+    output repeats itself; it is off for lossless rules. If `adaptive`, K is at most
+    `num_speculative_tokens`, after the rounds of `num_draft_tokens_per_round`. More drafts than
+    `judged_k` are judged as several rounds of that many (0: always as one). `logprobs` is how many
+    of the most likely tokens to return log-probabilities for; None returns none at all.
+    `distribution` selects the draft distributions the rule needs, if any. `warnings` are for the
+    caller.
     """
 
     prompt_token_ids: list[int]
@@ -69,16 +70,16 @@ class GenerationPlan:
 
     @property
     def has_budget(self) -> bool:
-        """Whether what may be accepted loosely is bounded."""
+        """Whether loose acceptance is limited."""
         return self.max_loose_tokens is not None or self.max_loose_cost_nats is not None
 
     @property
     def max_total_tokens(self) -> int:
-        """Tokens that it may read and write at most."""
+        """Maximum prompt and output tokens."""
         return len(self.prompt_token_ids) + self.max_tokens
 
     def started(self, request_id: str, model: str, drafter: str) -> Started:
-        """What the client is told of it."""
+        """Return the first event sent to the client."""
         return Started(
             request_id=request_id,
             model=model,
@@ -100,9 +101,9 @@ def make_plan(
     max_draft_tokens: int,
     rules: RuleBook,
 ) -> GenerationPlan:
-    """Check a request; `InvalidArgumentError` names the field and what is allowed.
+    """Check a request. Raises `InvalidArgumentError`, naming the field and what is allowed.
 
-    `max_draft_tokens` is what both services take in one round.
+    `max_draft_tokens` is the maximum that both services support per round.
     """
     options, limits = request.options, rules.limits
     prompt = encode_prompt(request.prompt, tokenizer, target.model)
@@ -110,12 +111,12 @@ def make_plan(
     sampling = _sampling(options, target, max_tokens)
     given = _given_rule(options, settings)
     length = _length(options, settings)
-    # W is that of the K that was asked for, whatever a round drafts.
+    # W depends on the requested K, however many tokens a round drafts.
     rule = rules.resolve(given, requested(length))
     k = _num_speculative_tokens(options, length, max_draft_tokens, rules)
     judged_k = 0
     if length == AUTO and not RULE_PRESETS[rule.name].token_exact:
-        # Longer rounds, of fewer bonuses, would let more mismatches stand.
+        # Longer rounds, with fewer bonus tokens, would accept more mismatches.
         judged_k = REQUESTED_BY_AUTO
         if rule.window_scope is WindowScope.ACROSS_ROUNDS:
             k = min(k, REQUESTED_BY_AUTO)
@@ -123,7 +124,7 @@ def make_plan(
     cost = options.max_loose_cost_nats
     if cost is not None and not 0 <= cost < math.inf:  # NaN too
         raise InvalidArgumentError(
-            f"speculation.max_loose_cost_nats must be a finite number of at least 0, got {cost:g}"
+            f"speculation.max_loose_cost_nats must be finite and at least 0, got {cost:g}"
         )
     limits.check_loop_guard(options.disable_loop_guard)
     logprobs = options.logprobs
@@ -164,7 +165,7 @@ def make_plan(
 
 
 def _max_tokens(options: GenerateOptions, room: int) -> int:
-    """Most tokens of the output: what was asked for, or what the context leaves."""
+    """Return the maximum output tokens: as requested, limited by the context."""
     if options.max_tokens is None:
         return room
     if options.max_tokens < 1:
@@ -175,13 +176,13 @@ def _max_tokens(options: GenerateOptions, room: int) -> int:
 def _sampling(
     options: GenerateOptions, target: VerifyServiceInfo, max_tokens: int
 ) -> SamplingParams:
-    """How tokens are chosen; greedy if the request does not say."""
+    """Return the validated sampling parameters (default: greedy)."""
     sampling = options.sampling
     validate_sampling(sampling)
     if sampling.min_tokens > max_tokens:
         raise InvalidArgumentError(
-            f"sampling.min_tokens must be between 0 and {max_tokens} (max_tokens, or what is left "
-            f"of the context), got {sampling.min_tokens}"
+            f"sampling.min_tokens must be between 0 and {max_tokens} (max_tokens, or the room left "
+            f"in the context), got {sampling.min_tokens}"
         )
     check_ids(
         "sampling.logit_bias", [token_id for token_id, _ in sampling.logit_bias], target.model
@@ -190,7 +191,7 @@ def _sampling(
 
 
 def _length(options: GenerateOptions, settings: OrchestratorSettings) -> SpeculationLength:
-    """K as it was asked for, or the server's; it adapts behind rounds that are given."""
+    """Return the requested K, else the server's; it is adaptive after explicitly given rounds."""
     asked = options.num_speculative_tokens
     if asked is None:
         return AUTO if options.num_draft_tokens_per_round else settings.num_speculative_tokens
@@ -200,7 +201,7 @@ def _length(options: GenerateOptions, settings: OrchestratorSettings) -> Specula
 def _num_speculative_tokens(
     options: GenerateOptions, length: SpeculationLength, max_draft_tokens: int, rules: RuleBook
 ) -> int:
-    """The most that a round drafts: what was asked for, or as far as the services go along."""
+    """Return the maximum drafts per round: as requested, within what the services support."""
     ceiling = rules.limits.max_num_speculative_tokens
     most = max_draft_tokens if ceiling is None else min(max_draft_tokens, ceiling)
     if options.num_draft_tokens_per_round and length != AUTO:
@@ -223,16 +224,16 @@ def _num_speculative_tokens(
 
 
 def _given_rule(options: GenerateOptions, settings: OrchestratorSettings) -> Rule:
-    """The request's rule, or the server's with the request's parameters, as they were given."""
+    """Return the request's rule, or the server's rule with the request's parameters, unresolved."""
     rule = options.rule or Rule("")
     return rule if rule.name else replace(rule, name=settings.rule)
 
 
 def _stop(options: GenerateOptions) -> tuple[str, ...]:
-    """The stop strings, bounded because text is held back for them."""
+    """Return the stop strings, which are limited because output is held back to match them."""
     if len(options.stop) > MAX_STOP_STRINGS:
         raise InvalidArgumentError(
-            f"stop: at most {MAX_STOP_STRINGS} strings, got {len(options.stop)}"
+            f"stop: at most {MAX_STOP_STRINGS} strings allowed, got {len(options.stop)}"
         )
     for stop in options.stop:
         if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:

@@ -1,4 +1,4 @@
-"""A generation's session with one replica of a pool at a time: joined, left, opened elsewhere."""
+"""A generation's session on one replica of a pool at a time."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ S = TypeVar("S", bound=UpstreamSession)
 
 
 class Usable(Protocol[U]):
-    """Something with replicas."""
+    """A source of replicas."""
 
     @property
     def usable(self) -> list[Replica[U]]:
-        """Those that a session may be opened on now."""
+        """The replicas that can take a session now."""
 
 
 class PooledSession(Generic[U, S]):
-    """What drafting and verifying have in common; `weight` is the tokens of the generation.
+    """The common part of drafting and verifying; `weight` is the generation's maximum tokens.
 
-    `_trouble` is since when and why there was no good session, to be noted once there is one.
+    `_trouble` is the time and cause of a session's loss, recorded once a new session works.
     """
 
     def __init__(
@@ -43,20 +43,20 @@ class PooledSession(Generic[U, S]):
         self._trouble: tuple[int, object] | None = None
 
     def _join(self, replica: Replica[U], open_: Any) -> S:
-        """Open a session on that replica."""
+        """Open a session on a replica."""
         session: S = replica.service.open(open_, self._metrics, self._correlation)
         self._session, self._replica = session, replica
         replica.join(session, self._weight)
         return session
 
     def _move_on(self, pool: Usable[U]) -> None:
-        """Leave a replica that takes nothing new any more, if another one of its pool does."""
+        """Leave a replica that takes no new sessions, if another one in the pool is usable."""
         replica = self._replica
         if replica is None or replica.takes_new:
             return
         if any(other is not replica for other in pool.usable):
             self._close_session()
-            reason = f"{replica.address} takes nothing new: {replica.problem or 'it left'}"
+            reason = f"{replica.address} takes no new sessions: {replica.problem or 'it left'}"
             self._trouble = time.perf_counter_ns(), UnavailableError(reason)
 
     def _close_session(self) -> None:
@@ -67,5 +67,5 @@ class PooledSession(Generic[U, S]):
             replica.leave(session)
 
     def close(self) -> None:
-        """The generation is over: end the session; the service frees it."""
+        """End the session; the service frees it."""
         self._close_session()

@@ -1,7 +1,7 @@
-"""A prompt as token ids, checked: at least one, leaving room for at least one more.
+"""Encodes and checks prompts: at least one token, and room in the context for one more.
 
-Prompts of absurd size are refused before they are read: to tokenize 24 MB takes minutes and GB.
-What is not absurd is tokenized as a whole and counted exactly.
+Absurdly long prompts are refused before tokenizing: 24 MB would take minutes and gigabytes. Others
+are tokenized as a whole and counted exactly.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from flyspec.values.admin import ModelInfo
 from flyspec.values.generation import Chat, Prompt
 
 ABSURD = 4
-"""Contexts' worth of tokens. Pieces count a little differently than the whole, and a chat template
-may leave something out; neither by so much."""
+"""Multiple of the context length from which a prompt is absurdly long. Tokenizing in pieces gives a
+slightly different count, and a chat template may drop text; neither comes near this factor."""
 PIECE_CHARACTERS = 1 << 14
 LONG = 1 << 16
-"""Characters, or tokens, from which on reading a prompt takes long: a second for a megabyte."""
+"""Characters, or tokens, above which encoding takes long: about a second per megabyte."""
 
 
 def is_long(prompt: Prompt) -> bool:
-    """Whether to read the prompt where nothing waits for it."""
+    """Whether to encode the prompt in a thread."""
     if isinstance(prompt, Chat):
         return sum(len(role) + len(content) for role, content in prompt.messages) > LONG
     return len(prompt) > LONG
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> list[int]:
-    """The prompt's token ids. Raises `InvalidArgumentError`."""
+    """Return the prompt's token ids. Raises `InvalidArgumentError`."""
     context_length = model.context_length
     match prompt:
         case str():
@@ -58,7 +58,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> lis
 
 
 def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
-    """Refuse token ids that the model does not have. Raises `InvalidArgumentError`."""
+    """Raise `InvalidArgumentError` if any token id is outside the model's vocabulary."""
     for token_id in (max(token_ids, default=0), min(token_ids, default=0)):
         if not 0 <= token_id < model.vocab_size:
             raise InvalidArgumentError(
@@ -68,7 +68,7 @@ def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
 
 
 def _check_size(texts: Sequence[str], tokenizer: Tokenizer, context_length: int) -> None:
-    """Refuse texts that are far too long together, having tokenized no more than shows it."""
+    """Refuse texts that are far too long in total, tokenizing only as much as needed to tell."""
     limit = ABSURD * context_length
     characters = sum(map(len, texts))
     if characters <= limit:
@@ -81,13 +81,14 @@ def _check_size(texts: Sequence[str], tokenizer: Tokenizer, context_length: int)
             seen += len(piece)
             if found > limit:
                 raise InvalidArgumentError(
-                    f"prompt: {characters} characters, the first {seen} of them over {limit} "
-                    f"tokens; the model's context is {context_length}; shorten the prompt"
+                    f"prompt: too long: of {characters} characters, the first {seen} already "
+                    f"exceed {limit} tokens; the model's context is {context_length}; shorten the "
+                    "prompt"
                 )
 
 
 def _check_count(what: str, count: int, context_length: int) -> None:
-    """Refuse more token ids, or chat messages, than the context has tokens."""
+    """Refuse more token ids or chat messages than the context has tokens."""
     if count > context_length:
         raise InvalidArgumentError(
             f"prompt: {count} {what} leave no room in the model's context of {context_length}; "

@@ -1,4 +1,4 @@
-"""Proposals made to fit: into the target's vocabulary, or made here where no service drafts."""
+"""Prompt lookup in the orchestrator, and fitting of proposals to the target's vocabulary."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from flyspec.values.tokens import Origin, TokenDistribution
 from orchestrator.upstreams.half_floats import all_impossible
 
 NEVER = b"\xff\xfb"
-"""The least half float, -65504: a probability of 0 whose divergence is yet finite."""
+"""The lowest half float, -65504: in effect probability 0, but with a finite divergence."""
 
 
 class LocalLookup:
-    """Prompt lookup inside the orchestrator, the drafter that needs no service.
+    """Prompt lookup inside the orchestrator: a drafter that needs no service.
 
-    With `distributions`, says of every token that all of the probability is on it.
+    With `distributions`, each draft comes with a point mass on itself.
     """
 
     def __init__(self, distributions: bool = False) -> None:
@@ -25,7 +25,7 @@ class LocalLookup:
         self._distributions = distributions
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> DraftChunk:
-        """Up to `max_tokens` tokens to follow `tokens`."""
+        """Propose up to `max_tokens` tokens to follow `tokens`."""
         self._lookup.extend(tokens[len(self._lookup) :])
         token_ids = self._lookup.propose(max_tokens)
         count = len(token_ids)
@@ -36,14 +36,14 @@ class LocalLookup:
         )
 
     def keep(self, length: int) -> None:
-        """The sequence was cut back to `length` tokens."""
+        """Record that the sequence was cut back to `length` tokens."""
         self._lookup.truncate(min(length, len(self._lookup)))
 
 
 def fit_proposal(proposal: DraftChunk, vocab_size: int) -> DraftChunk:
-    """The proposal, which ends before a token that the target does not have.
+    """Cut the proposal before the first token that the target does not have.
 
-    Equal tokenizers may be padded to different sizes.
+    Vocabularies of equal tokenizers may be padded to different sizes.
     """
     token_ids, end = proposal.token_ids, len(proposal.token_ids)
     if max(token_ids, default=0) >= vocab_size:
@@ -55,11 +55,11 @@ def fit_proposal(proposal: DraftChunk, vocab_size: int) -> DraftChunk:
 
 
 def fit(distribution: TokenDistribution, vocab_size: int) -> TokenDistribution:
-    """A drafter's distribution over a vocabulary of `vocab_size` tokens.
+    """Fit a drafter's distribution to a vocabulary of `vocab_size` tokens.
 
-    Tokens beyond it are left out: a draft that is none of them was drawn from the others in
-    proportion. Tokens that the drafter does not have get `NEVER`. The same object if it fits; one
-    that leaves none of the target's tokens possible becomes a point mass.
+    Tokens beyond it are dropped: a draft that is not one of them was drawn from the rest in
+    proportion. Tokens that the drafter does not have get `NEVER`. Returns the same object if it
+    already fits; a distribution with no probability on the target's tokens becomes a point mass.
     """
     log_probs, token_ids = distribution
     if token_ids:

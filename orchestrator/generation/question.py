@@ -1,4 +1,4 @@
-"""What it costs to ask a drafter something while the target decodes plainly. Pure."""
+"""The cost of querying a drafter while the target decodes without drafts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from orchestrator.generation.experience import DrafterExperience
 from orchestrator.generation.following import Overtaken
 
 FOLLOWING_COST_NS = 3_000_000
-"""What asking takes on top of the drafter's own time, in all processes."""
+"""Cost of a query on top of the drafter's own time, across all processes."""
 READING_COST_NS = 8_000_000
-"""The most that counts of its time where it read the prompt, unless decoding was held up longer."""
+"""Maximum counted for a query that reads the prompt, unless it delayed decoding by more."""
 
 
 class Question:
-    """Of one generation, whose drafter has not read the `prompt_length` tokens of its prompt.
+    """A generation's query of its drafter, which has not yet read the prompt.
 
     `is_open` until it is answered.
     """
@@ -21,27 +21,27 @@ class Question:
         self.is_open = False
         self._unread, self._reads = prompt_length, 0
         self._has_read = False
-        self._delay_ns = 0.0  # of plain decoding
+        self._delay_ns = 0.0  # by which plain decoding was slowed
 
     def ask(self, num_tokens: int) -> None:
-        """It is asked, `num_tokens` after the last time."""
+        """Start a query, `num_tokens` after the last one."""
         self.is_open, self._delay_ns = True, 0.0
         self._reads = self._unread + num_tokens
 
     def delayed(self, duration_ns: float) -> None:
-        """Plain decoding took so much longer than usual: the target may be slower beside it."""
+        """Add a delay of plain decoding: querying the drafter may slow the target."""
         self._delay_ns += duration_ns
 
     def drafted(self) -> None:
-        """A round had drafts: so it has read all there was."""
+        """Record a round with drafts, for which the drafter read the whole sequence."""
         self._unread = 0
 
     def cost_ns(self, num_tokens: int, drafter: DrafterExperience) -> float:
-        """What it is likely to cost, `num_tokens` after the last time."""
+        """Return the expected cost of a query, in ns, `num_tokens` after the last one."""
         return FOLLOWING_COST_NS + (self._unread + num_tokens) * drafter.reading_ns.value
 
     def answered(self, overtaken: Overtaken, drafter: DrafterExperience) -> float:
-        """What it has cost, ns; tells the drafter's experience how long things took."""
+        """Return the cost of the answered query, in ns, and update the drafter's experience."""
         proposal = overtaken.proposal
         spent_ns = float(FOLLOWING_COST_NS + proposal.timings.model_ns)
         if self._reads:
@@ -49,7 +49,7 @@ class Question:
             drafter.reading_ns.observe(reading_ns, self._reads)
         if self._has_read:
             drafter.followed(proposal, overtaken.asked_ns)
-        else:  # the prompt, beside the target
+        else:  # it read the prompt, alongside the target
             spent_ns = min(spent_ns, READING_COST_NS)
         self.is_open, self._has_read, self._unread = False, True, 0
         return max(spent_ns, self._delay_ns)

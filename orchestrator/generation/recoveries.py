@@ -1,4 +1,4 @@
-"""What went wrong in a generation and how it was made good, for its completion."""
+"""Failures a generation recovered from, reported in its completion."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_REASON_CHARACTERS = 300
 
 
 class Recoveries:
-    """Those of one generation: the first `MAX_KEPT` kept, all counted and told to `listener`.
+    """One generation's recoveries: keeps the first `MAX_KEPT`, counts all and calls `listener`.
 
-    `output_token_index` is kept up by whoever runs the rounds.
+    `output_token_index` is updated by `Rounds`.
     """
 
     def __init__(self, listener: Callable[[Recovery], None] = lambda _: None) -> None:
@@ -25,7 +25,7 @@ class Recoveries:
         self.count = 0
 
     def note(self, kind: RecoveryKind, since_ns: int, successor: str, reason: object) -> None:
-        """The trouble that was noticed at `since_ns` (`perf_counter_ns`) is over."""
+        """Record recovery from a failure noticed at `since_ns` (`perf_counter_ns`)."""
         self.count += 1
         now = time.perf_counter_ns()
         recovery = Recovery(

@@ -1,4 +1,4 @@
-"""The core loop: propose, check, extend the sequence; one round at a time."""
+"""The core loop: propose, verify, extend the sequence; one round at a time."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ from orchestrator.generation.window import (
 )
 
 SHORT_PROMPT = 512
-"""Tokens; a longer prompt is read by the drafter once the target has given its first token."""
+"""Tokens. The drafter only reads a longer prompt after the target's first token."""
 
 
 KEPT_S = 0.005
-"""A round is not kept for longer than this while the drafter works."""
+"""Maximum seconds a round is kept back while the drafter works."""
 
 
 def checked_of(verdict: Verdict, proposal: DraftChunk) -> Checked:
-    """The event that a verdict on a proposal is."""
+    """Return the event for a verdict on a proposal."""
     return Checked(verdict, proposal.token_ids, proposal.origins)
 
 
 class Rounds:
-    """The rounds of one generation, until the caller stops asking.
+    """The rounds of one generation, until the caller stops iterating.
 
-    What the next round needs of the drafter is asked for before a round is handed out, and a round
-    with drafts is handed out once the next one is with the target, which works while the caller
-    turns tokens into text and sends it. While decoding is plain the drafter may follow the text; a
-    proposal of which the text has already used a part is checked from there on.
+    The next round's proposal is requested before a round is yielded, and a round with drafts is
+    yielded once the next one has been sent to the target, which works while the caller detokenizes
+    and sends output. During plain decoding the drafter may follow the sequence; if the sequence has
+    overtaken part of a proposal, the rest is verified.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Rounds:
         )
 
     async def run(self) -> AsyncGenerator[RoundOutcome]:
-        """Run rounds for ever; the caller leaves when its output is complete."""
+        """Run rounds indefinitely; the caller stops when its output is complete."""
         self._next.begin()
         try:
             while True:
@@ -107,9 +107,9 @@ class Rounds:
             self._next.close()
 
     async def _check(self, proposal: DraftChunk) -> AsyncGenerator[RoundOutcome | None]:
-        """A round with drafts, or with none where the drafter had no idea.
+        """Run a round with drafts, or with none if the drafter proposed none.
 
-        None, here and below: it is time to hand out what was kept.
+        Yielding None, here and below, tells the caller to yield the rounds kept back.
         """
         request = self._request(proposal)
         distributions, asked = proposal.distributions, False
@@ -119,25 +119,25 @@ class Rounds:
                 yield None
                 continue
             num_checked = len(verdict.decisions)
-            if num_checked < len(proposal.token_ids):  # the others were not worth it
+            if num_checked < len(proposal.token_ids):  # the rest were not worth verifying
                 proposal = proposal.cut(0, num_checked)
             round_ = self._advance(checked_of(verdict, proposal), proposal, request)
             asked = self._next.begin()
             if asked:
-                await asyncio.sleep(0)  # its request leaves before the round is counted
+                await asyncio.sleep(0)  # send the request before counting the round
             self._count(round_)
             if asked and self._can_wait(round_):
                 self._kept.append(round_)
             else:
                 yield round_
         if not asked:
-            self._next.begin()  # the target was lost; go on from there
+            self._next.begin()  # the target was lost; continue from here
 
     async def _decode(self) -> AsyncGenerator[RoundOutcome | None]:
-        """Plain decoding, until the drafter has something better."""
+        """Decode without drafts until the drafter has a proposal worth verifying."""
         request = self._request(NOTHING)
         if len(self._sequence) == self._prompt_length <= SHORT_PROMPT:
-            self._next.follow()  # it may read the prompt beside the target
+            self._next.follow()  # it may read the prompt while the target does
         async for verdict in self._verifying.check(self._sequence, request):
             if verdict is None:
                 yield None
@@ -148,33 +148,33 @@ class Rounds:
             ends = verdict.last or self._next.is_wanted
             if ends and not self._next.is_there:
                 self._next.begin()
-                await asyncio.sleep(0)  # its request leaves before the caller works
+                await asyncio.sleep(0)  # send the request before the caller works
             yield round_
             if ends:
                 return
-        self._next.begin()  # the target was lost in the middle of it; go on from there
+        self._next.begin()  # the target was lost midway; continue from here
 
     async def _fail_window(self, proposal: DraftChunk) -> AsyncGenerator[RoundOutcome | None]:
-        """Nothing can be drafted, so that an open window has failed."""
+        """Fail the open window, since the drafter has no proposal."""
         yield None
         round_ = self._advance(NothingDrafted(), proposal)
         self._count(round_)
         self._pace.window_failed()
         self._next.begin()
-        await asyncio.sleep(0)  # its request leaves before the caller works
+        await asyncio.sleep(0)  # send the request before the caller works
         yield round_
 
     def _take_kept(self) -> list[RoundOutcome]:
-        """Rounds that were not handed out at once.
+        """Return and clear the rounds kept back.
 
-        What a caller does with one takes about as long as a small drafter: that would be waited
-        for, and while the target works nobody waits.
+        The caller needs about as long for a round as a small drafter for a proposal. Rounds are
+        kept back so that it does this work while the target works, not while the drafter does.
         """
         kept, self._kept = self._kept, []
         return kept
 
     def _can_wait(self, round_: RoundOutcome) -> bool:
-        """Whether the output goes on behind a round, and its budget does not depend on it."""
+        """Whether a round can be kept back: output continues, with no stop strings or budget."""
         plan = self._plan
         if self._remaining <= 0 or plan.stop or plan.has_budget:
             return False
@@ -182,9 +182,9 @@ class Rounds:
         return not any(token.token_id in self._eos for token in tokens)
 
     def loop_guard_index(self, num_tokens: int) -> int | None:
-        """Tokens of an output of `num_tokens` after which all was judged exactly for its loop.
+        """Return the output index from which the loop guard forced exact acceptance.
 
-        None if it did not begin to repeat itself.
+        None if the first `num_tokens` output tokens did not trigger the guard.
         """
         guard = self._loop_guard
         if self._exact_from is None or guard is None or guard.token_index is None:
@@ -195,18 +195,18 @@ class Rounds:
 
     @property
     def _remaining(self) -> int:
-        """Tokens that the output still lacks; it may end earlier."""
+        """Maximum tokens still to be generated."""
         return self._state.limit - len(self._sequence)
 
     def _draft_limit(self, num_more: int) -> int:
-        """K of the next round: no more than fits the context, none after the output's end.
+        """Return K for the next round, if the sequence has grown by `num_more` tokens by then.
 
-        If the sequence has so many more tokens by then.
+        K is limited to what fits the context, and is 0 after the end of the output.
 
-        An exact round near the end of the output drafts no more than can still be sent. Another
-        does not stop short: its verdict may depend on the drafts that follow, and the text should
-        not depend on `max_tokens`. With windows across rounds it does all the same: one that is
-        open at the end of the output has failed.
+        With a token-exact rule, rounds near the end of the output draft no more than can still be
+        emitted. Other rules do not cut rounds short: a verdict may depend on the drafts that
+        follow, and the output should not depend on `max_tokens`. With windows across rounds it
+        still does: a window open at the end of the output fails.
         """
         plan, window = self._plan, self._state.window
         remaining, length = self._remaining - num_more, len(self._sequence) + num_more
@@ -221,7 +221,7 @@ class Rounds:
         return limit
 
     def _request(self, proposal: DraftChunk) -> VerifyRound:
-        """The request to check a proposal, or to decode without one."""
+        """Return the request to verify a proposal, or to decode without one."""
         plan, window = self._plan, self._state.window
         plain = 1
         if proposal is NOTHING:
@@ -245,7 +245,7 @@ class Rounds:
     def _advance(
         self, event: Event, proposal: DraftChunk, request: VerifyRound | None = None
     ) -> RoundOutcome:
-        """Do what the next round depends on, and say what happened."""
+        """Apply an event to the state, as far as the next round depends on it; return the round."""
         start = len(self._sequence)
         verdict = event.verdict if isinstance(event, Checked) else None
         self._state, commands = step(self._state, event)
@@ -271,7 +271,7 @@ class Rounds:
         )
 
     def _count(self, round_: RoundOutcome) -> None:
-        """What can be done beside the drafter."""
+        """Do the bookkeeping for a round, which may overlap with drafting."""
         self._watch(round_.commands)
         verdict, proposal = round_.verdict, round_.proposal
         if verdict is not None and verdict.decisions:
@@ -280,7 +280,7 @@ class Rounds:
             self._drafting.record(proposal.drafter, drafted, accepted, emitted, round_.round_ns)
 
     def _carry_out(self, command: Command) -> None:
-        """The part of a command that concerns the sequence; the caller does what concerns text."""
+        """Apply a command to the sequence; the caller applies it to the text."""
         if isinstance(command, Extend):
             self._sequence.extend(command.token_ids)
         elif isinstance(command, RollBack):
@@ -292,9 +292,9 @@ class Rounds:
                 self._exact_from = min(self._exact_from, command.length - self._prompt_length)
 
     def _watch(self, commands: Sequence[Command]) -> None:
-        """Judge exactly from here on once the final tokens go in circles.
+        """Require exact acceptance from here on once the final tokens loop.
 
-        A window that is open runs its course.
+        An open window runs its course.
         """
         guard = self._loop_guard
         if guard is None or self._exact_from is not None:

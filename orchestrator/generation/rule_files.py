@@ -1,4 +1,4 @@
-"""The operator's rules file: named rules, and limits to what requests may ask for.
+"""The operator's rules file: named rules, and limits on what requests may use.
 
     [rules.careful]             # requests may name it like a preset
     preset = "fly"
@@ -10,8 +10,8 @@
     min_fly_entropy_threshold = 0.3
     max_loose_cost_nats = 20.0
 
-A rule takes a preset's name and any parameter of `Rule` by its name; what limits there are says
-`Limits`. Errors name the file and the key.
+A rule has a preset's name and any parameters of `Rule`; for the limits, see `Limits`. Errors name
+the file and the key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from orchestrator.generation.limits import Limits
 
 
 def _type_of(parameter: Parameter) -> Any:
-    """As the file has it; a member by its name."""
+    """Return a parameter's type in the file, where enum members are given by name."""
     if not parameter.members:
         return parameter.kind
     members = {member_name(m): m for m in parameter.members}
@@ -53,7 +53,7 @@ def _type_of(parameter: Parameter) -> Any:
 
 
 class _NamedRule(BaseModel):
-    """A preset with parameters, under a name of the operator's; the fields are those of `Rule`."""
+    """A preset with parameters, named by the operator; the fields are those of `Rule`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -61,7 +61,7 @@ class _NamedRule(BaseModel):
     guarded_token_ids: list[Annotated[int, Field(ge=0)]] = []
 
     def to_rule(self) -> Rule:
-        """As a rule of its preset."""
+        """Return it as a rule of its preset."""
         given = {name: getattr(self, name) for name in PARAMETERS}
         return Rule(self.preset, **given, guarded_token_ids=tuple(self.guarded_token_ids))
 
@@ -81,7 +81,7 @@ _RuleName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64
 
 
 class RuleBook(BaseModel):
-    """A rules file, checked. Without a file: the presets, no limits."""
+    """A validated rules file; without one, the presets and no limits."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -89,9 +89,9 @@ class RuleBook(BaseModel):
     limits: Limits = Limits()
 
     def names(self, default: str, presets: Iterable[str] = tuple(RULE_PRESETS)) -> list[str]:
-        """The rules that a request may name, the default first, then presets, then named rules.
+        """Return the rules a request may name: the default, then presets, then named rules.
 
-        `presets` are those that the target's service offers.
+        `presets` are those offered by the target's service.
         """
         offered = {name: name for name in presets}
         offered |= {name: r.preset for name, r in self.rules.items() if r.preset in offered}
@@ -99,10 +99,10 @@ class RuleBook(BaseModel):
         return sorted(allowed, key=lambda name: name != default)
 
     def resolve(self, rule: Rule, num_speculative_tokens: int) -> Rule:
-        """A request's rule as a rule of a preset, every parameter set, within the limits.
+        """Resolve a request's rule to a preset's rule with every parameter set, within the limits.
 
-        A named rule's parameters fill in what the request leaves open, the preset's follow; tokens
-        guarded by either are guarded. Raises `InvalidArgumentError`.
+        Parameters the request leaves unset come from the named rule, then from the preset. Tokens
+        guarded by either request or named rule are guarded. Raises `InvalidArgumentError`.
         """
         known = rule.name in RULE_PRESETS or rule.name in self.rules
         if not known or not self._allows(rule.name):
@@ -119,16 +119,16 @@ class RuleBook(BaseModel):
         return resolved
 
     def warnings(self, rule: Rule, resolved: Rule, num_speculative_tokens: int) -> list[str]:
-        """What the caller should know of a request's rule as it was resolved, for this K."""
+        """Return warnings for the caller about a request's rule as resolved for this K."""
         return rule_warnings(resolved, num_speculative_tokens, self._expand(rule))
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raises `ConfigError` for a guarded token that the target does not have."""
+        """Raise `ConfigError` if a guarded token is not in the target's vocabulary."""
         for name, rule in self.rules.items():
             if (largest := max(rule.guarded_token_ids, default=0)) >= vocab_size:
                 raise ConfigError(
                     f"--rules-file: rules.{name}.guarded_token_ids: {largest} is out of range; the "
-                    f"target has ids 0 to {vocab_size - 1}"
+                    f"target's token IDs are 0 to {vocab_size - 1}"
                 )
 
     def _allows(self, name: str) -> bool:
@@ -138,13 +138,13 @@ class RuleBook(BaseModel):
         return (allowed is None or name in allowed) and (lossless or not self.limits.lossless_only)
 
     def _raise_window(self, rule: Rule) -> Rule:
-        """Raise a window that nobody chose to the floor."""
+        """Raise a window size that depends on K to the minimum allowed."""
         floor = self.limits.of_parameter(PARAMETERS["fly_window_size"], rule)
         window = max(rule.fly_window_size or 0, int(floor or 0))
         return replace(rule, fly_window_size=window)
 
     def _expand(self, rule: Rule) -> Rule:
-        """A named rule as a rule of its preset, with what the request says of it."""
+        """Return a named rule as a rule of its preset, with the request's parameters on top."""
         if rule.name not in self.rules:
             return rule
         base = self.rules[rule.name].to_rule()
@@ -160,18 +160,18 @@ class RuleBook(BaseModel):
 
 
 def load_rules(rules_file: str, rule: str, length: SpeculationLength) -> RuleBook:
-    """Read a rules file, none if empty, and check that the server's defaults keep to its limits.
+    """Read a rules file (empty: none), and check the server's defaults against its limits.
 
-    `rule` and `length`, K, are those defaults. Raises `ConfigError` naming the file
-    and the key, or the flag.
+    `rule` and `length` (K) are those defaults. Raises `ConfigError` naming the file and the key, or
+    the flag.
     """
     book = read_rules(Path(rules_file)) if rules_file else RuleBook()
     most = book.limits.max_num_speculative_tokens
     num_speculative_tokens = requested(length)
     if most is not None and length != AUTO and length > most:
         raise ConfigError(
-            f"--num-speculative-tokens {length}: limits.max_num_speculative_tokens "
-            f"of the rules file is {most}; lower the one or raise the other"
+            f"--num-speculative-tokens {length}: exceeds limits.max_num_speculative_tokens "
+            f"in the rules file, {most}; lower the former or raise the latter"
         )
     try:
         book.resolve(Rule(rule), num_speculative_tokens)
@@ -195,7 +195,7 @@ def read_rules(path: Path) -> RuleBook:
     except UnicodeDecodeError:
         raise ConfigError(f"--rules-file {path}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--rules-file {path}: not TOML: {error}") from None
+        raise ConfigError(f"--rules-file {path}: invalid TOML: {error}") from None
     except ValidationError as error:
         problems = [
             f"{'.'.join(map(str, p['loc']))}: {p['msg'].removeprefix('Value error, ')}"
@@ -204,7 +204,9 @@ def read_rules(path: Path) -> RuleBook:
         raise ConfigError(f"--rules-file {path}: {'; '.join(problems)}") from None
     for name, rule in book.rules.items():
         if name in RULE_PRESETS:
-            raise ConfigError(f"--rules-file {path}: rules.{name}: is the name of a preset")
+            raise ConfigError(
+                f"--rules-file {path}: rules.{name}: the name is taken by a preset; choose another"
+            )
         if rule.preset not in RULE_PRESETS:
             raise ConfigError(
                 f"--rules-file {path}: rules.{name}.preset must be one of "
@@ -218,11 +220,11 @@ def read_rules(path: Path) -> RuleBook:
     for allowed in book.limits.allowed_rules or ():
         if allowed not in known:
             raise ConfigError(
-                f"--rules-file {path}: limits.allowed_rules: {allowed!r} is not a rule; there are "
-                f"{', '.join(known)}"
+                f"--rules-file {path}: limits.allowed_rules: {allowed!r} is not a rule; choose "
+                f"from {', '.join(known)}"
             )
     if not book.names(""):
         raise ConfigError(
-            f"--rules-file {path}: limits: lossless_only leaves none of allowed_rules"
+            f"--rules-file {path}: limits: lossless_only excludes all of allowed_rules"
         )
     return book

@@ -1,4 +1,4 @@
-"""What rounds of K drafts take and give, by experience: the best K, and where to stop. Pure."""
+"""Predicts the time and yield of rounds of K drafts: the best K, and when to stop early."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from orchestrator.generation.pace import NextRound
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.01, 0.8
 PATIENCE = 3.0
-"""Times the usual time that a proposal is waited for."""
+"""Multiple of the usual round time that a proposal may take."""
 PATIENCE_START_NS = 5_000_000
 
 
 def round_ns(experience: Experience, drafter: DrafterExperience, k: int) -> float:
-    """The usual time of a round of K drafts."""
+    """Return the usual time of a round of K drafts."""
     return drafter.overhead_ns.value + k * drafter.draft_ns.value + experience.verify_ns(k)
 
 
 def best_k(
     experience: Experience, drafter: DrafterExperience, survivals: Sequence[float]
 ) -> tuple[int, float]:
-    """The K with the most expected tokens a ns, and those; 0 where plain decoding has more.
+    """Return the K with the most expected tokens per ns, and that rate.
 
-    `survivals` are the chances of drafts to be reached and accepted.
+    K is 0 if plain decoding is faster. `survivals` are the probabilities that each draft is
+    reached and accepted.
     """
     best, best_rate = 0, 1.0 / experience.plain_ns
     tokens, time_ns = 1.0, drafter.overhead_ns.value
@@ -39,16 +40,16 @@ def best_k(
 def drafting(
     experience: Experience, drafter: DrafterExperience, k: int, rate: float, exact: bool
 ) -> NextRound:
-    """A round of K drafts, ended earlier where one more is not worth its time.
+    """Return a round of K drafts that stops early when another draft is not worth its time.
 
-    That is where its chance is less than the tokens that its time gives otherwise, at `rate` tokens
-    a ns; by an `exact` rule, no draft that differs stands.
+    That is when its probability of acceptance is below the tokens otherwise generated in that time,
+    at `rate` tokens per ns. An `exact` rule accepts no draft that differs from the target.
     """
     usual_ns = round_ns(experience, drafter, k)
     patience_ns = int(PATIENCE_START_NS + PATIENCE * usual_ns)
     one_more_ns = round_ns(experience, drafter, k + 1) - usual_ns
     chance = min(1.0, max(0.0, one_more_ns * rate))
-    # What the drafter is unsure of may be let stand, if enough follows it in its round.
+    # A lossy rule may accept a draft with low confidence if enough drafts follow it in its round.
     loosening = drafter.loosening.value
     agreed = (chance - loosening) / (1.0 - loosening) if chance > loosening else 0.0
     if not agreed and not exact:

@@ -1,6 +1,6 @@
-"""Where a generation's verdicts come from: whichever replica of the target works.
+"""Obtains a generation's verdicts from any working replica of the target.
 
-A remote session is a cache (DESIGN, principle 1): when it is lost or holds another prefix, the next
+A remote session is a cache (DESIGN, principle 1): if it is lost or holds another prefix, the next
 one gets the whole sequence.
 """
 
@@ -37,21 +37,21 @@ from orchestrator.upstreams.protocol import (
 
 log = logging.getLogger(__name__)
 
-# A slot may still be closing when the next generation is admitted: full is worth another try.
+# A slot may still be closing when the next generation is admitted, so full is worth a retry.
 RETRIED = (PrefixMismatchError, UnavailableError, ResourceExhaustedError)
 REOPEN_BACKOFF_S = (0.02, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Longest rests between tries to open a lost session again; the last one repeats."""
+"""Maximum seconds between attempts to reopen a lost session; the last one repeats."""
 SLOT_WAIT_S = 1.0
-"""So long a session waits for a slot of one replica; then one of another may have come free."""
+"""Seconds a session waits for a slot at one replica before considering the others again."""
 FULL_GRACE_S = 0.01
-"""A generation that begins asks again so long when too many wait: slots may still be closing."""
+"""Seconds a new generation retries when all replicas are full: slots may still be closing."""
 
 
 class Verifying(PooledSession[VerifyUpstream, VerifySession]):
-    """A generation's verdicts, of a session with one of `targets` at a time.
+    """A generation's source of verdicts, with a session on one of `targets` at a time.
 
-    When its replica is lost, another one, or the same one restarted, gets the whole sequence,
-    until `reopen_timeout_s` are over. The request arrived at `arrived_s`, by the monotonic clock.
+    If its replica is lost, another one, or the same one restarted, gets the whole sequence; it
+    gives up after `reopen_timeout_s`. `arrived_s` is the request's arrival on the monotonic clock.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             numerics=targets.required_numerics,
         )
         self._reopen_timeout_s = reopen_timeout_s
-        self._avoided: list[Replica[VerifyUpstream]] = []  # full when they were tried last
+        self._avoided: list[Replica[VerifyUpstream]] = []  # full or failed when last tried
         self._arrived = time.monotonic() if arrived_s is None else arrived_s
 
     async def reserve(self, tokens: Sequence[int]) -> None:
-        """Have a slot of the target, in turn with generations of other orchestrators if it has any.
+        """Get a slot at the target, taking turns with other orchestrators' generations.
 
-        Without others this orchestrator counts what is free itself, and nothing is asked. Raises
-        `ResourceExhaustedError` when too many wait that arrived earlier.
+        Without other orchestrators this does nothing, since admission counts the free slots itself.
+        Raises `ResourceExhaustedError` if too many earlier requests are waiting.
         """
         began = time.monotonic()
         while self._session is None and any(r.shared for r in self._targets.usable):
@@ -117,16 +117,16 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     @property
     def waited_s(self) -> float:
-        """Since its request arrived, seconds."""
+        """Seconds since the request arrived."""
         return time.monotonic() - self._arrived
 
     @property
     def mixed_numerics(self) -> bool:
-        """Whether replicas that compute differently had a part in it."""
+        """Whether the generation has used replicas with different numerics."""
         return self._targets.mixed_numerics
 
     def keep(self, length: int) -> None:
-        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+        """Record that the sequence was cut back to `length` tokens, whatever follows them now."""
         if self._session is not None:
             self._session.keep(length)
 
@@ -136,11 +136,11 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution] = (),
     ) -> AsyncIterator[Verdict | None]:
-        """Verdicts on a round that follows `sequence`; several in plain decoding.
+        """Yield the verdicts on a round following `sequence`; several in plain decoding.
 
-        None when the request is on its way: the time to do what needs no answer. `round_` and
-        `distributions` as `VerifySession.send` takes them. Verdicts already handed out stand when
-        the replica is lost; the rest of the round is then the caller's next round.
+        Yields None once the request is sent, so that the caller can do other work meanwhile.
+        `round_` and `distributions` are as in `VerifySession.send`. If the replica is lost,
+        verdicts already yielded remain valid, and the caller's next round does the rest.
         """
         self._move_on(self._targets)
         for attempt in count():
@@ -172,7 +172,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                     return
                 if (time.perf_counter_ns() - since_ns) / 1e9 > self._reopen_timeout_s:
                     raise
-                full = isinstance(error, ResourceExhaustedError)  # everyday, a lost one is not
+                full = isinstance(error, ResourceExhaustedError)  # routine, unlike a lost session
                 level = logging.DEBUG if full else logging.WARNING
                 log.log(level, "reopening verify session: %s", error)
             if attempt or full:
@@ -180,7 +180,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 await asyncio.sleep(rest * random.uniform(0.5, 1.0))
 
     def _lose(self, error: FlyspecError) -> None:
-        """The session is of no use any more."""
+        """Close a failed session, and avoid its replica."""
         replica = self._replica
         self._close_session()
         if replica is None:
@@ -190,18 +190,18 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             replica.failed(error)
 
     def _recovered(self, replica: Replica[VerifyUpstream], since_ns: int, trouble: object) -> None:
-        """The sequence is in a replica again."""
+        """Record that a replica has the sequence again."""
         self._trouble, self._avoided = None, []
         self._recoveries.note(RecoveryKind.TARGET_REOPENED, since_ns, replica.address, trouble)
 
     async def _begin(self, tokens: Sequence[int]) -> tuple[VerifySession, Replica[VerifyUpstream]]:
-        """A session with a replica; waits for one that can be used."""
+        """Join a replica, waiting up to `reopen_timeout_s` until one is usable."""
         targets = self._targets
         deadline = time.monotonic() + self._reopen_timeout_s
         while (replica := targets.choose(tokens, self._weight, self._avoided)) is None:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise UnavailableError(f"no verify service can be used: {targets.pool.reason}")
+                raise UnavailableError(f"no verify service is usable: {targets.pool.reason}")
             await targets.pool.changed(min(remaining, 0.05))
         session = self._join(replica, self._template)
         targets.joined(replica)

@@ -1,9 +1,8 @@
-"""The window machine: which tokens are final and which are held back. Pure: no I/O, no clocks.
+"""The window state machine: which tokens are final and which are held back. No I/O, no clock.
 
-`step` takes the state and what happened, and gives the next state with what to do about it. One
-window at most is open (DESIGN, section 4): its token and all that follow are held back until it
-closes. If it fails, the sequence is cut back to the window's position and the target's own token
-takes the place there. A rollback is a length.
+`step` maps a state and an event to the next state and a list of commands. At most one window is
+open (DESIGN, section 4): its token and all that follow are held back until it closes. If it fails,
+the sequence is cut back to the window's position and continues there with the target's own token.
 
     positions   0 ......... committed | held back ............ | the round being checked
     client sees [0, committed)        | nothing; eager: shown  |
@@ -20,9 +19,9 @@ from flyspec.values.tokens import Origin, TokenLogprobs
 
 
 class Token(NamedTuple):
-    """A token of the output; of one held back, `origin` is what it will be once it is final.
+    """An output token. If it is held back, `origin` is its origin once it becomes final.
 
-    `gap_nats` is set for LOOSE tokens, `logprobs` if they were asked for.
+    `gap_nats` is set for LOOSE tokens, `logprobs` if requested.
     """
 
     token_id: int
@@ -32,10 +31,10 @@ class Token(NamedTuple):
 
 
 class WindowState(NamedTuple):
-    """A sequence of `length` tokens, prompt included, of which the last, `held`, are not final.
+    """A sequence of `length` tokens including the prompt; the last ones, `held`, are not final.
 
-    `limit` is the length at which the output is complete: a window still open then has failed.
-    With `eager`, held tokens are shown. `window` is open if and only if tokens are held.
+    `limit` is the length at which the output is complete; a window still open then has failed.
+    With `eager`, held tokens are shown. `window` is set if and only if tokens are held.
     """
 
     length: int
@@ -46,7 +45,7 @@ class WindowState(NamedTuple):
 
     @property
     def committed_length(self) -> int:
-        """Tokens that are final, prompt included."""
+        """Number of final tokens, including the prompt."""
         return self.length - len(self.held)
 
 
@@ -54,7 +53,7 @@ class WindowState(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """The target's verdict on drafts that followed the whole sequence; none in plain decoding."""
+    """The target's verdict on drafts following the sequence (no drafts in plain decoding)."""
 
     verdict: Verdict
     draft_token_ids: Sequence[int] = ()
@@ -62,17 +61,17 @@ class Checked(NamedTuple):
 
 
 class NothingDrafted(NamedTuple):
-    """The drafter has no proposal: an open window cannot be continued, so it fails."""
+    """The drafter has no proposal, so an open window cannot continue and fails."""
 
 
 Event = Checked | NothingDrafted
 
 
-# --- commands, to be carried out in order ---------------------------------------------------
+# --- commands, to be executed in order ------------------------------------------------------
 
 
 class Extend(NamedTuple):
-    """Append tokens to the sequence; the verify service holds them already."""
+    """Append tokens to the sequence; the verify service already has them."""
 
     token_ids: list[int]
 
@@ -80,7 +79,7 @@ class Extend(NamedTuple):
 class RollBack(NamedTuple):
     """Keep `length` tokens of the sequence, then append `token_id`.
 
-    The token that was at `length` had cost `gap_nats`.
+    `gap_nats` is the cost of the token it replaces.
     """
 
     length: int
@@ -89,19 +88,19 @@ class RollBack(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """These tokens are final; with eager, some of the first may have been shown."""
+    """Make tokens final; if eager, leading ones may already have been shown."""
 
     tokens: Sequence[Token]
 
 
 class Show(NamedTuple):
-    """These tokens follow what was committed or shown, and are provisional; eager only."""
+    """Show provisional tokens, after those committed or shown; eager only."""
 
     tokens: Sequence[Token]
 
 
 class Hide(NamedTuple):
-    """Nothing that was shown and not committed stands, if anything was; eager only."""
+    """Withdraw all tokens that were shown but not committed, if any; eager only."""
 
 
 Command = Extend | RollBack | Commit | Show | Hide
@@ -111,9 +110,9 @@ Command = Extend | RollBack | Commit | Show | Hide
 
 
 def step(state: WindowState, event: Event) -> tuple[WindowState, list[Command]]:
-    """The state after `event`, and what to do in order.
+    """Return the state after `event` and the commands to execute in order.
 
-    Raises `FlyspecError` for a verdict that no rule can give.
+    Raises `FlyspecError` for a verdict that no rule can produce.
     """
     if isinstance(event, Checked):
         return _checked(state, event)
@@ -123,7 +122,7 @@ def step(state: WindowState, event: Event) -> tuple[WindowState, list[Command]]:
 
 
 def _checked(state: WindowState, event: Checked) -> tuple[WindowState, list[Command]]:
-    """Take over a verdict: what is new, what of all that is held back becomes final."""
+    """Apply a verdict: extend the sequence, and commit held tokens that become final."""
     verdict, window = event.verdict, state.window
     num_accepted = verdict.keep_length - state.length
     if num_accepted < 0:
@@ -146,11 +145,11 @@ def _checked(state: WindowState, event: Checked) -> tuple[WindowState, list[Comm
 def _hold(
     state: WindowState, verdict: Verdict, tokens: list[Token], commands: list[Command]
 ) -> tuple[WindowState, list[Command]]:
-    """Commit what comes before the window that is open now, hold back the rest."""
+    """Commit the tokens before the open window, and hold back the rest."""
     window = verdict.open_window
     committed, length = state.committed_length, verdict.keep_length + 1
     start = length if window is None else window.position
-    # A window is one that was open before, or its token is a draft of this round.
+    # The window was already open, or its token is a draft of this round.
     if window is not None and not (
         window.position == committed < state.length
         or state.length <= window.position < verdict.keep_length
@@ -160,7 +159,7 @@ def _hold(
     held = everything[start - committed :]
     if start > committed:
         commands.append(Commit(everything[: start - committed]))
-    # Nothing can be drafted after the limit. With the window beyond it, the output is complete.
+    # Nothing is drafted after the limit; if the window is beyond it, the output is complete.
     failed = window is not None and window.position < state.limit <= length
     if held and state.eager and not failed:
         commands.append(Show(held[max(0, state.length - start) :]))
@@ -172,7 +171,7 @@ def _hold(
 
 
 def _fail(state: WindowState, window: OpenWindow) -> tuple[WindowState, list[Command]]:
-    """Go back to the window's position; the target's own token there is final."""
+    """Roll back to the window's position, and commit the target's own token there."""
     token = Token(window.target_token_id, Origin.CORRECTION, None, window.target_logprobs)
     commands: list[Command] = [RollBack(window.position, token.token_id, window.gap_nats)]
     if state.eager:
@@ -182,12 +181,12 @@ def _fail(state: WindowState, window: OpenWindow) -> tuple[WindowState, list[Com
 
 
 def _tokens(event: Checked, num_accepted: int) -> list[Token]:
-    """The accepted drafts and the token that follows them."""
+    """Return the accepted drafts and the token that follows them."""
     verdict = event.verdict
     decisions = verdict.decisions
     if len(decisions) != len(event.draft_token_ids):
         raise FlyspecError(
-            f"verify service: {len(decisions)} decisions on {len(event.draft_token_ids)} drafts"
+            f"verify service: {len(decisions)} decisions for {len(event.draft_token_ids)} drafts"
         )
     if verdict.plain_token_ids:
         drawn = [*verdict.plain_token_ids, verdict.next_token_id]
@@ -216,8 +215,8 @@ def _tokens(event: Checked, num_accepted: int) -> list[Token]:
 
 
 def _impossible(state: WindowState, verdict: Verdict) -> FlyspecError:
-    """A verdict that does not fit the sequence it was given."""
+    """Return the error for a verdict that contradicts the sequence."""
     return FlyspecError(
-        f"verify service: keep_length {verdict.keep_length} with open window "
-        f"{verdict.open_window} on {state.length} tokens, {state.committed_length} of them final"
+        f"verify service: invalid keep_length {verdict.keep_length} with open window "
+        f"{verdict.open_window} for {state.length} tokens, {state.committed_length} of them final"
     )

@@ -1,1 +1,1 @@
-"""What is told of generations and of the services behind them: metrics, spans, log lines."""
+"""Metrics, traces and logs of generations and of the services they use."""

@@ -1,7 +1,7 @@
-"""What generations leave behind in metrics; docs/observability.md has their names.
+"""Metrics of generations, listed in docs/observability.md.
 
-What counts tokens is kept as plain numbers and made into metrics when Prometheus asks, so that a
-round costs a few additions. A drafter's name is the registry's, a rule's that of its preset.
+Token counts are plain numbers, turned into metrics when Prometheus scrapes them, so that a round
+costs a few additions only. Drafters are labelled by their registered name, rules by their preset.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import Token
 
 NOBODY = "none"
-"""Drafter of rounds without drafts."""
+"""Drafter label of rounds without drafts."""
 OTHERS = "other"
-"""Stands for all drafters beyond `MAX_DRAFTERS`, all keys beyond `MAX_KEYS`."""
+"""Label of all drafters beyond `MAX_DRAFTERS` and all keys beyond `MAX_KEYS`."""
 MAX_DRAFTERS, MAX_KEYS = 64, 256
 LABELS = ("drafter", "rule")
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24, 32, 48, 64)
@@ -36,10 +36,9 @@ STATUSES = sorted({"OK", "CANCELLED", "INTERNAL", *(error.status for error in ER
 
 @dataclass(slots=True, eq=False)
 class Tally:
-    """Counts of one drafter under one rule, as `Ledger` has them of one generation.
+    """Counts of one drafter under one rule, like those of `Ledger` for one generation.
 
-    `drafted` has the number of drafts of every round, `origins` tokens by the number of their
-    origin.
+    `drafted` is the distribution of draft tokens per round, `origins` counts tokens by origin.
     """
 
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
@@ -48,7 +47,7 @@ class Tally:
 
 
 def _bounded(name: str, names: set[str], most: int) -> str:
-    """The name as a label; `OTHERS` if there are that many others already."""
+    """Return the name as a label, or `OTHERS` if there are `most` other names already."""
     if name not in names and len(names) >= most:
         return OTHERS
     names.add(name)
@@ -58,7 +57,7 @@ def _bounded(name: str, names: set[str], most: int) -> str:
 class GenerationMetrics:
     """The metrics of all generations of an orchestrator.
 
-    `tallies` are by a drafter's label and a rule, `times` by that label.
+    `tallies` are keyed by drafter label and rule, `times` by drafter label.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -70,76 +69,74 @@ class GenerationMetrics:
         seconds = partial(Histogram, registry=registry, buckets=REQUEST_SECONDS)
         self.requests = make(
             "flyspec_requests",
-            "Requests that ended, by gRPC status and by why their output ended.",
+            "Finished requests by gRPC status and finish reason.",
             ["status", "finish_reason"],
         )
         for status in STATUSES:
             self.requests.labels(status, "stop" if status == "OK" else "")
         self._key_requests = make(
             "flyspec_key_requests",
-            "Requests with an API key that ended, by the key's name and by gRPC status.",
+            "Finished requests with an API key, by key name and gRPC status.",
             ["key", "status"],
         )
         self._key_output_tokens = make(
             "flyspec_key_output_tokens",
-            "Tokens that became final in requests with an API key, by the key's name.",
+            "Output tokens of requests with an API key, by key name.",
             ["key"],
         )
         self.recoveries = make(
             "flyspec_recoveries",
-            "What kept generations going when a service failed, or was taken from them.",
+            "Recoveries of generations from failed or removed services, by kind.",
             ["kind"],
         )
         self.recovery_seconds = seconds(
-            "flyspec_recovery_delay_seconds", "What a recovery added to its stream.", ["kind"]
+            "flyspec_recovery_delay_seconds", "Delay that a recovery added to its stream.", ["kind"]
         )
         for kind in RecoveryKind:
             self.recoveries.labels(kind.name.lower())
-        self.prompt_tokens = make(
-            "flyspec_prompt_tokens", "Tokens of the prompts of admitted requests."
-        )
+        self.prompt_tokens = make("flyspec_prompt_tokens", "Prompt tokens of admitted requests.")
         self.saved_seconds = make(
             "flyspec_spec_decode_saved_seconds",
-            "What generations that adapt K saved by drafting, over plain decoding.",
+            "Time saved by drafting over plain decoding, in generations with adaptive K.",
             LABELS,
         )
         self.lost_seconds = make(
             "flyspec_spec_decode_lost_seconds",
-            "What such generations lost by drafting, those that lost.",
+            "Time lost by drafting over plain decoding, in generations with adaptive K.",
             LABELS,
         )
         self.queue_seconds = seconds(
-            "flyspec_request_queue_time_seconds", "From a request's arrival until it is admitted."
+            "flyspec_request_queue_time_seconds", "Time from a request's arrival to its admission."
         )
         self.first_token_seconds = seconds(
             "flyspec_time_to_first_token_seconds",
-            "From a request's arrival to its first tokens, the wait to be admitted included.",
+            "Time from a request's arrival to its first tokens, including queueing.",
             LABELS,
         )
         self.token_seconds = seconds(
             "flyspec_request_time_per_output_token_seconds",
-            "Mean time from token to token of a completed request, its first one excluded.",
+            "Mean time per output token of a completed request, after the first token.",
             LABELS,
             buckets=STEP_SECONDS,
         )
         self.request_seconds = seconds(
             "flyspec_e2e_request_latency_seconds",
-            "From the arrival of a request that completed to its end.",
+            "Time from arrival to completion of a completed request.",
             LABELS,
         )
 
     def label(self, drafter: str) -> str:
-        """A drafter's name as a label."""
+        """Return the label for a drafter's name."""
         return _bounded(drafter or NOBODY, self._drafters, MAX_DRAFTERS + 1)
 
     def count_key(self, key: str, status: str, num_output_tokens: int) -> None:
-        """A request with that API key has ended."""
+        """Count a finished request with the API key named `key`."""
         name = _bounded(key, self._keys, MAX_KEYS)
         self._key_requests.labels(name, status).inc()
         self._key_output_tokens.labels(name).inc(num_output_tokens)
 
     def collect(self) -> Iterator[Metric]:
-        """The tallies as metrics."""
+        """Yield the tallies and times as metrics."""
         for name, documentation, attribute in _COUNTERS:
             family = CounterMetricFamily(name, documentation, labels=LABELS)
             for labels, tally in self.tallies.items():
@@ -147,17 +144,17 @@ class GenerationMetrics:
             yield family
         positions = CounterMetricFamily(
             "flyspec_spec_decode_num_accepted_tokens_per_pos",
-            "Rounds in which the drafted token at this position, from 0, was accepted.",
+            "Rounds in which the draft token at this position (from 0) was accepted.",
             labels=[*LABELS, "position"],
         )
         origins = CounterMetricFamily(
             "flyspec_output_tokens",
-            "Tokens that became final, by origin.",
+            "Output tokens by origin.",
             labels=[*LABELS, "origin"],
         )
         lengths = HistogramMetricFamily(
             "flyspec_spec_decode_draft_length",
-            "K: tokens drafted and checked in a round; 0 in plain decoding.",
+            "K: draft tokens verified in a round; 0 in plain decoding.",
             labels=LABELS,
         )
         for labels, tally in self.tallies.items():
@@ -168,12 +165,12 @@ class GenerationMetrics:
             tally.drafted.add_to(lengths, labels)
         rounds = HistogramMetricFamily(
             "flyspec_round_seconds",
-            "Time of a round, from asking for its drafts to its verdict.",
+            "Time of a round, from requesting its proposal to its verdict.",
             labels=["drafter"],
         )
         parts = HistogramMetricFamily(
             "flyspec_round_part_seconds",
-            "Time of the parts of a round. network: all that is in neither service.",
+            "Time of the parts of a round. network: the time spent in neither service.",
             labels=["drafter", "part"],
         )
         for drafter, times in self.times.items():
@@ -184,31 +181,31 @@ class GenerationMetrics:
 
 
 _COUNTERS = (
-    ("flyspec_rounds", "Rounds that were checked; a plain token is one.", "num_rounds"),
-    ("flyspec_spec_decode_num_drafts", "Rounds with drafts.", "num_spec_steps"),
+    ("flyspec_rounds", "Verified rounds, including one per plainly decoded token.", "num_rounds"),
+    ("flyspec_spec_decode_num_drafts", "Verified rounds with draft tokens.", "num_spec_steps"),
     (
         "flyspec_spec_decode_num_draft_tokens",
-        "Tokens drafted and checked.",
+        "Verified draft tokens.",
         "num_draft_tokens",
     ),
     (
         "flyspec_spec_decode_num_accepted_tokens",
-        "Of them, accepted for good.",
+        "Draft tokens that were finally accepted.",
         "num_accepted_draft_tokens",
     ),
     (
         "flyspec_spec_decode_num_loose_tokens",
-        "Tokens that became final although they differ from the target's own.",
+        "Output tokens that differ from the target's own.",
         "num_loose_tokens",
     ),
     (
         "flyspec_spec_decode_loose_cost_nats",
-        "What those tokens cost: log p(most likely) - log p(token) of the target, summed.",
+        "Sum over those tokens of log p(most likely) - log p(token) under the target.",
         "loose_cost_nats",
     ),
     (
         "flyspec_spec_decode_num_rollbacks",
-        "Windows that failed after their round.",
+        "Rollbacks: windows that failed after the round that opened them.",
         "num_rollbacks",
     ),
     (
@@ -218,26 +215,26 @@ _COUNTERS = (
     ),
     (
         "flyspec_spec_decode_num_drafter_stops",
-        "Proposals that ended early for want of confidence.",
+        "Proposals that ended early because of low confidence.",
         "num_drafter_stops",
     ),
     (
         "flyspec_spec_decode_num_scored_tokens",
-        "Tokens of plain decoding that a drafter was asked about afterwards.",
+        "Plainly decoded tokens that a drafter scored afterwards.",
         "num_scored_tokens",
     ),
     (
         "flyspec_spec_decode_num_agreed_tokens",
-        "Of them, those that it would have proposed.",
+        "Scored tokens that the drafter would have proposed.",
         "num_agreed_tokens",
     ),
 )
 _OF_PACE = ("num_plain_bursts", "num_drafter_stops", "num_scored_tokens", "num_agreed_tokens")
-"""Of `SpeculationMetrics`, what comes of K adapting."""
+"""Fields of `SpeculationMetrics` that only adaptive K changes."""
 
 
 class Times:
-    """Where the time of one drafter's rounds goes, in seconds; `parts` as `PARTS`."""
+    """Durations in seconds of one drafter's rounds and of their parts, in the order of `PARTS`."""
 
     __slots__ = ("parts", "rounds")
 
@@ -246,7 +243,7 @@ class Times:
         self.parts = [Buckets(STEP_SECONDS) for _ in PARTS]
 
     def observe(self, round_: RoundOutcome) -> None:
-        """A round that was checked."""
+        """Add a verified round."""
         assert round_.verdict is not None
         draft, verify, round_ns = round_.proposal.timings, round_.verdict.timings, round_.round_ns
         self.rounds.observe(round_ns * 1e-9)
@@ -260,7 +257,7 @@ class Times:
 
 
 class RoundCounter:
-    """Counts the rounds of one generation. `ledger` is the generation's own."""
+    """Counts the rounds of one generation, whose ledger is `ledger`."""
 
     def __init__(self, metrics: GenerationMetrics, rule: str, ledger: Ledger) -> None:
         self._metrics, self._rule, self._ledger = metrics, rule, ledger
@@ -270,7 +267,7 @@ class RoundCounter:
         self._of_pace = [0] * len(_OF_PACE)
 
     def count(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
-        """A round that the ledger has recorded, and the tokens that became final with it."""
+        """Count a round already in the ledger, and the tokens that became final with it."""
         if round_.proposal.drafter != self._drafter:
             self._drafter = round_.proposal.drafter
             self._tally = self._tally_of(self._drafter)
@@ -291,7 +288,7 @@ class RoundCounter:
         self._take_over()
 
     def finish(self) -> None:
-        """The ledger is finished: of windows still open, nothing stands."""
+        """Count the rest once the ledger is finished; open windows no longer count as accepted."""
         if self._drafter is not None:
             self._take_over()
             saved_s = self._ledger.metrics.saved_ns / 1e9
@@ -302,7 +299,7 @@ class RoundCounter:
         return self._metrics.tallies[self._metrics.label(drafter), self._rule]
 
     def _take_over(self) -> None:
-        """What became final, whichever round it was drafted in."""
+        """Take over from the ledger what became final, in whichever round it was drafted."""
         ledger, metrics = self._ledger.metrics, self._tally.metrics
         for drafter, accepted in self._ledger.take_settled():
             own = drafter == self._drafter
@@ -323,5 +320,5 @@ class RoundCounter:
 
 
 def _beyond(histogram: Sequence[int]) -> list[int]:
-    """For each i, how many counted values are larger than i."""
+    """Return, for each i, how many of the counted values are larger than i."""
     return list(accumulate(reversed(histogram[1:])))[::-1]

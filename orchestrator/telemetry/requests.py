@@ -1,6 +1,6 @@
-"""What is told of one request: metrics, its trace, a line of log when it ends.
+"""Metrics, trace and log line for one request.
 
-`generation` says what happens, in four places; all else comes from values that it has anyway.
+A generation reports four events: admitted, round, recovered, completed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from orchestrator.upstreams.protocol import Correlation
 log = logging.getLogger(__name__)
 
 SHED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
-"""Statuses of which there are many under overload: their lines are for debugging."""
+"""Statuses that are frequent under overload, and so logged at debug level only."""
 TRACED = (
     "num_rounds",
     "num_spec_steps",
@@ -36,11 +36,11 @@ TRACED = (
     "loose_cost_nats",
     "num_rollbacks",
 )
-"""Of `SpeculationMetrics`, what a request's span tells."""
+"""Fields of `SpeculationMetrics` recorded in a request's span."""
 
 
 class RequestObserver:
-    """Of all requests of an orchestrator."""
+    """Observes all requests of an orchestrator."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._traces = telemetry.traces
@@ -48,12 +48,12 @@ class RequestObserver:
         telemetry.collect(self.metrics.collect)
 
     def request(self, caller: Caller) -> Observation:
-        """A block that is a request, from its arrival to its end; a new id if it has none."""
+        """Return a context that spans a request; generates a request ID if the caller sent none."""
         return Observation(self.metrics, self._traces, caller)
 
 
 class Observation(AbstractContextManager["Observation"]):
-    """Of one request. `correlation` is what the services are told of it."""
+    """Records metrics, trace and log line of one request."""
 
     def __init__(self, metrics: GenerationMetrics, traces: Traces, caller: Caller) -> None:
         self.request_id = request_id = caller.request_id or new_request_id()
@@ -75,13 +75,13 @@ class Observation(AbstractContextManager["Observation"]):
 
     @property
     def correlation(self) -> Correlation:
-        """What goes with the request's messages to the services."""
+        """Request ID and trace context for messages to the services."""
         return self._trace or Correlation(self.request_id)
 
     def admitted(
         self, plan: GenerationPlan, ledger: Ledger, model: str, drafter: str, is_chat: bool
     ) -> None:
-        """It runs, as planned; `drafter` is the one that it was assigned."""
+        """Record that the request was admitted; `drafter` is the one assigned to it."""
         now = time.perf_counter_ns()
         metrics = self._metrics
         metrics.queue_seconds.observe((now - self._arrived_ns) / 1e9)
@@ -98,7 +98,7 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.describe(_of_plan(plan, operation, model, drafter))
 
     def round(self, round_: RoundOutcome, update: Update) -> None:
-        """A round has been recorded in the ledger."""
+        """Record a round already in the ledger."""
         assert self._counter is not None
         self._counter.count(round_, update.final)
         self._num_output_tokens += len(update.final)
@@ -106,7 +106,7 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.round(round_, len(update.final))
 
     def recovered(self, recovery: Recovery) -> None:
-        """Something went wrong and was made good."""
+        """Record a recovery from a failure."""
         kind = recovery.kind.name.lower()
         self._metrics.recoveries.labels(kind).inc()
         self._metrics.recovery_seconds.labels(kind).observe(recovery.delay_ns / 1e9)
@@ -122,7 +122,7 @@ class Observation(AbstractContextManager["Observation"]):
             )
 
     def completed(self, output: Output, ledger: Ledger) -> None:
-        """Its output is complete."""
+        """Record that the output is complete."""
         assert self._counter is not None
         assert output.finish_reason is not None
         self._counter.finish()
@@ -146,10 +146,10 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.describe(_of_output(output, ledger, first_s, timings.queue_ns / 1e9))
 
     def _end(self, status: str) -> None:
-        """It is over."""
+        """Record the end of the request."""
         ended_ns = time.perf_counter_ns()
         if status == "CANCELLED" and self._finish_reason:
-            status = "OK"  # its client had the completion and hung up, before the call was over
+            status = "OK"  # the client disconnected after receiving the completion
         self._metrics.requests.labels(status, self._finish_reason).inc()
         if self._key:
             self._metrics.count_key(self._key, status, self._num_output_tokens)
@@ -165,15 +165,15 @@ class Observation(AbstractContextManager["Observation"]):
 
 
 def _status_of(error: BaseException) -> str:
-    """The name of the gRPC status that stands for how a request ended."""
+    """Return the name of the gRPC status for a request that failed with `error`."""
     if isinstance(error, FlyspecError):
         return error.status
-    # Its client has gone, or its server ends.
+    # The client disconnected, or the server is stopping.
     return "CANCELLED" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "INTERNAL"
 
 
 def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> Attributes:
-    """What a request's span tells from its beginning, by OpenTelemetry's names where there are."""
+    """Return a span's attributes known at admission, named as in OpenTelemetry where possible."""
     sampling = plan.sampling
     return {
         "gen_ai.operation.name": operation,
@@ -195,7 +195,7 @@ def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> 
 
 
 def _of_output(output: Output, ledger: Ledger, first_s: float, queue_s: float) -> Attributes:
-    """What it tells at its end."""
+    """Return a span's attributes known at completion."""
     assert output.finish_reason is not None
     return {
         "gen_ai.response.finish_reasons": [output.finish_reason.name.lower()],

@@ -1,6 +1,6 @@
-"""How things stand, as metrics: admission, the drafters, the services.
+"""Metrics of the current state of admission, drafters and services.
 
-Read when Prometheus asks, and from where `AdminService` reads it, too.
+Computed when Prometheus scrapes them, from the same sources as `AdminService`.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from orchestrator.fleet.replicas import Pool
 from orchestrator.upstreams.proposal_checks import DraftFault
 
 _DRAFTER_COUNTERS = (
-    ("generations", "Generations that were given to a drafter.", "generations_total", 1.0),
+    ("generations", "Generations assigned to a drafter.", "generations_total", 1.0),
     (
         "failures",
-        "Proposals that a drafter did not make: lost, too late, nonsense.",
+        "Proposals that failed: lost, too late or invalid.",
         "failures_total",
         1.0,
     ),
     (
         "emitted_tokens",
-        "Tokens that came of rounds that a drafter drafted for.",
+        "Tokens emitted in rounds of a drafter.",
         "num_emitted_tokens",
         1.0,
     ),
-    ("round_seconds", "Time of those rounds.", "round_ns_total", 1e-9),
-    ("proposal_seconds", "Time that generations waited for proposals.", "proposal_ns_total", 1e-9),
+    ("round_seconds", "Total time of these rounds.", "round_ns_total", 1e-9),
+    ("proposal_seconds", "Time generations waited for proposals.", "proposal_ns_total", 1e-9),
 )
 
 
 def admission_metrics(admission: Admission) -> Iterator[Metric]:
-    """Who runs, who waits, who was refused."""
-    yield gauge("flyspec_generations_active", "Generations that run.", admission.active)
-    yield gauge("flyspec_generations_waiting", "Generations that wait.", admission.waiting)
+    """Yield metrics of running, waiting and refused requests."""
+    yield gauge("flyspec_generations_active", "Running generations.", admission.active)
+    yield gauge("flyspec_generations_waiting", "Waiting generations.", admission.waiting)
     yield gauge("flyspec_generation_slots", "Generations that may run at once.", admission.slots)
     yield gauge(
         "flyspec_outstanding_tokens",
-        "Tokens that the generations that run may still read and write.",
+        "Prompt and output tokens that running generations may still process.",
         admission.outstanding_tokens,
     )
-    yield gauge("flyspec_draining", "1 while nothing new is let in.", admission.draining)
+    yield gauge("flyspec_draining", "1 while no new requests are accepted.", admission.draining)
     refusals = CounterMetricFamily(
-        "flyspec_requests_refused", "Requests that were not let in, by reason.", labels=["reason"]
+        "flyspec_requests_refused", "Refused requests, by reason.", labels=["reason"]
     )
     for reason in REFUSALS:
         refusals.add_metric([reason], admission.refusals[reason])
@@ -58,7 +58,7 @@ def admission_metrics(admission: Admission) -> Iterator[Metric]:
 
 
 def fleet_metrics(fleet: Fleet) -> Iterator[Metric]:
-    """The drafters, and the replicas of all services."""
+    """Yield metrics of the drafters and of the replicas of all services."""
     drafters = fleet.drafters.all
     yield from _drafter_metrics(drafters)
     yield from _replica_metrics({"verify": [fleet.targets], "draft": fleet.drafters.pools})
@@ -72,7 +72,7 @@ def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
         yield total
     faults = CounterMetricFamily(
         "flyspec_drafter_faults",
-        "What a drafter sent that was wrong, by what was wrong with it.",
+        "Invalid messages from a drafter, by kind of fault.",
         labels=["drafter", "fault"],
     )
     for drafter in drafters:
@@ -80,12 +80,12 @@ def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
             faults.add_metric([drafter.name, fault], drafter.faults[fault])
     yield faults
     family = partial(_gauge, "drafter", labels=("drafter",))
-    usable = family("usable", "1 if a generation can draft with it now.")
+    usable = family("usable", "1 if generations can currently use the drafter.")
     share = family(
-        "share", "Share of the new generations that name no drafter, as the operator set it."
+        "share", "Share of new generations without a named drafter that go to this drafter."
     )
-    states = family("state", "1 for the state that it is in.", "state")
-    active = family("generations_active", "Generations that draft with it now.")
+    states = family("state", "1 for the drafter's current state.", "state")
+    active = family("generations_active", "Generations currently using the drafter.")
     canaries = sum(d.share for d in drafters if d.state is DrafterState.CANARY)
     for drafter in drafters:
         usable.add_metric([drafter.name], drafter.usable)
@@ -99,13 +99,13 @@ def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
 
 def _replica_metrics(services: Mapping[str, Sequence[Pool[Any]]]) -> Iterator[Metric]:
     family = partial(_gauge, "upstream", labels=("service",))
-    replicas = family("replicas", "Replicas that are known of a service.")
-    usable = family("replicas_usable", "Replicas that a session may be opened on now.")
+    replicas = family("replicas", "Known replicas of a service.")
+    usable = family("replicas_usable", "Replicas that currently accept new sessions.")
     family = partial(_gauge, "upstream", labels=("service", "address"))
     breakers = family("breaker_state", "1 for the state of a replica's circuit breaker.", "state")
-    misfits = family("misfit", "1 for a replica that works and is not what the others are.")
-    sessions = family("sessions", "Sessions of this orchestrator on a replica.")
-    tokens = family("outstanding_tokens", "Tokens that those sessions may still read and write.")
+    misfits = family("misfit", "1 for a healthy replica that does not match the others.")
+    sessions = family("sessions", "This orchestrator's sessions on a replica.")
+    tokens = family("outstanding_tokens", "Tokens these sessions may still process.")
     for service, pools in services.items():
         found = {r.address: r for pool in pools for r in pool.replicas}
         replicas.add_metric([service], len(found))

@@ -1,14 +1,14 @@
-"""The trace of one generation: a span for it, one a round, and below that one each for its parts.
+"""The trace of one generation: a span for the request, one per round, and one per part of a round.
 
-    chat MODEL                        the request, from its arrival to its end
-      queue                           until it was admitted
-      round                           one for each
-        draft                         until the proposal was there
-          propose                     the draft service's own
-        verify                        until the verdict was there
-          check                       the verify service's own
+    chat MODEL                        the request, from arrival to end
+      queue                           until admitted
+      round                           one per round
+        draft                         until the proposal arrived
+          propose                     recorded by the draft service
+        verify                        until the verdict arrived
+          check                       recorded by the verify service
 
-No text of prompts or outputs, and no token ids.
+Traces contain neither token IDs nor the text of prompts or outputs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ K = TypeVar("K", int, str)
 
 @dataclass(slots=True)
 class _Pending:
-    """A span that is made once it ends: its id, and since when.
+    """A span that will be recorded when it ends: its ID and start time.
 
-    Of a round `parts` by name that were asked for, `num_verdicts` and `num_tokens` so far.
+    For a round, also its requested `parts` by name, and `num_verdicts` and `num_tokens` so far.
     """
 
     span_id: int
@@ -46,7 +46,7 @@ class _Pending:
 
 
 class GenerationTrace(Correlation):
-    """A request that is traced. `span` is its own, and ends with `end`."""
+    """The trace of a request; `span` is the request's own span, ended by `end`."""
 
     def __init__(self, traces: Traces, span: Span, request_id: str) -> None:
         super().__init__(request_id)
@@ -59,23 +59,23 @@ class GenerationTrace(Correlation):
         span.set_attribute("gen_ai.response.id", request_id)
 
     def waits_for(self, part: Part, round_id: int) -> str:
-        """Choose the id of the part's span, which is made once it ends."""
+        """Choose the ID of the part's span, which is recorded when it ends."""
         now = time.perf_counter_ns()
         round_ = self._pending(self._rounds, round_id, now)
         return traceparent_of(self._trace_id, self._pending(round_.parts, part, now).span_id)
 
     def _pending(self, spans: dict[K, _Pending], key: K, began_ns: int) -> _Pending:
-        """The span of that key; begun now if there is none."""
+        """Return the span for `key`, starting one if there is none."""
         if key not in spans:
             spans[key] = _Pending(self._traces.new_span_id(), began_ns)
         return spans[key]
 
     def admitted(self, arrived_ns: int, admitted_ns: int) -> None:
-        """It has waited for a slot until now."""
+        """Record the wait for a slot."""
         self._traces.add("queue", "INTERNAL", self._parent, arrived_ns, admitted_ns, {})
 
     def round(self, round_: RoundOutcome, num_final: int) -> None:
-        """A round, or one token of a round of plain decoding, has come to its end."""
+        """Record the end of a round, or of one verdict of plain decoding."""
         ended_ns = round_.began_ns + round_.round_ns
         open_ = self._pending(self._rounds, round_.round_id, round_.began_ns)
         open_.num_verdicts += round_.verdict is not None
@@ -90,15 +90,15 @@ class GenerationTrace(Correlation):
             self._abandon(stale, ended_ns)
 
     def event(self, name: str, attributes: Attributes) -> None:
-        """Something happened to the request now."""
+        """Add an event, as of now, to the request's span."""
         self._span.add_event(name, attributes)
 
     def describe(self, attributes: Attributes) -> None:
-        """What the request's span tells."""
+        """Set attributes of the request's span."""
         self._span.set_attributes(attributes)
 
     def end(self, name: str, ended_ns: int, error: str = "") -> None:
-        """The request has ended. `error` is the name of its gRPC status, empty if it is OK."""
+        """End the request's span. `error` is the name of its gRPC status, empty if OK."""
         for round_id in list(self._rounds):
             self._abandon(round_id, ended_ns)
         self._span.update_name(name)
@@ -110,7 +110,7 @@ class GenerationTrace(Correlation):
         self._span.end(wall_ns(ended_ns))
 
     def _abandon(self, round_id: int, ended_ns: int) -> None:
-        """A round was begun and is not needed any more."""
+        """Record a round that was started but is no longer needed."""
         open_ = self._rounds.pop(round_id)
         attributes = {"flyspec.round_id": round_id, "flyspec.abandoned": True}
         self._add_round(open_, ended_ns, attributes)
@@ -125,7 +125,7 @@ class GenerationTrace(Correlation):
 
 
 def _attributes(round_: RoundOutcome, open_: _Pending) -> Attributes:
-    """What a round's span tells."""
+    """Return the attributes of a round's span."""
     verdict = round_.verdict
     decisions = verdict.decisions if verdict is not None else ()
     return {

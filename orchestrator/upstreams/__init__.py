@@ -1,5 +1,5 @@
-"""The services behind the orchestrator: what is needed of them, and how that goes over gRPC.
+"""Connections to the draft and verify services.
 
-`protocol` is the seam, in plain values: the other rooms know nothing else. `connection`, `draft`
-and `verify` are gRPC and protobuf.
+`protocol` defines the interface in plain values; `connection`, `draft` and `verify` implement it
+with gRPC and protobuf.
 """

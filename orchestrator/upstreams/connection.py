@@ -1,6 +1,6 @@
-"""gRPC to a service behind the orchestrator: its connection, and one try at it.
+"""A gRPC connection to a draft or verify service, and calls over it.
 
-A try is bounded in time, and what goes wrong says which service it was.
+Every call has a timeout, and errors name the service.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Open = TypeVar("Open", DraftOpen, VerifyOpen)
 
 
 class GrpcUpstream(Generic[Info]):
-    """A service at an address; `timeout_s` is for one answer.
+    """A service at an address; `timeout_s` applies to each answer.
 
-    `link` is the connection; one in the clear if not given.
+    `link` is the connection, unencrypted by default.
     """
 
     service: ClassVar[str]
-    """What kind of service it is, in errors."""
+    """The kind of service, for error messages."""
     _stub: ClassVar[type[Any]]
     _describe: ClassVar[type[Any]]
     _info: type[Info]
@@ -47,28 +47,27 @@ class GrpcUpstream(Generic[Info]):
 
     @property
     def stub(self) -> Any:
-        """The methods of the service, over the channel that is to be used now."""
+        """The service's stub on the current channel."""
         channel = self._link.channel
         if self._made[0] is not channel:
             self._made = channel, self._stub(channel)
         return self._made[1]
 
     def attempt(self, timeout_s: float) -> Attempt:
-        """A try at a call of it."""
+        """Return the context for one call of the service."""
         return Attempt(self.service, self.address, timeout_s)
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> Info:
-        """What it says of itself. Raises `UnavailableError` when it does not answer."""
+        """Query the service's description. Raises `UnavailableError` if it does not answer."""
         async with self.attempt(timeout_s):
             said = await self.stub.Describe(self._describe_request())
             return wire.decode(self._info, _readable(said))
 
     def _describe_request(self) -> Any:
-        """What `Describe` is asked with."""
         return self._describe()
 
     async def reconnect(self) -> None:
-        """Give the connection up; gRPC itself would find out by keepalive, half a minute later."""
+        """Drop the connection; gRPC's keepalive would notice a dead one only after 30 seconds."""
         await self._link.close()
 
     async def close(self) -> None:
@@ -79,7 +78,7 @@ class GrpcUpstream(Generic[Info]):
 class GrpcSession(Generic[Open]):
     """One generation's stream to a service; `open_.token_ids` is filled in.
 
-    `_synced` tokens of the service's sequence and of ours agree.
+    The first `_synced` tokens of the service's sequence and of ours agree.
     """
 
     _method: ClassVar[str]
@@ -98,7 +97,7 @@ class GrpcSession(Generic[Open]):
         self._synced = 0
 
     async def _begin(self, tokens: Sequence[int], **changes: Any) -> None:
-        """Open the stream, before its first message; `changes` are of what opens it."""
+        """Open the stream if it is not open yet; `changes` are applied to the opening message."""
         if self._call is None:
             method = getattr(self._upstream.stub, self._method)
             self._call = method(metadata=self._correlation.metadata)
@@ -107,15 +106,16 @@ class GrpcSession(Generic[Open]):
             self._synced = len(tokens)
 
     def close(self) -> None:
-        """End the stream; the service frees the session."""
+        """End the stream, upon which the service frees the session."""
         if self._call is not None:
             self._call.cancel()
 
 
 class Attempt:
-    """A block that raises `FlyspecError` alone; what another try may mend is `UnavailableError`.
+    """A context that turns gRPC errors and timeouts into `FlyspecError`.
 
-    That is: a lost connection, a stream that ended, a deadline of `timeout_s` seconds that passed.
+    Those where a retry may succeed become `UnavailableError`: a lost connection, an ended stream,
+    no answer within `timeout_s` seconds.
     """
 
     __slots__ = ("_address", "_timeout", "_what")
@@ -138,8 +138,8 @@ class Attempt:
         except TimeoutError as timeout:
             error = timeout
         if isinstance(error, asyncio.CancelledError) and not _cancelled():
-            # gRPC raises this where a stream was cut from here (`GrpcSession.close`).
-            error = UnavailableError("the stream was given up")
+            # gRPC raises this when our side cancelled the stream (`GrpcSession.close`).
+            error = UnavailableError("the stream was closed")
             raise self._named(error)
         if isinstance(error, Exception):
             named = self._named(error)
@@ -147,7 +147,7 @@ class Attempt:
                 raise named from error
 
     def _named(self, error: Exception) -> Exception:
-        """The error to raise for `error`; the same one where it says enough."""
+        """Return `error` with the service named, or unchanged if there is nothing to add."""
         service = f"{self._what} at {self._address}"
         if isinstance(error, TimeoutError):
             return SilentError(f"{service} did not answer in time")
@@ -156,7 +156,7 @@ class Attempt:
         said = error
         if isinstance(error, grpc.aio.AioRpcError):
             said = error_of_end(error.code(), error.details() or "")
-        if isinstance(said, IdleTimeoutError):  # the session is gone, the service well
+        if isinstance(said, IdleTimeoutError):  # the session expired; the service is healthy
             return PrefixMismatchError(f"{service}: {said}")
         if isinstance(said, DrafterFaultError):
             return DrafterFaultError(said.fault, f"{service} {said}")
@@ -166,13 +166,13 @@ class Attempt:
 
 
 def _cancelled() -> bool:
-    """Whether somebody cancels the task that runs."""
+    """Return whether the current task is being cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 async def write(call: Any, message: Any) -> None:
-    """Send a message; raises why the stream ended if it has."""
+    """Send a message. If the stream has ended, raises the reason."""
     try:
         await call.write(message)
     except asyncio.InvalidStateError:
@@ -180,11 +180,11 @@ async def write(call: Any, message: Any) -> None:
 
 
 async def read(call: Any) -> Any:
-    """The next message; raises why the stream ended if it has."""
+    """Return the next message. If the stream has ended, raises the reason."""
     try:
         message = await rpc.unbroken(call.read())
     except asyncio.CancelledError:
-        call.cancel()  # as grpc.aio does itself: nothing that comes later can be told from this
+        call.cancel()  # like grpc.aio: a later answer could not be told apart from this one
         raise
     if message is grpc.aio.EOF:
         raise await _stream_error(call)
@@ -192,19 +192,19 @@ async def read(call: Any) -> Any:
 
 
 def _readable(message: Any) -> Any:
-    """The message; grpc.aio gives None for bytes that are none."""
+    """Return the message; grpc.aio passes None for bytes it cannot parse."""
     if message is None:
-        raise UnreadableError("bytes that are no message")
+        raise UnreadableError("bytes that are not a valid message")
     return message
 
 
 async def _stream_error(call: Any) -> FlyspecError:
-    """Why a stream ended."""
+    """Return why a stream ended."""
     return error_of_end(await call.code(), await call.details() or "")
 
 
 def error_of_end(code: grpc.StatusCode, details: str) -> FlyspecError:
-    """What the end of a call stands for; what no flyspec server says, the connection's end does."""
+    """Return the error for a call's end; statuses not sent by flyspec mean a lost connection."""
     lost = code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
     if code is grpc.StatusCode.INTERNAL and not details.startswith(rpc.BUG):
         lost = True

@@ -1,4 +1,4 @@
-"""Connections to the services over gRPC, with the settings' certificates and timeouts."""
+"""Creates gRPC connections to the services, with certificates and timeouts from the settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.upstreams.verify import GrpcVerifyUpstream
 
 
 class GrpcConnector:
-    """Makes connections to services as the settings say. Raises `ConfigError`."""
+    """Creates connections to services according to the settings. Raises `ConfigError`."""
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         self._settings = settings
@@ -18,12 +18,12 @@ class GrpcConnector:
         self.secure = self._security is not None
 
     def to_draft(self, address: str, server_name: str) -> GrpcDraftUpstream:
-        """A connection to a draft service, opened on first use."""
+        """Return a connection to a draft service, opened on first use."""
         limit = LIMITS.message_bytes
         link = rpc.Link(address, self._security, server_name, max_receive_bytes=limit)
         return GrpcDraftUpstream(address, self._settings.draft_timeout_s, link)
 
     def to_verify(self, address: str, server_name: str) -> GrpcVerifyUpstream:
-        """A connection to a verify service, opened on first use."""
+        """Return a connection to a verify service, opened on first use."""
         link = rpc.Link(address, self._security, server_name)
         return GrpcVerifyUpstream(address, self._settings.round_timeout_s, link)

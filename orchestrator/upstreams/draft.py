@@ -1,4 +1,4 @@
-"""The draft service over gRPC: proposals, with distributions if wanted."""
+"""The gRPC client of the draft service."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from orchestrator.upstreams.protocol import UNKNOWN, Correlation, UnreadableErro
 
 
 class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
-    """The draft service at an address; `timeout_s` is for one proposal."""
+    """A draft service at an address; `timeout_s` applies to each proposal."""
 
     service = "draft service"
     _stub = draft_pb2_grpc.DraftServiceStub
@@ -48,14 +48,14 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
     _info = DraftServiceInfo
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> DraftServiceInfo:
-        """What it says of itself. Raises `UnavailableError` if it says nothing, or nonsense."""
+        """Query the service's description. Raises `UnavailableError` if missing or invalid."""
         info = await super().describe(timeout_s)
         async with self.attempt(timeout_s):
             check_description(info)
         return info
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
-        """Make the target's tokenizer known to it. Raises `FlyspecError`."""
+        """Send the target's tokenizer to the service. Raises `FlyspecError`."""
         async with self.attempt(self.timeout_s):
             facts = bundle.facts(vocab_size)
             messages = wire.tokenizer_messages(facts, bundle.tokenizer_json)
@@ -64,16 +64,16 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
     def open(
         self, open_: DraftOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> GrpcDraftSession:
-        """A session, which begins with its first proposal."""
+        """Return a session, which is opened by its first proposal."""
         return GrpcDraftSession(self, open_, metrics, correlation)
 
 
 class GrpcDraftSession(GrpcSession[DraftOpen]):
-    """Proposals. The service holds `_synced` tokens and its last proposal.
+    """A session that requests proposals. The service holds `_synced` tokens and its last proposal.
 
-    `_owed` are the answers that are still to come, in order; of the last one alone is anything
-    wanted. `_ahead` was asked for and its answer not read; it follows `_proposed`, until the
-    sequence is cut back.
+    `_owed` are the outstanding answers in order, of which only the last is still of interest.
+    `_ahead` is a draft-ahead request whose answer has not been read; it continues `_proposed`, and
+    is void once the sequence is truncated.
     """
 
     _method = "Draft"
@@ -93,18 +93,18 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
 
     @property
     def held(self) -> int:
-        """Tokens of the sequence that the service has read; the others it must read first."""
+        """Tokens of the sequence already processed by the service."""
         return self._synced
 
     def keep(self, length: int) -> None:
-        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         if length < self._synced:
             self._synced, self._proposed, self._ahead = length, (), None
 
     async def propose(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """What follows `token_ids`, within `timeout_s`; they do not change meanwhile."""
+        """Propose a continuation of `token_ids`, which must not change meanwhile."""
         async with self._upstream.attempt(timeout_s):
             if self._ahead is not None:
                 proposal = await self._take_ahead(self._ahead, token_ids, request.max_tokens)
@@ -113,9 +113,9 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             return await self._propose(token_ids, request)
 
     async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
-        """Have drafted what follows `length` tokens, which the last proposal has a part in."""
+        """Request a draft of what follows `length` tokens, the last of which were just proposed."""
         if not 0 < length - self._synced <= len(self._proposed):
-            return  # another session made that proposal
+            return  # that proposal came from another session
         async with self._upstream.attempt(self._upstream.timeout_s):
             self._proposed = behind = self._proposed[: length - self._synced]
             self._ahead = request = replace(
@@ -128,7 +128,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     async def _take_ahead(
         self, ahead: DraftAdvance, tokens: Sequence[int], wanted: int
     ) -> DraftChunk | None:
-        """The rest of what was drafted ahead, if the sequence went on as that did."""
+        """Return the rest of the tokens drafted ahead, or None if the sequence went another way."""
         behind = tokens[self._synced :]
         length = len(self._proposed)
         if len(behind) != length + 1 or num_same(self._proposed, behind) < length:
@@ -138,7 +138,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         self._ahead = None
         drafted = proposal.token_ids
         self._proposed = [*self._proposed, *drafted]
-        ended = len(drafted) < ahead.max_tokens  # nor would it have gone on for another question
+        ended = len(drafted) < ahead.max_tokens  # asking again would not yield more
         if len(drafted) < 2 or drafted[0] != behind[-1] or not (ended or len(drafted) > wanted):
             return None
         self._synced, self._proposed = len(tokens), drafted[1:]
@@ -147,7 +147,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     async def _propose(self, tokens: Sequence[int], request: DraftAdvance) -> DraftChunk:
         round_id = request.round_id
         if self._call is None:
-            # Of what it reads at first it may be asked too, as far as that is no prompt.
+            # Leave the last output tokens to be appended by the request, so they can be scored.
             output = len(tokens) - (self._open.prompt_length or len(tokens))
             await self._begin(tokens[: len(tokens) - min(MAX_SCORED, output)])
         keep = self._synced + num_same(self._proposed, tokens[self._synced :])
@@ -166,7 +166,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         return proposal
 
     async def _send(self, request: DraftAdvance, next_token_id: int) -> None:
-        """Ask what follows a sequence that ends with `next_token_id`."""
+        """Send a request for what follows a sequence that ends with `next_token_id`."""
         advance = wire.encode(request)
         self._metrics.count_bytes(advance.ByteSize())
         self._owed.append(Answer(request, self._open, next_token_id, time.perf_counter_ns()))
@@ -177,7 +177,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             raise
 
     async def _read(self) -> DraftChunk:
-        """The answer to the last question. Raises `DrafterFaultError`."""
+        """Return the answer to the last request. Raises `DrafterFaultError`."""
         while True:
             answer = self._owed[0]
             while not answer.complete:
@@ -195,7 +195,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
                 return answer.proposal
 
     async def _next(self) -> Any:
-        """The next message."""
+        """Return the next message."""
         try:
             return await read(self._call)
         except UnreadableError:
@@ -205,7 +205,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             raise
 
     async def _check_end(self, error: Exception) -> None:
-        """Whether a stream may have ended like that. Raises `DrafterFaultError`."""
+        """Raise `DrafterFaultError` if a stream may not end this way."""
         code = await self._call.code()
         if isinstance(error, grpc.aio.AioRpcError):
             error = error_of_end(code, error.details() or "")
@@ -214,7 +214,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         self._owed[0].check_end(status, str(error), not self._answered)
 
     def _count(self, message: Any, distributions: Sequence[TokenDistribution]) -> None:
-        """Count a chunk's bytes; takes the distributions out of the message, which is read."""
+        """Count a chunk's bytes. Clears the distributions of the message, already decoded."""
         whole = rest = message.ByteSize()
         if distributions:
             message.ClearField("distributions")

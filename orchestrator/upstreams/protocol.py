@@ -1,7 +1,7 @@
-"""What the orchestrator needs of the services behind it, in plain values.
+"""The interface between the orchestrator and the draft and verify services, in plain values.
 
-`draft` and `verify` give it over gRPC; whatever else satisfies these protocols can stand there. All
-methods raise `FlyspecError`, and `UnavailableError` for what another try may mend.
+`draft` and `verify` implement these protocols over gRPC. All methods raise `FlyspecError`, and
+`UnavailableError` where a retry may succeed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from flyspec.values.tokens import TokenDistribution
 
 
 class SilentError(UnavailableError):
-    """A service took the message and said nothing in time: it hangs, or is overwhelmed."""
+    """A service accepted a message but did not answer in time: it hangs or is overloaded."""
 
 
 class UnreadableError(UnavailableError):
-    """A service sent bytes that are no message."""
+    """A service sent bytes that are not a valid message."""
 
 
 Info = TypeVar("Info", covariant=True)
@@ -41,9 +41,9 @@ Part = Literal["draft", "verify"]
 
 
 class Correlation:
-    """What a request's streams and messages carry, so that logs and spans of all services agree.
+    """Correlates the logs and spans of all services that work on a request.
 
-    `metadata` is that of its streams. This one is not traced.
+    `metadata` is sent with the request's streams. This base class does not trace.
     """
 
     def __init__(self, request_id: str = "") -> None:
@@ -52,9 +52,9 @@ class Correlation:
             self.metadata = ((REQUEST_ID_KEY, request_id),)
 
     def waits_for(self, part: Part, round_id: int) -> str:
-        """A message is about to ask for that part of a round; the traceparent that it carries.
+        """Return the traceparent for a message that requests `part` of a round.
 
-        Asked again, for another try, the same one. Empty if the request is not traced.
+        Retries get the same one. Empty if the request is not traced.
         """
         return ""
 
@@ -63,10 +63,10 @@ UNKNOWN = Correlation()
 
 
 class UpstreamSession(Protocol):
-    """A generation's session with one replica. Its first error ends it."""
+    """A generation's session with one replica, ended by its first error."""
 
     def close(self) -> None:
-        """End it; whoever waits on it gets `UnavailableError`, and the service frees the slot."""
+        """End the session and free its slot; pending calls raise `UnavailableError`."""
 
 
 class DraftSession(UpstreamSession, Protocol):
@@ -74,26 +74,26 @@ class DraftSession(UpstreamSession, Protocol):
 
     @property
     def held(self) -> int:
-        """Tokens of the sequence that the service has read; the others it must read first."""
+        """Tokens of the sequence already processed by the service."""
 
     def keep(self, length: int) -> None:
-        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
 
     async def propose(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """What follows `token_ids`, within `timeout_s`; they do not change meanwhile.
+        """Propose a continuation of `token_ids`, which must not change meanwhile.
 
-        `request` comes without prefix: keep_length and append_token_ids are filled in. What is not
-        told of a token's score is left out where it cannot be asked for.
+        `keep_length` and `append_token_ids` of `request` are filled in. Its `score` is ignored
+        where the appended tokens cannot be scored.
         """
 
     async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
-        """Have drafted what follows `length` tokens, which the last proposal has a part in.
+        """Request a draft of what follows `length` tokens, the last of which were just proposed.
 
-        If they stand and the token behind them is the first one of the answer, the rest of it is
-        the next proposal, of `request.round_id`; unless that shall have more tokens than were asked
-        for. Otherwise the next `propose` ends it. Done when the question has been sent.
+        If these tokens are accepted and the next token equals the first one drafted ahead, the rest
+        is the proposal of round `request.round_id`, unless that needs more tokens than requested
+        here. Otherwise the next `propose` discards it. Returns once the request has been sent.
         """
 
 
@@ -101,13 +101,13 @@ class VerifySession(UpstreamSession, Protocol):
     """Verdicts on one sequence."""
 
     async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
-        """Open it, before its first round, once the service has a slot for it.
+        """Open the session before its first round, and wait until the service grants it a slot.
 
-        Its request, whose sequence is `token_ids`, has waited `waited_s` already.
+        The sequence is `token_ids`; its request has already waited `waited_s` seconds.
         """
 
     def keep(self, length: int) -> None:
-        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
 
     async def send(
         self,
@@ -115,72 +115,69 @@ class VerifySession(UpstreamSession, Protocol):
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
     ) -> None:
-        """Ask for a round that follows `sequence`.
+        """Send a round that continues `sequence`.
 
-        `round_` comes without prefix: keep_length, append_token_ids and prefix_hash are filled in.
-        `distributions` are those of its drafts, one each or none.
+        `keep_length`, `append_token_ids` and `prefix_hash` of `round_` are filled in.
+        `distributions` holds one per draft token, or is empty.
         """
 
     async def read(self, round_id: int) -> Verdict:
-        """The next verdict on that round; several in plain decoding, up to the `last`.
+        """Return the next verdict on a round; plain decoding has several, up to the `last`.
 
-        A round may be sent before the one before it, decoding plainly, has come to its last.
+        A round may be sent before the last verdict of the previous one, if that decodes plainly.
         """
 
 
 class Upstream(Protocol[Info, Open, Session]):
-    """A connection to one replica of a service; `timeout_s` is for one answer."""
+    """A connection to one replica of a service; `timeout_s` applies to each answer."""
 
     address: str
     timeout_s: float
 
     async def describe(self, timeout_s: float = ...) -> Info:
-        """What the service says of itself."""
+        """Return the service's description of itself."""
 
     def open(
         self, open_: Open, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> Session:
-        """A session, which begins with its first round; `open_.token_ids` is filled in.
+        """Return a session, which is opened by its first round; `open_.token_ids` is filled in.
 
-        The bytes of its rounds' messages are counted in `metrics`.
+        Bytes sent and received in its rounds are counted in `metrics`.
         """
 
     async def reconnect(self) -> None:
-        """Give the connection up, which may be lost without a sign; the next call makes another.
-
-        Ends all sessions.
-        """
+        """Drop a connection that may be dead, ending all sessions; the next call reconnects."""
 
     async def close(self) -> None:
         """Close the connection."""
 
 
 class DraftUpstream(Upstream[DraftServiceInfo, DraftOpen, DraftSession], Protocol):
-    """To a draft service."""
+    """A connection to a draft service."""
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
-        """Make the target's tokenizer known to it."""
+        """Send the target's tokenizer to the service."""
 
 
 class VerifyUpstream(Upstream[VerifyServiceInfo, VerifyOpen, VerifySession], Protocol):
-    """To a verify service."""
+    """A connection to a verify service."""
 
     async def tokenizer(self) -> TokenizerBundle:
-        """The target's tokenizer."""
+        """Return the target's tokenizer."""
 
 
 class Connector(Protocol):
-    """Makes connections to addresses.
+    """Creates connections to services.
 
-    `server_name` is the name that the address was found by, which the certificate there has; empty
-    for an address that was given.
+    `server_name` is the DNS name that resolved to the address, which the certificate must match;
+    empty if the address was configured directly.
     """
 
     secure: bool
-    """Whether what it sends is encrypted."""
+    """Whether connections are encrypted."""
 
     def to_draft(self, address: str, server_name: str) -> DraftUpstream:
-        """A connection, opened on first use."""
+        """Return a connection to a draft service, opened on first use."""
 
     def to_verify(self, address: str, server_name: str) -> VerifyUpstream:
-        """A connection, opened on first use."""
+        """Return a connection to a verify service, opened on first use."""

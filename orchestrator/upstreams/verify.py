@@ -1,4 +1,4 @@
-"""The verify service over gRPC: rounds and their verdicts."""
+"""The gRPC client of the verify service."""
 
 from __future__ import annotations
 
@@ -24,25 +24,24 @@ from orchestrator.upstreams.connection import (
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 
 DISTRIBUTIONS_PIECE_BYTES = 1 << 20
-"""Log-probabilities that go into one message; a longer distribution has one of its own."""
+"""Maximum size of the distributions in one message; a larger one gets a message to itself."""
 
 
 class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
-    """The verify service at an address; `timeout_s` is for one answer."""
+    """A verify service at an address; `timeout_s` applies to each answer."""
 
     service = "verify service"
     _stub = verify_pb2_grpc.VerifyServiceStub
     _describe = verify_pb2.VerifyServiceDescribeRequest
     _info = VerifyServiceInfo
     orchestrator_id = process.describe().instance_id
-    """Who asks: what the service tells sessions of several orchestrators apart by."""
+    """Tells the service which orchestrator a session belongs to."""
 
     def _describe_request(self) -> Any:
-        """With who asks."""
         return self._describe(orchestrator_id=self.orchestrator_id)
 
     async def tokenizer(self) -> TokenizerBundle:
-        """The target's tokenizer."""
+        """Return the target's tokenizer."""
         async with self.attempt(self.timeout_s):
             call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
             return wire.tokenizer_of([message async for message in call])
@@ -50,27 +49,27 @@ class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
     def open(
         self, open_: VerifyOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> GrpcVerifySession:
-        """A session, which begins with its first round."""
+        """Return a session, which is opened by its first round."""
         open_ = replace(open_, orchestrator_id=self.orchestrator_id)
         return GrpcVerifySession(self, open_, metrics, correlation)
 
 
 class GrpcVerifySession(GrpcSession[VerifyOpen]):
-    """Verdicts."""
+    """A session that sends rounds and reads their verdicts."""
 
     _method = "Verify"
 
     async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
-        """Open the session, and wait until the service has a slot for it; who has the others."""
+        """Open the session, wait for a slot, and return the service's session counts."""
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(token_ids, waited_ms=round(1e3 * waited_s))
             granted = wire.decode(Verdict, await read(self._call))
             if granted.sessions is None:
-                raise UnavailableError("did not say who has its slots when it gave one")
+                raise UnavailableError("granted a slot without reporting its session counts")
             return granted.sessions
 
     def keep(self, length: int) -> None:
-        """Tell that the sequence was cut back to `length` tokens, whatever follows them now."""
+        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         self._synced = min(self._synced, length)
 
     async def send(
@@ -79,7 +78,7 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
     ) -> None:
-        """Send a round with its prefix; before the first, open the session."""
+        """Send a round and its prefix, after opening the session if this is the first."""
         tokens = sequence.tokens
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(tokens)
@@ -102,12 +101,12 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
             self._synced = len(tokens)
 
     async def read(self, round_id: int) -> Verdict:
-        """The next verdict."""
+        """Return the next verdict on a round."""
         async with self._upstream.attempt(self._upstream.timeout_s):
             while True:
                 message = await read(self._call)
                 self._metrics.count_bytes(message.ByteSize())
-                if message.round_id >= round_id:  # not of plain decoding that this round ended
+                if message.round_id >= round_id:  # skip plain decoding that this round ended
                     break
             verdict = wire.decode(Verdict, message, start_length=self._synced)
             if verdict.round_id != round_id:
@@ -119,7 +118,7 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
 def _pieces(
     round_id: int, first_position: int, distributions: Sequence[TokenDistribution]
 ) -> Iterator[DraftDistributions]:
-    """Distributions of a round in messages of about `DISTRIBUTIONS_PIECE_BYTES` at most."""
+    """Split a round's distributions into messages of about `DISTRIBUTIONS_PIECE_BYTES` each."""
     start = size = 0
     for index, distribution in enumerate(distributions):
         num_bytes = len(distribution.log_probs) + 4 * len(distribution.token_ids)

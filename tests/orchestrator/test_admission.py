@@ -120,7 +120,7 @@ async def test_waiting_is_bounded_and_refusals_say_when_to_retry():
         await requests.begin(name)
     error = await requests.error("d")
     assert isinstance(error, ResourceExhaustedError)
-    assert "with 2 running and 1 waiting" in str(error)
+    assert "(2 running, 1 waiting)" in str(error)
     assert error.retry_after_s is not None
     assert error.retry_after_s >= waits.UNKNOWN_RETRY_S  # nothing has ended yet
     assert requests.admission.refused_total == 1
@@ -259,7 +259,7 @@ async def test_a_deadline_that_passes_takes_a_request_out_of_the_queue():
     assert requests.admission.waiting == 2
     error = await requests.error("b")
     assert isinstance(error, DeadlineExceededError)
-    assert "before it had a slot" in str(error)
+    assert "while waiting for a slot" in str(error)
     await requests.end("a")
     assert requests.running == ["c"]
     await requests.close()

@@ -88,7 +88,7 @@ async def test_the_services_first_drafter_is_the_default_and_lookup_is_always_th
     assert drafters.assign("") is drafters.get("model")
     assert drafters.assign("multi_level").kind == "multi_level"
     drafters.check(LOOKUP)
-    with pytest.raises(NotFoundError, match=r"speculation.drafter: no drafter 'x'; there are"):
+    with pytest.raises(NotFoundError, match=r"speculation.drafter: no drafter 'x'; choose from"):
         drafters.check("x")
 
 
@@ -116,11 +116,11 @@ async def test_a_life(fleet):
 
     user = object()
     old.users.add(user)
-    with pytest.raises(StateError, match="drain it first, or force"):
+    with pytest.raises(StateError, match="drain it first, or use force"):
         await drafters.remove("model", force=False)
     await drafters.drain("model", 0.0)
     assert drafters.current(old, by_name=True) is drafter
-    with pytest.raises(StateError, match="drains"):
+    with pytest.raises(StateError, match="is draining"):
         drafters.check("model")
     waiting = asyncio.create_task(drafters.drain("model", 30.0))
     await asyncio.sleep(0.05)
@@ -138,7 +138,7 @@ async def test_the_active_one_stays(fleet):
     for step in (drafters.drain("model", 0.0), drafters.remove("model", True)):
         with pytest.raises(StateError, match="activate another first"):
             await step
-    with pytest.raises(StateError, match="active one"):
+    with pytest.raises(StateError, match="is active; activate another first"):
         drafters.activate("model", 0.5)
 
 
@@ -149,7 +149,7 @@ async def test_a_share_is_a_share(fleet):
             drafters.activate("multi_level", share)
     drafters.activate("multi_level", 0.7)
     await drafters.register("new", "new:1", "")
-    with pytest.raises(InvalidArgumentError, match=r"0\.7 already; at most 0\.3"):
+    with pytest.raises(InvalidArgumentError, match=r"already have 0\.7; at most 0\.3"):
         drafters.activate("new", 0.4)
     drafters.activate("multi_level", 0.0)
     assert drafters.get("multi_level").state is DrafterState.REGISTERED
@@ -161,7 +161,7 @@ async def test_what_cannot_draft_is_not_registered(fleet):
     fleet.down.add("gone:1")
     with pytest.raises(UnavailableError, match="gone:1 is down"):
         await drafters.register("a", "gone:1", "")
-    with pytest.raises(NotFoundError, match="no drafter 'eagle'; it has model, multi_level"):
+    with pytest.raises(NotFoundError, match="no drafter 'eagle'; choose from model, multi_level"):
         await drafters.register("a", "new:1", "eagle")
     fleet.refuse = "it drafts nonsense"
     with pytest.raises(IncompatibleError, match="cannot draft for this target: it drafts nonsense"):
@@ -178,7 +178,7 @@ async def test_a_known_name_gets_another_replica(fleet):
     again, _ = await drafters.register("new", "new:2", "model")
     assert again is drafter
     assert [r.address for r in drafter.pool.usable] == ["new:1", "new:2"]
-    with pytest.raises(AlreadyExistsError, match="drafts by model"):
+    with pytest.raises(AlreadyExistsError, match="already exists with kind model"):
         await drafters.register("new", "new:3", "multi_level")
     with pytest.raises(AlreadyExistsError, match="has new:2 already"):
         await drafters.register("new", "new:2", "")

@@ -238,7 +238,7 @@ async def test_another_model_behind_an_address_is_not_used(model_dirs, tmp_path)
     ):
         targets = (await admin.status()).targets
         assert [t.ready for t in targets] == [True, False]
-        assert "weights have the fingerprint" in targets[1].error
+        assert "its weights fingerprint is" in targets[1].error
         for n in range(4):
             await client.complete(f"{n} {PROMPT}", GenerateOptions(max_tokens=4))
         assert two.verify_engine.sessions.opened_total == 0

@@ -170,7 +170,7 @@ async def test_who_is_not_let_in_is_told_why():
             tokens_of(events) == expected(PROMPT, 8) for events in await asyncio.gather(*tasks)
         )
         key = ApiKey("k", frozenset([Scope.GENERATE]), max_tokens_per_request=10)
-        with pytest.raises(PermissionDeniedError, match="prompt and output may have 23 tokens"):
+        with pytest.raises(PermissionDeniedError, match="prompt and output may reach 23 tokens"):
             await run(inside, request(max_tokens=20), key=key)
         for asked, message in (
             (request([]), "prompt: no token ids"),
@@ -181,7 +181,7 @@ async def test_who_is_not_let_in_is_told_why():
             with pytest.raises(InvalidArgumentError, match=message):
                 await run(inside, asked)
         inside.admission.drain()
-        with pytest.raises(UnavailableError, match="the server drains"):
+        with pytest.raises(UnavailableError, match="the server is draining"):
             await run(inside, request())
         assert not any(inside.left)
 

@@ -91,7 +91,7 @@ async def test_a_lie_costs_nobody_but_the_liar(probed, fault_free, lie):
         status = await told(probed, drafter.address)
         assert (status.ready, status.breaker) == (False, BreakerState.OPEN)
         assert status.faults_total == MAX_FAULTS
-        assert "asked for" in status.last_fault
+        assert "expected at most" in status.last_fault
         assert status.last_fault[:40] in status.error
         # What it may have had sent until it was cut off, on the trial and for each fault.
         assert drafter.num_bytes < (1 + 2 * MAX_FAULTS) * 16 * LIMITS.message_bytes
@@ -106,7 +106,7 @@ async def test_a_lie_costs_nobody_but_the_liar(probed, fault_free, lie):
 async def test_a_drafter_that_lies_is_not_registered(probed):
     async with LyingDrafter(f"127.0.0.1:{probed.draft_server.port}") as drafter:
         drafter.lie = LIES[0].tell
-        with pytest.raises(FlyspecError, match=r"cannot draft for this target.* asked for"):
+        with pytest.raises(FlyspecError, match=r"cannot draft for this target.* expected at most"):
             await probed.admin.register_drafter("liar", drafter.address, "model")
 
 

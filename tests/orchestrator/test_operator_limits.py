@@ -102,9 +102,9 @@ def test_a_file_can_say_all_that_a_rule_can() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[rules", "not TOML: "),
+        ("[rules", "invalid TOML: "),
         ("colour = 1", "colour: Extra inputs are not permitted"),
-        ("[rules.fly]\npreset = 'fly'", "rules.fly: is the name of a preset"),
+        ("[rules.fly]\npreset = 'fly'", "rules.fly: the name is taken by a preset"),
         ("[rules.a]", "rules.a.preset: Field required"),
         ("[rules.A]\npreset = 'fly'", "rules.A"),
         ("[rules.a]\npreset = 'flu'", "rules.a.preset must be one of exact, fly, "),
@@ -139,11 +139,11 @@ def test_a_file_can_say_all_that_a_rule_can() -> None:
         ),
         ("[limits]\nmax_divergence_threshold = {jss = 1}", "limits.max_divergence_threshold.jss"),
         ("[limits]\nmin_fly_entropy_threshold = -1", "limits.min_fly_entropy_threshold."),
-        ("[limits]\nallowed_rules = ['a']", "limits.allowed_rules: 'a' is not a rule; there are"),
+        ("[limits]\nallowed_rules = ['a']", "limits.allowed_rules: 'a' is not a rule; choose from"),
         ("[limits]\nallowed_rules = []", "limits.allowed_rules: "),
         (
             "[limits]\nlossless_only = true\nallowed_rules = ['fly']",
-            "limits: lossless_only leaves none of allowed_rules",
+            "limits: lossless_only excludes all of allowed_rules",
         ),
     ],
 )
@@ -278,8 +278,8 @@ def test_a_preset_beyond_a_limit_says_that_the_value_is_its_own() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         book.resolve(Rule("margin"), 15)
     assert str(caught.value) == (
-        "rule.margin_threshold must be at most 0.2 on this server, got 0.3, the rule's own; "
-        "give another"
+        "rule.margin_threshold must be at most 0.2 on this server, got 0.3, the rule's "
+        "default; set another"
     )
 
 
@@ -316,7 +316,7 @@ def test_the_released_divergences_have_limits_of_their_own() -> None:
             book.resolve(rule, 15)
     only = limited(max_divergence_threshold={"js": 0.1})
     with pytest.raises(
-        InvalidArgumentError, match=r"rule\.name: .* limits name no divergence of 'fuzzy-ref"
+        InvalidArgumentError, match=r"rule\.name: .* limits allow no divergence for 'fuzzy-ref"
     ):
         only.resolve(Rule("fuzzy-reference"), 15)
     assert limited(max_divergence_threshold=0.3).resolve(Rule("fuzzy-reference"), 15)

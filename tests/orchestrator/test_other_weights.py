@@ -60,7 +60,7 @@ async def test_other_weights_of_the_same_shape_are_kept_out(model_dirs, other_di
     ):
         targets = (await admin.status()).targets
         assert [target.ready for target in targets] == [True, False]
-        assert "weights have the fingerprint" in targets[1].error
+        assert "its weights fingerprint is" in targets[1].error
         assert targets[0].model.weights_fingerprint in targets[1].error
         texts = await asyncio.gather(*(client.complete(f"{n} {PROMPT}", OPTIONS) for n in range(6)))
         for text in texts:

@@ -157,7 +157,7 @@ def test_every_field_is_taken(plan: Any) -> None:
         ({"logprobs": 21}, "logprobs must be between 0 and 20, got 21"),
         (
             {"max_tokens": 5, "sampling": {"min_tokens": 6}},
-            "sampling.min_tokens must be between 0 and 5 (max_tokens, or what is left of the "
+            "sampling.min_tokens must be between 0 and 5 (max_tokens, or the room left in the "
             "context), got 6",
         ),
         ({"sampling": {"min_tokens": 62}}, "sampling.min_tokens must be between 0 and 61"),
@@ -194,10 +194,10 @@ def test_every_field_is_taken(plan: Any) -> None:
         ),
         (
             {"speculation": {"max_loose_cost_nats": -0.5}},
-            "speculation.max_loose_cost_nats must be a finite number of at least 0, got -0.5",
+            "speculation.max_loose_cost_nats must be finite and at least 0, got -0.5",
         ),
-        ({"speculation": {"max_loose_cost_nats": math.nan}}, "of at least 0, got nan"),
-        ({"speculation": {"max_loose_cost_nats": math.inf}}, "of at least 0, got inf"),
+        ({"speculation": {"max_loose_cost_nats": math.nan}}, "and at least 0, got nan"),
+        ({"speculation": {"max_loose_cost_nats": math.inf}}, "and at least 0, got inf"),
         ({"speculation": {"rule": {"name": "x"}}}, "rule.name must be one of exact, fly, "),
         (
             {"speculation": {"rule": {"margin_threshold": 0.1}}},
@@ -210,7 +210,7 @@ def test_every_field_is_taken(plan: Any) -> None:
         ({"text": ""}, "prompt: text is empty"),
         ({"chat": {}}, "prompt: chat has no messages"),
         ({"stop": [""]}, "stop: each string must have 1 to 1024 characters, got 0"),
-        ({"stop": ["a"] * 17}, "stop: at most 16 strings, got 17"),
+        ({"stop": ["a"] * 17}, "stop: at most 16 strings allowed, got 17"),
     ],
 )
 def test_what_is_refused(plan: Any, fields: dict[str, Any], message: str) -> None:

@@ -43,7 +43,7 @@ def test_what_was_drawn_has_a_probability(token, log_probs, ids, honest):
         answer.add(chunk, 1)
         assert answer.complete
         return
-    with pytest.raises(DrafterFaultError, match="asked for") as raised:
+    with pytest.raises(DrafterFaultError, match="expected at most") as raised:
         answer.add(chunk, 1)
     assert raised.value.fault is DraftFault.DISTRIBUTIONS
 

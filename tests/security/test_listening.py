@@ -98,9 +98,9 @@ def _fleet(settings):
 
 async def test_services_on_other_machines_are_not_spoken_to_in_the_clear(ours):
     remote = {"verify_address": "verify:50052"}
-    with pytest.raises(ConfigError, match="--verify-address: verify would be spoken"):
+    with pytest.raises(ConfigError, match="--verify-address: traffic to verify would be"):
         _fleet(OrchestratorSettings(**remote))
-    with pytest.raises(ConfigError, match="--draft-address: draft would be"):
+    with pytest.raises(ConfigError, match="--draft-address: traffic to draft would be"):
         _fleet(OrchestratorSettings(draft_address="dns:///draft:50051"))
     _fleet(OrchestratorSettings(allow_insecure=True, **remote))
     _fleet(_settings(OrchestratorSettings, *flags(ours.server(), ours), **remote))
