@@ -35,7 +35,7 @@ def build(
     prepare()
     loaded, model = load(settings, ranks.start() if ranks else None)
     try:
-        with naming_memory(loaded.info.name, "it was warmed up"):
+        with naming_memory(loaded.info.name, "warming up"):
             model.warm_up()
             if ranks is not None:
                 ranks.lead(model)

@@ -1,1 +1,1 @@
-"""Torch code that the draft and the verify service share: runner, slot cache, keyed sampling."""
+"""Torch code shared by the draft and verify services: runner, slot cache, keyed sampling."""

@@ -1,12 +1,12 @@
-"""How many sessions a service has room for on its device: before weights are read, and after.
+"""How many sessions fit on a service's device, estimated before weights are read and again after.
 
-Before, from the checkpoint's headers: a plan that cannot work ends at once, not when 140 GB have
-been read (`check_fits`). After, from what is really free (`plan_cache`), unless
-`--kv-cache-memory-bytes` says how much.
+Before, from the checkpoint's headers: a configuration that cannot work fails at once, not after
+reading 140 GB (`check_fits`). After, from what is actually free (`plan_cache`), unless
+`--kv-cache-memory-bytes` sets the size.
 
-On a GPU the KV cache takes its memory when it is made, so it gets what `--gpu-memory-utilization`
-leaves. A CPU's memory is taken as slots are written (`lazy_memory`), so all sessions get a slot as
-long as one of them could be used to its end, and the log warns if not all could at once.
+On a GPU the KV cache is allocated up front, so it gets what `--gpu-memory-utilization` leaves. CPU
+memory is taken as slots are written (`lazy_memory`), so every session gets a slot as long as one
+slot could be filled, and the log warns if they could not all be filled at once.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from flyspec.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _ACTIVATIONS = 4
-"""Of a step, before it can be measured: numbers of a token's hidden state, and of its MLP's, that
-are alive at once. Its row of logits comes to them."""
+"""Copies of a token's hidden state and MLP state alive at once in a step, besides its row of
+logits: an estimate, until steps can be measured."""
 
 
 class Fit(NamedTuple):
-    """What a service takes of its device besides its KV cache, in bytes, and what it may take.
+    """What a service uses of its device besides its KV cache, in bytes, and what it may use.
 
-    `taken` is what each part is called and how large it is, `slot` the cache of one session.
+    `taken` maps the name of each part to its size; `slot` is the cache of one session.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Fit(NamedTuple):
 
     @property
     def limit(self) -> int:
-        """Bytes that this process may hold, with what it holds already."""
+        """Bytes that this process may hold, including what it already holds."""
         utilization = 1.0
         if self.device.type == "cuda" and not self.settings.kv_cache_memory_bytes:
             utilization = self.settings.gpu_memory_utilization
@@ -56,27 +56,28 @@ class Fit(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Bytes that are left for the KV cache; less than 0 if the rest does not fit."""
+        """Bytes left for the KV cache; negative if the rest does not fit."""
         return self.limit - sum(self.taken.values())
 
     @property
     def most(self) -> int:
-        """Bytes that the KV cache may be large: on a CPU, where it is taken as it is written, all.
+        """Maximum bytes of the KV cache.
 
-        Slots beyond a machine's memory could never be used.
+        On a CPU, where memory is taken as it is written, all of it: slots beyond the machine's
+        memory could never be used.
         """
         return self.left if self.device.type == "cuda" else self.memory.total
 
     def require_one(self) -> None:
-        """Refuse what has no room for one session. Raises `ConfigError`."""
+        """Raise `ConfigError` if not even one session fits."""
         if self.left < self.slot.total_bytes:
             raise ConfigError(
-                f"--model {self.name}: not one session fits on {self.device}: "
-                f"{self.sum_of(self.slot)}, of {self._allowed()}; {self._advice()}"
+                f"--model {self.name}: not even one session fits on {self.device}: "
+                f"{self.sum_of(self.slot)}, but only {self._allowed()}; {self._advice()}"
             )
 
     def sum_of(self, plan: KVCachePlan) -> str:
-        """The addition of all that is taken with this cache."""
+        """Return the sum of all memory used with this cache, as text."""
         parts = [f"{what} {readable(size)}" for what, size in self.taken.items()]
         slots = f"{plan.num_slots} slot{'s' * (plan.num_slots > 1)}"
         parts.append(f"KV cache {slots} x {plan.max_length} tokens {readable(plan.total_bytes)}")
@@ -84,19 +85,19 @@ class Fit(NamedTuple):
         return f"{' + '.join(parts)} = {readable(total)}"
 
     def tell(self, plan: KVCachePlan) -> None:
-        """Log the whole comparison in a line; what may be too much is a warning."""
-        line = f"memory of {self.device}: {self.sum_of(plan)}, of {self._allowed()}"
+        """Log the comparison on one line, as a warning if it may be too much."""
+        line = f"memory of {self.device}: {self.sum_of(plan)} of {self._allowed()}"
         if plan.total_bytes <= self.left:
             log.info("%s", line)
         else:
             log.warning(
-                "%s: the service fails or is killed when it is all used; lower --max-sessions, "
-                "--max-model-len or --kv-cache-memory-bytes", line
+                "%s: the service will fail or be killed if all of it is used; lower "
+                "--max-sessions, --max-model-len or --kv-cache-memory-bytes", line
             )  # fmt: skip
 
     @property
     def _is_shared(self) -> bool:
-        """Whether `--gpu-memory-utilization` keeps it from taking what is free."""
+        """Whether `--gpu-memory-utilization` keeps it from using all free memory."""
         return self.limit < self.memory.free + self.memory.own
 
     def _allowed(self) -> str:
@@ -107,7 +108,7 @@ class Fit(NamedTuple):
         return f"{readable(self.limit)} (--gpu-memory-utilization {share:g} of {total}; {free})"
 
     def _advice(self) -> str:
-        """What to change, what helps most first."""
+        """What to change, most effective first."""
         room = self.left - self.slot.spare_bytes
         length = max(0, room) * self.slot.max_length // self.slot.bytes_per_slot
         ways = [f"lower --max-model-len to {length} or less"] if length else []
@@ -117,13 +118,13 @@ class Fit(NamedTuple):
             ways.append("raise --gpu-memory-utilization")
         if not length:
             ways.append("use a smaller model or another --dtype")
-        return ", ".join([*ways, "or free memory there"])
+        return ", ".join([*ways, "or free memory on the device"])
 
 
 def check_fits(settings: ModelServerSettings, model: Checkpoint) -> None:
-    """Compare what is planned with what is free, before weights are read, and log it.
+    """Compare planned with free memory before weights are read, and log the result.
 
-    Says nothing where either cannot be told. Raises `ConfigError` if not one session fits.
+    Does nothing if either is unknown. Raises `ConfigError` if not even one session fits.
     """
     memory, weights = device_memory(model.device), model.loaded_bytes()
     if memory is None or weights is None:
@@ -135,7 +136,7 @@ def check_fits(settings: ModelServerSettings, model: Checkpoint) -> None:
         model.dtype,
         tensor_parallel_size=model.tensor_parallel_size,
     )
-    # At least: what else transformers' plan does not split, each device holds whole.
+    # A lower bound: each device holds whole whatever else transformers' plan does not split.
     size = model.tensor_parallel_size
     repeated = replicated_numbers(model.config.get_text_config(), size) * model.dtype.itemsize
     taken = {"weights": weights // size + repeated}
@@ -154,10 +155,10 @@ def plan_cache(
     measure_step: Callable[[], int] = lambda: 0,
     agree: Callable[[int], int] = lambda own: own,
 ) -> KVCachePlan:
-    """The KV cache of a model that is loaded, and the log says it. Raises `ConfigError`.
+    """Plan the KV cache of a loaded model, and log it. Raises `ConfigError`.
 
-    `measure_step` runs the largest steps of a service and gives the bytes that they take of a GPU;
-    `agree` gives the least of a number over all ranks, since all must have the same slots.
+    `measure_step` runs a service's largest steps and returns the GPU bytes that they take; `agree`
+    returns the minimum of a number over all ranks, since all must have the same slots.
     """
     device, name = loaded.model.device, loaded.info.name
     plan = partial(
@@ -188,7 +189,7 @@ def plan_cache(
 
 
 def activation_bytes(settings: ModelServerSettings, model: Checkpoint) -> int:
-    """An estimate of what the largest step takes on a GPU besides weights and KV cache."""
+    """Estimate the GPU memory that the largest step takes besides weights and KV cache."""
     config: Any = model.config.get_text_config()
     inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
     numbers = config.vocab_size + _ACTIVATIONS * (config.hidden_size + inner)

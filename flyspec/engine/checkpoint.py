@@ -1,4 +1,4 @@
-"""A checkpoint: its files, and how large its weights are, from their headers alone."""
+"""A checkpoint: its files, and the size of its weights according to their headers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 _MOST_HEADER_BYTES = 100_000_000
-"""As safetensors has it."""
+"""The limit of the safetensors format."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-"""Loaded in the data type that the model runs in; others stay as they are."""
+"""Converted to the data type that the model runs in; others stay as they are."""
 
 
 class Checkpoint(NamedTuple):
-    """A model that is about to be loaded, and how.
+    """A model to be loaded, and how.
 
     `weights` is a safetensors file, or the index of several. `tensor_parallel_size` devices share
     the model.
@@ -31,7 +31,7 @@ class Checkpoint(NamedTuple):
     weights: Path
 
     def files(self) -> list[Path]:
-        """The safetensors files, by name; those of a hub may not be here yet.
+        """Return the safetensors files by name; those of a hub may not be downloaded yet.
 
         Raises `OSError` and `ValueError` for an index that cannot be read.
         """
@@ -41,9 +41,9 @@ class Checkpoint(NamedTuple):
         return [self.weights.parent / name for name in sorted(set(index["weight_map"].values()))]
 
     def loaded_bytes(self) -> int | None:
-        """Bytes of all its weights once they are loaded; None if they cannot be told.
+        """Return the bytes of all weights once they are loaded; None if unknown.
 
-        Files that are not here yet are counted from the size that the index names.
+        If files are not downloaded yet, the size is computed from the index.
         """
         try:
             files = self.files()
@@ -54,15 +54,15 @@ class Checkpoint(NamedTuple):
             stored = stored if isinstance(stored, torch.dtype) else torch.float32
             return int(index["metadata"]["total_size"]) * self.dtype.itemsize // stored.itemsize
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # whoever loads it says what is wrong with it
+            return None  # loading reports what is wrong
 
 
 def _of_file(path: Path, dtype: torch.dtype) -> int:
-    """A header is its length in 8 bytes, the least first, and JSON: dtype, shape, place of each."""
+    """Loaded bytes of a file, from its header: 8 bytes of length (little-endian), then JSON."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _MOST_HEADER_BYTES:
-            raise ValueError(f"{path}: a header of {length} bytes")
+            raise ValueError(f"{path}: header too large: {length} bytes")
         header = json.loads(file.read(length))
     total = 0
     for name, tensor in header.items():

@@ -1,6 +1,6 @@
-"""What memory a device has: read before a model is loaded, and when its cache is to be sized.
+"""Reads a device's memory, before a model is loaded and when its cache is sized.
 
-Tests replace `device_memory` and `peak_bytes`; nothing else asks a device.
+Tests replace `device_memory` and `peak_bytes`; nothing else queries a device.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 
 OUTSIDE_TORCH = 1_000_000_000
-"""What a process takes of a GPU beside torch's own memory: CUDA's context, kernels, NCCL's buffers.
-Nobody says how much that is, so it is an estimate, on the high side."""
+"""Bytes that a process uses on a GPU besides torch's own memory: CUDA's context, kernels, NCCL's
+buffers. There is no way to query it, so this is an estimate, on the high side."""
 
 _MEMINFO = Path("/proc/meminfo")
-# Limit, use, statistics and the line there of pages that the kernel gives up when it needs some.
+# Limit, usage and statistics, and the statistics' key for pages that the kernel can reclaim.
 _CGROUPS = tuple(
     (root / limit, root / used, root / "memory.stat", key)
     for root, limit, used, key in (
@@ -29,19 +29,19 @@ _CGROUPS = tuple(
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of a device: all, those that anyone may still take, those this process holds."""
+    """Bytes of a device: in total, free for any process, held by this process."""
 
     total: int
     free: int
     own: int = 0
 
     def room(self, utilization: float = 1.0) -> int:
-        """Bytes that this process may still take, if it may hold that share of the device."""
+        """Return the bytes that this process may still take, given its share of the device."""
         return max(0, min(self.free, int(self.total * utilization) - self.own))
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
-    """A device's memory now; None where it cannot be told."""
+    """Return a device's current memory; None if unknown."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total, free, torch.cuda.memory_reserved(device) + OUTSIDE_TORCH)
@@ -49,7 +49,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
-    """Bytes that `work` takes of a GPU at most, beyond what torch holds there before."""
+    """Return the peak GPU memory of `work`, in bytes, beyond what torch held before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -59,13 +59,13 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
 
 
 def give_back(device: torch.device) -> None:
-    """Return what torch holds of a GPU and does not use, so that `device_memory` sees it free."""
+    """Release the GPU memory that torch holds but does not use, so that it counts as free."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def host_memory() -> DeviceMemory | None:
-    """This machine's memory, or a container's limit if that is less; None where nobody says."""
+    """Return this machine's memory, or a container's limit if that is less; None if unknown."""
     found = [memory for memory in (_machine(), *map(_container, _CGROUPS)) if memory]
     if not found:
         return None
@@ -77,7 +77,7 @@ def _machine() -> DeviceMemory | None:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         sizes = {name: int(value) * 1024 for name, value, *_ in lines}
         return DeviceMemory(sizes["MemTotal:"], sizes["MemAvailable:"])
-    return None  # another system than Linux
+    return None  # not Linux
 
 
 def _container(files: tuple[Path, Path, Path, str]) -> DeviceMemory | None:

@@ -1,8 +1,8 @@
-"""A drafter's distributions: rounded for the wire, drawn from, and read back.
+"""A drafter's distributions: rounded for the wire, drawn from, and decoded.
 
-They travel as half floats (see the proto message `TokenDistribution`). With `draw_from_it` the
-drafter draws from the rounded values, normalised again, and the receiver reads the same:
-speculative sampling is lossless only with the q that the drafts were really drawn from (arXiv
+They are sent as half floats (see the proto message `TokenDistribution`). With `draw_from_it` the
+drafter draws from the rounded, renormalised values, and the receiver decodes the same values:
+speculative sampling is lossless only with the q that the drafts were actually drawn from (arXiv
 2211.17192, appendix A.1).
 """
 
@@ -23,33 +23,33 @@ from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import TokenDistribution
 
 _HALF = np.dtype("<f2")
-# Bits of half floats. Without their sign, those up to infinity are numbers and the others NaN.
+# Bits of half floats. Without the sign, those up to infinity are numbers and the others NaN.
 _SIGN, _INFINITY = 0x8000, 0x7C00
-# A log-probability computed to be 0 may come out larger by so much.
+# By how much rounding may lift a log-probability of 0.
 _ROUNDING = int(np.array(1e-3, np.float16).view(np.uint16))
-_LIST_BELOW = 0.25  # share of tokens of non-zero probability under which a list of them is shorter
+_LIST_BELOW = 0.25  # share of tokens of non-zero probability below which a list of them is shorter
 
 
 @dataclass(frozen=True)
 class Distributions:
-    """Draft distributions of K positions as the receiver knows them.
+    """Draft distributions of K positions, as the receiver decodes them.
 
-    `log_probs` is float32 [K, n]: of the tokens `token_ids`, int64 [K, n], or of the whole
-    vocabulary in order where that is None. Padding has -inf and may repeat a token id.
+    `log_probs` is float32 [K, n]: for the tokens `token_ids`, int64 [K, n], or if that is None for
+    the whole vocabulary in order. Padding has -inf and may repeat a token id.
     """
 
     log_probs: Tensor
     token_ids: Tensor | None
 
     def rows(self, start: int, stop: int) -> Distributions:
-        """Those of the positions from index `start` up to, not including, `stop`."""
+        """Return the distributions from index `start` up to, but not including, `stop`."""
         ids = self.token_ids
         return Distributions(self.log_probs[start:stop], None if ids is None else ids[start:stop])
 
 
 @dataclass(frozen=True)
 class RoundedDistributions:
-    """What a drafter sends of some positions, still as tensors.
+    """Distributions for a drafter to send, still as tensors.
 
     `log_probs` is float16 [rows, n], `token_ids` int64 [rows, n], or None for the whole vocabulary.
     """
@@ -58,12 +58,12 @@ class RoundedDistributions:
     token_ids: Tensor | None
 
     def draw(self, positions: Sequence[int], seed: int) -> Tensor:
-        """A token a row from the rounded values, normalised, with `DRAFT_STREAM`: int64 [rows]."""
+        """Draw a token per row from the renormalised values with `DRAFT_STREAM`: int64 [rows]."""
         log_probs = _normalise(self.log_probs, listed=self.token_ids is not None)
         return sample_among(log_probs, self.token_ids, positions, seed, DRAFT_STREAM)
 
     def encode(self, rows: int | None = None) -> list[TokenDistribution]:
-        """The first `rows` rows, all if not given, as they travel. Listed zeros are left out."""
+        """Encode the first `rows` rows (default: all). Omits listed tokens of probability 0."""
         values = self.log_probs[:rows].cpu().numpy().astype(_HALF, copy=False)
         if self.token_ids is None:
             return [TokenDistribution(row.tobytes()) for row in values]
@@ -76,11 +76,11 @@ class RoundedDistributions:
 
 
 def round_off(processed: Tensor, spec: DistributionSpec) -> RoundedDistributions:
-    """Softmax of processed logits [rows, V] as log-probabilities in half precision.
+    """Return the softmax of processed logits [rows, V] as log-probabilities in half precision.
 
-    With `spec.top_k` the most likely tokens; they keep their share of the whole unless they are to
-    be drawn from. If the whole vocabulary is to be drawn from and truncation leaves few tokens of
-    it, those are listed: the same distribution in fewer bytes.
+    With `spec.top_k`, only the most likely tokens; they keep their share of the whole unless drafts
+    are drawn from them. If drafts are drawn from the whole vocabulary and truncation leaves few
+    tokens, those are listed: the same distribution in fewer bytes.
     """
     scores = computable(processed)
     vocab_size = scores.shape[-1]
@@ -92,16 +92,13 @@ def round_off(processed: Tensor, spec: DistributionSpec) -> RoundedDistributions
         return RoundedDistributions(scores.log_softmax(dim=-1).half(), None)
     values, token_ids = scores.topk(listed, dim=-1)
     if spec.draw_from_it:
-        # In float64: another row's longer list, whose length this row shares, leaves no trace.
+        # In float64, so that padding to another row's longer list leaves no trace.
         return RoundedDistributions(values.double().log_softmax(dim=-1).half(), token_ids)
     return RoundedDistributions((values - scores.logsumexp(dim=-1, keepdim=True)).half(), token_ids)
 
 
 def encode(processed: Tensor, spec: DistributionSpec) -> list[TokenDistribution]:
-    """The distribution of each row of processed logits [rows, V], as it travels.
-
-    `decode` reads it back.
-    """
+    """Encode the distribution of each row of processed logits [rows, V]; `decode` reverses it."""
     return round_off(processed, spec).encode()
 
 
@@ -113,21 +110,21 @@ def decode(
     renormalise: bool,
     device: torch.device | str = "cpu",
 ) -> Distributions:
-    """Read the distributions of K drafted tokens; an empty one is a point mass on its token.
+    """Decode the distributions of K drafted tokens; an empty one is a point mass on its token.
 
     `renormalise` is for drafts that were drawn from what was sent (`draw_from_it` of the proto
-    message `DistributionSpec`): each position's probabilities then sum to 1, and lists may stand
-    beside whole vocabularies. Without it only point masses may: a list leaves the rest open.
+    message `DistributionSpec`): each position's probabilities then sum to 1, and lists may be mixed
+    with whole vocabularies. Without it only point masses may, since a list leaves the rest open.
 
-    Raises `InvalidArgumentError`, naming `distributions`: not one a draft, sizes that do not fit,
-    ids out of range or twice, NaN, +inf, no token of non-zero probability, or, with `renormalise`,
+    Raises `InvalidArgumentError`, naming `distributions`: not one per draft, mismatched sizes, ids
+    out of range or repeated, NaN, +inf, no token of non-zero probability, or, with `renormalise`,
     probability 0 for the drafted token.
     """
     drafts = [int(token) for token in draft_token_ids]
     if len(distributions) != len(drafts):
         raise InvalidArgumentError(
             f"distributions: {len(distributions)} for {len(drafts)} drafted tokens; "
-            "send one a token"
+            "send one per token"
         )
     for index, distribution in enumerate(distributions):
         _check_sizes(index, distribution, vocab_size)
@@ -138,7 +135,7 @@ def decode(
     if whole:
         if not renormalise and any(distributions[i].token_ids for i in lists):
             raise InvalidArgumentError(
-                "distributions: some hold the whole vocabulary and some list tokens; "
+                "distributions: some cover the whole vocabulary and some list tokens; "
                 "send all in one form"
             )
         rows = _read_whole([distributions[i] for i in whole], renormalise, device)
@@ -147,7 +144,7 @@ def decode(
         if lists:
             every = rows.new_full((len(drafts), vocab_size), -torch.inf)
             every[whole] = rows
-            # Padding repeats a listed token at -inf: the larger value is the one that was sent.
+            # Padding repeats a listed token at -inf: the larger value is the one sent.
             every[lists] = every[lists].scatter_reduce(1, token_ids, log_probs, "amax")
             rows = every
         found = Distributions(rows, None)
@@ -157,16 +154,16 @@ def decode(
 
 
 def check_received(distributions: Sequence[TokenDistribution], vocab_size: int) -> None:
-    """Refuse what cannot be distributions, as soon as it arrives; `decode` may refuse more.
+    """Reject invalid distributions as soon as they arrive; `decode` may reject more.
 
-    Raises `InvalidArgumentError`: sizes that do not fit, ids out of range or twice, NaN, +inf, or
-    a log-probability above 0 by more than rounding.
+    Raises `InvalidArgumentError`: mismatched sizes, ids out of range or repeated, NaN, +inf, or a
+    log-probability above 0 by more than rounding.
     """
     for index, distribution in enumerate(distributions):
         _check_sizes(index, distribution, vocab_size)
         bits = np.frombuffer(distribution.log_probs, dtype="<u2")
-        # With the sign flipped everything from -0 to -inf comes first; then NaN, then what is
-        # positive. One pass over the whole vocabulary is all that a good one costs.
+        # With the sign flipped, -0 to -inf come first, then NaN, then positive numbers. A valid
+        # distribution costs a single pass over the whole vocabulary.
         flipped = bits ^ np.uint16(_SIGN)
         if not bits.size or flipped.max() <= _INFINITY:
             continue
@@ -182,9 +179,9 @@ def check_received(distributions: Sequence[TokenDistribution], vocab_size: int) 
 
 
 def _normalise(half: Tensor, *, listed: bool) -> Tensor:
-    """Half floats as log-probabilities that sum to 1: float32.
+    """Half floats as log-probabilities whose probabilities sum to 1: float32.
 
-    Lists, which are short, in float64: how far they are padded then leaves no trace in float32.
+    Lists, which are short, use float64, so that their padding leaves no trace in float32.
     """
     values = half.double() if listed else half.float()
     return values.log_softmax(dim=-1).float()
@@ -226,7 +223,7 @@ def _read_lists(
     renormalise: bool,
     device: torch.device | str,
 ) -> tuple[Tensor, Tensor]:
-    """Lists and point masses at `rows`, padded to one width: float32 and int64 [rows, n]."""
+    """Lists and point masses at `rows`, padded to the same width: float32 and int64 [rows, n]."""
     width = max((len(distributions[i].token_ids) for i in rows), default=1) or 1
     values = np.full((len(rows), width), -np.inf, dtype=np.float16)
     tokens = np.empty((len(rows), width), dtype=np.int64)
@@ -247,7 +244,7 @@ def _read_lists(
 
 
 def _check_finite(log_probs: Tensor, rows: Sequence[int]) -> None:
-    """Refuse NaN, +inf, and rows of nothing but -inf: a row's largest value shows all three."""
+    """Reject NaN, +inf, and rows of only -inf: a row's largest value shows all three."""
     if not rows:
         return
     for index, largest in zip(rows, log_probs.amax(dim=-1).tolist(), strict=True):
@@ -263,9 +260,9 @@ def _not_finite(index: int) -> InvalidArgumentError:
 
 
 def _check_drafted(found: Distributions, drafts: Sequence[int]) -> None:
-    """Refuse normalised rows in which the drafted token has probability 0.
+    """Reject normalised rows in which the drafted token has probability 0.
 
-    Values that `_check_finite` refuses have become NaN throughout their row.
+    Normalising turns rows that `_check_finite` would reject into NaN.
     """
     tokens = torch.tensor(drafts, device=found.log_probs.device)[:, None]
     if found.token_ids is None:
@@ -279,5 +276,5 @@ def _check_drafted(found: Distributions, drafts: Sequence[int]) -> None:
         if log_prob == -math.inf:
             raise InvalidArgumentError(
                 f"distributions[{index}]: the drafted token {drafts[index]} has probability 0; "
-                "send the distribution that it was drawn from"
+                "send the distribution it was drawn from"
             )

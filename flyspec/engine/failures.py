@@ -1,4 +1,4 @@
-"""What a failed step of a model tells: whether to hope for the next one. Imports no torch."""
+"""Decides after a failed step whether the model can still be used. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from flyspec.engine.out_of_memory import is_out_of_memory
 from flyspec.errors import ModelFailureError
 
 MOST_IN_ROW = 3
-"""Failed steps, and none between them that worked, after which a model is taken for lost."""
+"""Consecutive failed steps after which a model is considered lost."""
 FOR_GOOD = ("cuda error", "hip error", "device-side assert", "cublas", "cudnn", "nccl")
-"""In what a device raises whose context is of no use any more, in lower case."""
+"""Lowercase fragments of the errors of a device whose context is no longer usable."""
 
 
 def is_for_good(error: BaseException) -> bool:
-    """Whether no later step can work in this process: a device's error is told again and again.
+    """Whether no later step can work in this process, as a failed device repeats its error.
 
-    By its words, as torch raises RuntimeError for most of them. Out of memory passes.
+    Judged by the message, as torch raises RuntimeError for most of them. Running out of memory is
+    temporary.
     """
     text = f"{type(error).__name__} {error}".lower()
     return not is_out_of_memory(error) and (
@@ -26,7 +27,7 @@ def is_for_good(error: BaseException) -> bool:
 
 
 class Failures:
-    """Of one model's steps. `lost` has the reason once the process had better be restarted."""
+    """The failures of one model's steps. `lost` gets the reason to restart the process."""
 
     def __init__(self, service: str) -> None:
         self._service = service
@@ -35,7 +36,7 @@ class Failures:
         self.lost: Future[str] = Future()
 
     def failed(self, error: Exception) -> ModelFailureError:
-        """A step failed; what whoever waits for it is told."""
+        """Record a failed step, and return the error for the work that waits for it."""
         self.num_total += 1
         self._in_row += 1
         what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
@@ -46,10 +47,10 @@ class Failures:
         return ModelFailureError(f"the model of the {self._service} service failed: {what}")
 
     def worked(self) -> None:
-        """A step worked."""
+        """Record a step that worked."""
         self._in_row = 0
 
     def lose(self, reason: str) -> None:
-        """No step is hoped for any more; the first reason counts. From any thread."""
+        """Give up on the model; the first reason counts. Thread-safe."""
         with suppress(InvalidStateError):
             self.lost.set_result(reason)

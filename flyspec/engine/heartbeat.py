@@ -1,4 +1,4 @@
-"""Notices a step of a model that does not end: the thread that runs it cannot tell."""
+"""Detects a model step that does not end, which the thread that runs it cannot do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 from flyspec.config import STEP_TOKEN_S
 
 TICK_S = 0.25
-"""So often the step at hand is looked at."""
+"""Seconds between checks of the current step."""
 
 
 class Call(NamedTuple):
-    """A call of the model: when it began, by `perf_counter_ns`, and the tokens in it."""
+    """A call of the model: its start by `perf_counter_ns`, and the number of tokens in it."""
 
     began_ns: int
     num_tokens: int
@@ -20,8 +20,7 @@ class Call(NamedTuple):
 class StepWatch:
     """Decides whether a call hangs. No clocks, no threads.
 
-    Its time is counted in looks, none of them for more than two ticks: a process that is paused
-    does not hang.
+    Each check counts for at most two ticks, so that a paused process does not count as hung.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -30,11 +29,11 @@ class StepWatch:
         self._running_s = 0.0
 
     def observe(self, elapsed_s: float, call: Call | None) -> str:
-        """Why the model is lost, empty if it is not; `elapsed_s` since the last look."""
+        """Return why the model is lost, or ""; `elapsed_s` is the time since the last check."""
         if call is None or call is not self._call:
             self._call, self._running_s = call, 0.0
             return ""
         self._running_s += min(elapsed_s, 2 * TICK_S)
         if self._running_s <= self._timeout_s + STEP_TOKEN_S * call.num_tokens:
             return ""
-        return f"a step of {call.num_tokens} tokens has not ended for {self._running_s:.1f} s"
+        return f"a step of {call.num_tokens} tokens has been running for {self._running_s:.1f} s"

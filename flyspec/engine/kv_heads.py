@@ -1,8 +1,8 @@
-"""KV heads of the ranks of a tensor-parallel group: a share of them each, or one held by several.
+"""KV heads in a tensor-parallel group: each rank holds a share of them, or several ranks hold one.
 
-As in vLLM: with no more ranks than KV heads each rank holds as many heads. With more, rank r of
-`size` holds head r // (size / heads) alone, which is the one that its query heads attend with.
-transformers' plans know the first; `replicate` changes a plan for the second.
+As in vLLM: with at most as many ranks as KV heads, each rank holds equally many heads. With more,
+rank r of `size` holds only head r // (size / heads), the one that its query heads attend with.
+transformers' plans support the first case; `replicate` changes a plan for the second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ATTENTION = "flyspec_attention_with_replicated_kv_heads"
 
 
 def layer_heads(text_config: Any) -> Iterator[tuple[int, int, int]]:
-    """Attention heads of each layer, its KV heads, and their size."""
+    """Yield the attention heads, KV heads and head size of each layer."""
     layers = getattr(text_config, "per_layer_config", None)
     for layer in layers or [text_config] * text_config.num_hidden_layers:
         heads = layer.num_attention_heads
@@ -33,7 +33,7 @@ def layer_heads(text_config: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def splits_heads(text_config: Any) -> bool:
-    """Whether the plan for tensor parallelism deals the KV heads out to the ranks."""
+    """Whether the tensor-parallel plan splits the KV heads among the ranks."""
     plan = getattr(text_config, "base_model_tp_plan", None) or {}
     projections = (".k_proj", ".query_key_value")
     return any(
@@ -43,17 +43,17 @@ def splits_heads(text_config: Any) -> bool:
 
 
 def can_split(heads: int, kv_heads: int, size: int) -> bool:
-    """Whether so many ranks get as many attention heads each, and all the KV heads of those."""
+    """Whether `size` ranks can get equally many attention heads, and all the KV heads of those."""
     return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
 
 
 def heads_per_rank(kv_heads: int, size: int) -> int:
-    """KV heads that each of `size` ranks holds of a layer; `can_split` is true of them."""
+    """Return the KV heads of a layer that each of `size` ranks holds; requires `can_split`."""
     return max(1, kv_heads // size)
 
 
 def replicated_numbers(text_config: Any, size: int) -> int:
-    """Numbers of the weights of KV heads that a rank holds beyond an even share of them."""
+    """Return how many weights of KV heads a rank holds beyond an even share."""
     if not splits_heads(text_config):
         return 0
     hidden: int = text_config.hidden_size
@@ -64,9 +64,9 @@ def replicated_numbers(text_config: Any, size: int) -> int:
 
 
 def replicate(config: Any, size: int) -> Any:
-    """The configuration to load for `size` ranks: its plan replicates KV heads if those are fewer.
+    """Return the configuration to load for `size` ranks, replicating KV heads if there are fewer.
 
-    Call once for every load; all ranks do.
+    Call it once per load, on every rank.
     """
     text_config = config.get_text_config()
     kv_heads = next(layer_heads(text_config))[1]
@@ -84,10 +84,10 @@ def replicate(config: Any, size: int) -> Any:
 
 
 class ReplicatedKVHeads(ColwiseParallel):
-    """transformers' style for a projection to fewer KV heads than there are ranks.
+    """A transformers parallel style for a projection to fewer KV heads than there are ranks.
 
-    The ranks are a mesh of (head, replica): the weights are sharded over the first alone, so that
-    each rank reads one head's. The forward is that of its base.
+    The ranks are a mesh of (head, replica); weights are sharded over the first dimension only, so
+    that each rank reads one head's. The forward is inherited.
     """
 
     def __init__(self, kv_heads: int) -> None:
@@ -96,7 +96,7 @@ class ReplicatedKVHeads(ColwiseParallel):
         self._mesh: DeviceMesh | None = None
 
     def shard_param(self, module: Module, param: str, mesh: DeviceMesh) -> None:
-        """Part of transformers' interface; `mesh` has all ranks in one dimension."""
+        """Shard a parameter (transformers' interface); `mesh` has all ranks in one dimension."""
         meta = module._parameters.get(param)
         if meta is None:
             return
@@ -110,13 +110,13 @@ class ReplicatedKVHeads(ColwiseParallel):
 
 
 class AttentionOfReplicated(TensorParallelLayer):
-    """transformers' style for the module around: fewer of its query heads share a KV head."""
+    """A transformers parallel style for the enclosing module: fewer query heads per KV head."""
 
     def __init__(self, replicas: int) -> None:
         self._replicas = replicas
 
     def install_forward(self, module: Module, mesh: DeviceMesh) -> Module:
-        """Part of transformers' interface; the forward stays as it is."""
+        """Adjust the group size (transformers' interface); the forward is unchanged."""
         groups = module.num_key_value_groups
         module.num_key_value_groups = groups // self._replicas  # type: ignore[operator, assignment]
         return module

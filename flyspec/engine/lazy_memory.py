@@ -1,6 +1,6 @@
-"""Zeros that a CPU's memory is taken for as they are written, page by page.
+"""Zeros whose CPU memory is taken page by page as they are written.
 
-`torch.zeros` writes them itself, so that all of it is taken at once.
+`torch.zeros` writes them itself, which takes all of the memory at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def allocate(num_bytes: int, large_pages: bool = True) -> mmap.mmap:
-    """Zeros at the start of a page, taken from the machine as they are touched."""
+    """Return page-aligned zeros whose memory is taken as they are touched."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if large_pages:
         with suppress(OSError):
@@ -24,7 +24,7 @@ def allocate(num_bytes: int, large_pages: bool = True) -> mmap.mmap:
 
 
 def lazy_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, on a CPU in memory that is taken page by page; on other devices all at once.
+    """Return zeros, on a CPU in memory that is taken page by page, elsewhere all at once.
 
     Raises what the allocator raises: `OSError` on a CPU.
     """

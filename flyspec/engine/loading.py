@@ -1,8 +1,8 @@
 """Loads a Hugging Face causal LM and its tokenizer from a directory or hub id.
 
-Safetensors alone, since reading a pickle can run code (transformers prefers them, but follows an
-index to whatever it names), and no code that comes with a model. What cannot be served correctly is
-refused with a message.
+Reads only safetensors, since unpickling can run code (transformers prefers them, but follows an
+index to whatever it names), and never runs code that comes with a model. Models that cannot be
+served correctly are rejected with a message.
 """
 
 from __future__ import annotations
@@ -50,29 +50,30 @@ class LoadedModel:
 
 
 def resolve_device(device: str) -> torch.device:
-    """The torch device that `--device` names; `auto` is CUDA where there is one."""
+    """Return the torch device for `--device`; `auto` is CUDA if available, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(
-            f"--device {device}: not a device; use cpu, cuda, cuda:N or auto"
+            f"--device {device}: unknown device; use cpu, cuda, cuda:N or auto"
         ) from error
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {device}: torch sees no CUDA device; use --device cpu")
+        raise ConfigError(f"--device {device}: torch found no CUDA device; use --device cpu")
     return resolved
 
 
 def resolve_dtype(
     dtype: str, device: torch.device, config: Any, native: bool = False
 ) -> torch.dtype:
-    """The torch dtype that `--dtype` names; `auto` is the checkpoint's where that is fast.
+    """Return the torch dtype for `--dtype`; `auto` is the checkpoint's where that is fast.
 
     `native`: the native step serves a model of this configuration in bfloat16 (`serves_natively`).
-    Without it, on a CPU, 16-bit weights pay where the processor multiplies them and the layers are
-    wide enough for memory traffic to dominate; narrow models, typical drafts, run faster in float32
-    (measured: a 1 M parameter draft takes 0.45 ms a step in float32, 0.72 ms in bfloat16).
+    Without it, on a CPU, 16-bit weights pay off only if the processor multiplies them and the
+    layers are wide enough for memory traffic to dominate; narrow models, typically drafts, run
+    faster in float32 (measured: a 1 M parameter draft takes 0.45 ms per step in float32, 0.72 ms in
+    bfloat16).
     """
     if dtype != "auto":
         resolved: torch.dtype = getattr(torch, dtype)
@@ -88,12 +89,12 @@ def resolve_dtype(
 
 
 def serves_natively(config: Any) -> bool:
-    """Whether there is a native step here, and one for models of this configuration."""
+    """Whether the native step is available and supports models of this configuration."""
     return unsupported(config) is None and isinstance(find(), Library)
 
 
 def read_config(name: str) -> tuple[str, Any]:
-    """Where a model is loaded from, and its configuration. Raises `ConfigError`."""
+    """Return where a model is loaded from, and its configuration. Raises `ConfigError`."""
     source = model_source(name)
     try:
         return source, AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -102,7 +103,7 @@ def read_config(name: str) -> tuple[str, Any]:
 
 
 def own_context_length(config: Any) -> int:
-    """The longest sequence, in tokens, that a model's configuration allows."""
+    """Return the longest sequence, in tokens, that a model's configuration allows."""
     return int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 2048)
 
 
@@ -116,12 +117,12 @@ def load_model(
     identify: bool = True,
     served_model_name: str = "",
 ) -> LoadedModel:
-    """Load model and tokenizer; raises `ConfigError` with what to change.
+    """Load model and tokenizer. Raises `ConfigError` with what to change.
 
-    With a `tensor_parallel_size` every rank of the group, joined before, calls this at once; each
-    reads from the checkpoint only its own share. `check` may refuse with a `ConfigError` before
-    any weights are read. Clients are told `served_model_name`, by default the directory's name or
-    the hub id. Without `identify` the model has no `weights_fingerprint`.
+    With `tensor_parallel_size` above 1, every rank of the group, already joined, calls this at
+    once; each reads only its own share of the checkpoint. `check` may raise `ConfigError` before
+    any weights are read. Clients see `served_model_name`, by default the directory's name or the
+    hub id. Without `identify` the model has no `weights_fingerprint`.
     """
     where = resolve_device(device)
     source, config = read_config(name)
@@ -161,7 +162,7 @@ def load_model(
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             f"--model {name}: the checkpoint lacks {len(missing)} of the model's tensors, "
-            f"{missing[0]} among them; give a complete checkpoint of a causal language model"
+            f"including {missing[0]}; use a complete checkpoint of a causal language model"
         )
     process.count_model_load()
     bundle = tokenizer_bundle(tokenizer, model.generation_config)
@@ -183,20 +184,20 @@ def load_model(
 def _unloadable(name: str, error: Exception) -> ConfigError:
     if "trust_remote_code" in str(error):
         return ConfigError(
-            f"--model {name}: needs code that comes with it (auto_map), which is never run here; "
-            "use a model of an architecture that transformers has itself"
+            f"--model {name}: requires custom code (auto_map), which is never run; use a model "
+            "whose architecture is built into transformers"
         )
     reason = " ".join(str(error).split()) or repr(error)
     if is_out_of_memory(error):
         return ConfigError(
-            f"--model {name}: out of memory while its weights were loaded: {reason:.300}; use a "
-            "device with more memory, more of them (--tensor-parallel-size) or a smaller --dtype"
+            f"--model {name}: out of memory while loading weights: {reason:.300}; use a device "
+            "with more memory, more devices (--tensor-parallel-size) or a smaller --dtype"
         )
     return ConfigError(f"--model {name}: cannot be loaded: {reason:.300}")
 
 
 def tokenizer_bundle(tokenizer: Any, generation_config: GenerationConfig) -> TokenizerBundle:
-    """Everything that encodes, decodes and ends a sequence, from transformers' objects."""
+    """Collect what encodes, decodes and ends a sequence from transformers' objects."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError("the model has no fast tokenizer (tokenizer.json); convert it first")
@@ -220,11 +221,10 @@ def tokenizer_bundle(tokenizer: Any, generation_config: GenerationConfig) -> Tok
 
 
 def _check_files(name: str, source: str, config: Any) -> Path:
-    """The file of weights, or their index; refuses what is not of safetensors throughout.
+    """The weights file or index; rejects anything that is not entirely safetensors.
 
-    Raises `ConfigError`, `OSError`.
-
-    `source` is a directory or hub id, `name` what the user calls it.
+    `source` is a directory or hub id, `name` what the user calls it. Raises `ConfigError` and
+    `OSError`.
     """
     named = getattr(config, "transformers_weights", None)
     candidates = [named] if named else [SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME]
@@ -241,7 +241,7 @@ def _check_files(name: str, source: str, config: Any) -> Path:
 
 
 def _check_index(name: str, path: Path) -> None:
-    """Refuse an index that names anything but safetensors beside it."""
+    """Reject an index that names anything but safetensors files beside it."""
     try:
         files = set(json.loads(path.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -253,6 +253,6 @@ def _check_index(name: str, path: Path) -> None:
 
 def _unsafe(name: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"--model {name}: {reason}; weights are read from safetensors alone, since other formats "
-        "can run code. Convert them with transformers' save_pretrained where you trust them"
+        f"--model {name}: {reason}; only safetensors weights are read, since other formats can run "
+        "code. If you trust the weights, convert them with transformers' save_pretrained"
     )

@@ -1,8 +1,8 @@
-"""From a model's raw logits to the ones it samples from, and to log-probabilities.
+"""Turns a model's raw logits into the ones it samples from, and into log-probabilities.
 
-The order is that of the proto message `SamplingParams`, which is also transformers' own order in
+The order is that of the proto message `SamplingParams`, which is also transformers' order in
 `generate`: logit_bias, repetition_penalty, presence and frequency penalties, min_tokens,
-temperature, top_k, top_p, min_p. What transformers has is transformers' own code.
+temperature, top_k, top_p, min_p. Where transformers has an implementation, it is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Warper = Callable[[Any, Tensor], Tensor]
 
 
 def computable(logits: Tensor) -> Tensor:
-    """Half precision as float32; float64 stays."""
+    """Convert half precision to float32; float64 stays."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -40,19 +40,19 @@ def process_logits(
     history: History | None = None,
     draft_token_ids: Sequence[int] = (),
 ) -> Tensor:
-    """The logits that a token is drawn from, out of raw ones [rows, V]; excluded tokens are -inf.
+    """Return the logits that tokens are drawn from, given raw ones [rows, V].
 
-    Row i predicts the token behind `history` and the first i of `draft_token_ids`. Half precision
-    is computed in float32, float64 stays. Greedy rows are not warped: their processed distribution
-    is that of temperature 1; if nothing else is asked for they are returned as they are. `logits`
-    is never changed.
+    Excluded tokens are -inf. Row i predicts the token after `history` and the first i of
+    `draft_token_ids`. Half precision is computed in float32, float64 stays. Greedy rows are not
+    warped: their processed distribution is that of temperature 1; if nothing else is requested they
+    are returned unchanged. `logits` is never modified.
 
     Repetition penalty: transformers' `RepetitionPenaltyLogitsProcessor`, over prompt and output.
     Presence and frequency penalties: OpenAI's formula, mu - count * frequency - (count > 0) *
     presence, over the output alone. Temperature, top_k, top_p, min_p: transformers' warpers.
 
-    Raises `ValueError` if `history`, or a draft between two rows, is needed and missing;
-    `InvalidArgumentError` for a biased token that the model does not have.
+    Raises `ValueError` if `history`, or a draft between two rows, is needed but missing;
+    `InvalidArgumentError` for a biased token outside the model's vocabulary.
     """
     adjusts = bool(sampling.logit_bias) or sampling.needs_history
     if sampling.greedy and not adjusts:
@@ -67,7 +67,7 @@ def process_logits(
 
 @lru_cache(maxsize=256)
 def _warpers(sampling: SamplingParams) -> tuple[Warper, ...]:
-    """Transformers' own processors in its own order; those that change nothing are left out."""
+    """Transformers' own processors in its own order, without those that would change nothing."""
     warpers: list[Warper] = []
     if sampling.greedy:
         return ()
@@ -88,13 +88,13 @@ def _adjust(
     history: History | None,
     draft_token_ids: Sequence[int],
 ) -> Tensor:
-    """What depends on token ids: bias, penalties, min_tokens. A new tensor."""
+    """Apply what depends on token ids: bias, penalties, min_tokens. Returns a new tensor."""
     rows, vocab_size = scores.shape
     scores = scores.clone()
     if sampling.logit_bias:
         if (last := sampling.logit_bias[-1][0]) >= vocab_size:
             raise InvalidArgumentError(
-                f"sampling.logit_bias[{last}]: not below the vocabulary size {vocab_size}"
+                f"sampling.logit_bias[{last}]: must be below the vocabulary size {vocab_size}"
             )
         ids, bias = _bias(sampling.logit_bias, scores.device)
         scores[:, ids] += bias.to(scores.dtype)
@@ -122,7 +122,7 @@ def _adjust(
 
 @lru_cache(maxsize=64)
 def _bias(logit_bias: tuple[tuple[int, float], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids and what is added to their logits."""
+    """Token ids and the values added to their logits."""
     ids, values = zip(*logit_bias, strict=True)
     return torch.tensor(ids, device=device), torch.tensor(
         values, dtype=torch.float64, device=device
@@ -134,7 +134,7 @@ def _repetition(
 ) -> Tensor:
     """Transformers' repetition penalty; row i sees `token_ids` and the drafts before it."""
     rows, vocab_size = scores.shape
-    # A token counts once however often it is there. V stands for none: transformers drops it.
+    # A token counts once however often it occurs. V means none: transformers drops it.
     seen = torch.tensor([*set(token_ids)], dtype=torch.int64).expand(rows, -1)
     later = torch.tensor(drafts, dtype=torch.int64).expand(rows, -1)
     before = torch.ones_like(later, dtype=torch.bool).tril(-1)
@@ -146,7 +146,7 @@ def _repetition(
 def _presence_and_frequency(
     scores: Tensor, sampling: SamplingParams, history: History, drafts: list[int]
 ) -> None:
-    """OpenAI's penalties in place, only at the columns of tokens that the output has."""
+    """Apply OpenAI's penalties in place, only to the columns of tokens in the output."""
     counted = Counter(history.token_ids[history.prompt_length :])
     column = {token: i for i, token in enumerate(dict.fromkeys([*counted, *drafts]))}
     if not column:
@@ -164,10 +164,10 @@ def _presence_and_frequency(
 
 
 def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """Log-probabilities under softmax(logits) of one token a row of raw logits [rows, V], nats.
+    """Return the log-probability in nats of one token per row under softmax(logits), [rows, V].
 
-    With each come the `top` most likely tokens, most likely first; of equal logits the lower id is
-    first. Half precision is computed in float32, float64 stays.
+    Each comes with the `top` most likely tokens, most likely first and lower ids first among equal
+    logits. Half precision is computed in float32, float64 stays.
     """
     scores = computable(logits)
     total = scores.logsumexp(dim=-1, keepdim=True)
@@ -176,12 +176,12 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[T
     top = min(top, scores.shape[-1])
     if top <= 0:
         return [TokenLogprobs(logprob) for logprob in logprobs]
-    # topk leaves open which of equals it takes, so all that reach its last value are looked at.
+    # topk may pick any of equal logits, so consider all that reach its last value.
     last = scores.topk(top, dim=-1).values[:, -1:]
     rows, tokens = (scores >= last).nonzero(as_tuple=True)
     raw = scores[rows, tokens]
     values = raw - total[rows, 0]
-    # Off the device at once: every look at a single row would wait for it.
+    # Leave the device at once: every access to a single row would wait for it.
     rows, tokens, raw, values = rows.cpu(), tokens.cpu(), raw.cpu(), values.cpu()
     found = []
     for row, logprob in enumerate(logprobs):

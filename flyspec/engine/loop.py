@@ -1,8 +1,8 @@
-"""The thread that owns a model: the next step of all work under way, run as one batch.
+"""The thread that owns a model: it runs the next step of all pending work as one batch.
 
-Work is a generator: it yields what it wants run and is sent what came of it. So a proposal and a
-round are written as one thing after the other, and know nothing of threads, batches or the pieces
-that a long step is cut into. Everyone else only queues. No torch.
+Work is a generator: it yields the draws to run and is sent their results. So a proposal or a round
+is written sequentially, and knows nothing of threads, batches or the pieces that a long step is cut
+into. Other threads only queue work. No torch.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ R = TypeVar("R")
 
 _NUDGE = (object(), lambda: None)
 LOST_JOIN_S = 0.5
-"""A thread whose model is lost may hang: so long its end is waited for."""
+"""Seconds to wait for the thread of a lost model, which may hang, to end."""
 
 
 class Ran(NamedTuple, Generic[R]):
-    """What came of a want, when its first piece began, and the time of the calls it was in, ns."""
+    """A draw's result, when its first piece began, and the time of the calls it was in, in ns."""
 
     result: R
     began_ns: int
@@ -43,14 +43,14 @@ class Ran(NamedTuple, Generic[R]):
 
 
 Work: TypeAlias = Generator[Draw, Ran[R], None]
-"""A draw may get fewer steps than its `max_tokens`: the result tells."""
+"""A draw may run for fewer steps than its `max_tokens`; the result shows how many."""
 OnStep: TypeAlias = Callable[[int, int, int, int], None]
-"""Told of steps, in the loop's thread: the time of each in ns, its sessions, its tokens, and how
-many there were. Those of one call are of equal times."""
+"""Called in the loop's thread with the time of each step in ns, its sessions, its tokens, and the
+number of such steps. Steps of one call are assigned equal times."""
 
 
 class _Task(Generic[R]):
-    """Work under way for `owner`; `fail` is told of the error that ends it."""
+    """Pending work for `owner`; `fail` is called with the error that ends it."""
 
     def __init__(self, owner: Hashable, work: Work[R], fail: Callable[[Exception], None]) -> None:
         self.owner, self.work, self.fail = owner, work, fail
@@ -60,9 +60,9 @@ class _Task(Generic[R]):
         self.pieces: Pieces
 
     def go_on(self, ran: Ran[R] | Exception | None = None) -> bool:
-        """Hand over what ran, or the error; whether there is more to run. None begins.
+        """Send the result or error (None to begin); return whether there is more to run.
 
-        Raises `FloatingPointError` if the work finds that what ran is no numbers.
+        Raises `FloatingPointError` if the work finds that the result is not finite.
         """
         try:
             if isinstance(ran, Exception):
@@ -84,12 +84,12 @@ class _Task(Generic[R]):
 
 
 class StepLoop(ABC, Generic[R]):
-    """Runs the work of many owners, in the order in which it came; who has run goes to the end.
+    """Runs the work of many owners in order of arrival; after a draw, work goes to the end.
 
-    `prepare` runs first, in the loop's thread. `service` is the name by which errors call it.
+    `prepare` runs first, in the loop's thread. `service` is the service's name in errors.
 
-    A call of the model that takes longer than `step_timeout_s`, and `STEP_TOKEN_S` for each of its
-    tokens, hangs: the model is lost, and all work fails with `ModelLostError`.
+    A call of the model that takes longer than `step_timeout_s`, plus `STEP_TOKEN_S` per token, is
+    hung: the model is lost, and all work fails with `ModelLostError`.
     """
 
     def __init__(
@@ -107,38 +107,38 @@ class StepLoop(ABC, Generic[R]):
             queue.SimpleQueue()
         )
         self.arrival = Interrupt()
-        """Set when something has come in: a call of several steps had better end."""
+        """Set when something has arrived: a call of several steps should end."""
         self._ready: list[_Task[R]] = []
         self._prepared: Future[None] = Future()
         self.failures = Failures(service)
-        self._call: Call | None = None  # at hand, until what came of it is handed over
-        self._chosen: Sequence[_Task[R]] = ()  # whose call it is
+        self._call: Call | None = None  # the current one, until its results are delivered
+        self._chosen: Sequence[_Task[R]] = ()  # the tasks in it
         self._thread = threading.Thread(target=self._main, name=f"{service}-engine", daemon=True)
 
     @abstractmethod
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[R]:
-        """What comes of each want, of one call of the model for all."""
+        """Run all draws in one call of the model, and return the result of each."""
 
     def steps_of(self, want: Draw, result: R) -> int:
-        """How many steps of the model a result took."""
+        """Return how many steps of the model a result took."""
         return 1
 
     def spoiled(self, slot: int) -> None:
-        """A step of this slot failed: nobody else's sequence may build on what it holds."""
+        """Handle a failed step of this slot: no other sequence may reuse its contents."""
 
     @property
     def waiting(self) -> int:
-        """Work that waits for the model, or for the rest of its steps."""
+        """Amount of work waiting for the model, or for the rest of its steps."""
         return self._inbox.qsize() + len(self._ready)
 
     @property
     def step_running_ns(self) -> int:
-        """Time that the call at hand has run; 0 between calls."""
+        """Nanoseconds that the current call has been running; 0 between calls."""
         call = self._call
         return perf_counter_ns() - call.began_ns if call else 0
 
     def start(self) -> Future[None]:
-        """Start the thread; the future is done when it is prepared, or has what that raised."""
+        """Start the thread; the future completes after `prepare`, with any error it raised."""
         self._thread.start()
         if self._step_timeout_s < math.inf:
             name = f"{self._service}-watch"
@@ -146,24 +146,24 @@ class StepLoop(ABC, Generic[R]):
         return self._prepared
 
     def stop(self) -> None:
-        """End the thread after the call at hand; work not done fails with `UnavailableError`."""
+        """End the thread after the current call; pending work fails with `UnavailableError`."""
         if self._thread.is_alive():
             self._put(None)
             self._thread.join(LOST_JOIN_S if self.failures.lost.done() else None)
 
     def add(self, owner: Hashable, work: Work[R], fail: Callable[[Exception], None]) -> None:
-        """Queue work; its owner has no other under way."""
+        """Queue work; its owner must have no other pending."""
         if self.failures.lost.done():
             fail(self._lost_error())
             return
         self._put(_Task(owner, work, fail))
 
     def nudge(self) -> None:
-        """End a call of several steps after the one at hand: its work has reason to look around."""
+        """End a call of several steps after the current one, so that its work can react."""
         self._put(_NUDGE)
 
     def drop(self, owner: Hashable, release: Callable[[], None]) -> None:
-        """End the owner's work before its next step, then `release` what the owner holds."""
+        """End the owner's work before its next step, then call `release`."""
         self._put((owner, release))
 
     def _put(self, item: _Task[R] | tuple[Hashable, Callable[[], None]] | None) -> None:
@@ -188,14 +188,14 @@ class StepLoop(ABC, Generic[R]):
             task.fail(UnavailableError(f"the {self._service} service is shutting down"))
 
     def _gather(self) -> bool:
-        """Take in what has arrived, waiting when there is nothing to do; False to stop."""
+        """Take in what has arrived, waiting if there is nothing to do; return False to stop."""
         arrived: list[_Task[R]] = []
         while True:
-            self.arrival.clear()  # what is put from here on sets it again
+            self.arrival.clear()  # anything put from here on sets it again
             try:
                 item = self._inbox.get(block=not (self._ready or arrived))
             except queue.Empty:
-                # Only now, so that work whose owner has left by now never begins.
+                # Only now, so that work whose owner has already left never begins.
                 self._ready += [task for task in arrived if task.go_on()]
                 arrived = []
                 if self._ready:
@@ -219,17 +219,17 @@ class StepLoop(ABC, Generic[R]):
                     task.work.close()
             release()
         except Exception:
-            log.exception("a session could not be closed")
+            log.exception("could not close a session")
 
     def step(self) -> None:
-        """Run what fits of what is ready, and hand over what is complete."""
+        """Run as much ready work as fits, and deliver complete results."""
         ready = self._ready
         if len(ready) > 1:
             ready.sort(key=lambda task: task.since_ns)
         counts = allot([task.pieces for task in ready], self._budget)
         self._ready = [task for task, count in zip(ready, counts, strict=True) if not count]
         chosen = [(t, t.pieces.take(n)) for t, n in zip(ready, counts, strict=True) if n]
-        # All run as many steps: whoever wants fewer, or waits, is not held up by the others.
+        # All run the same number of steps: work that wants fewer, or waits, is not held up.
         steps = min([1 if t.pieces.remaining else t.want.max_tokens for t in ready])
         wants = [task.want.part(piece, steps) for task, piece in chosen]
         self._chosen = [task for task, _ in chosen]
@@ -239,7 +239,7 @@ class StepLoop(ABC, Generic[R]):
         if steps > 1:
             steps = max(map(self._steps, [task.want for task, _ in chosen], results))
         self._on_step(elapsed // steps, len(chosen), sum(counts), 1)
-        if steps > 1:  # behind the first one, a token each
+        if steps > 1:  # after the first one, a token each
             self._on_step(elapsed // steps, len(chosen), len(chosen), steps - 1)
         for (task, _), result in zip(chosen, results, strict=True):
             task.began_ns = task.began_ns or began
@@ -257,7 +257,7 @@ class StepLoop(ABC, Generic[R]):
         self._call, self._chosen = None, ()
 
     def _hand_over(self, task: _Task[R], ran: Ran[R]) -> bool:
-        """Whether the task has more to run. Only now the step is known to have worked."""
+        """Deliver a result, which shows whether the step worked; return whether there is more."""
         try:
             going_on = task.go_on(ran)
         except FloatingPointError as error:
@@ -274,7 +274,7 @@ class StepLoop(ABC, Generic[R]):
         return 1 if isinstance(result, Exception) else self.steps_of(want, result)
 
     def _attempt(self, wants: Sequence[Draw]) -> Sequence[R | Exception]:
-        """What each gives; where the batch fails, each gets a try of its own."""
+        """Return each draw's result; if the batch fails, each is tried on its own."""
         num_tokens = sum(len(want.step.token_ids) + want.max_tokens - 1 for want in wants)
         self._call = Call(perf_counter_ns(), num_tokens)
         try:
@@ -286,12 +286,12 @@ class StepLoop(ABC, Generic[R]):
                 return [error]
         return [result for want in wants for result in self._attempt([want])]
 
-    # --- a model that is lost ---------------------------------------------------------------
+    # --- a lost model -----------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Look at the call at hand now and then, in a thread of its own."""
+        """Check the current call periodically, in a separate thread."""
         watch, last, lost = StepWatch(self._step_timeout_s), time.monotonic(), self.failures.lost
-        self._prepared.exception()  # loading takes what it takes
+        self._prepared.exception()  # loading may take any time
         while self._thread.is_alive() and not lost.done():
             self._thread.join(TICK_S)
             now = time.monotonic()
@@ -300,11 +300,11 @@ class StepLoop(ABC, Generic[R]):
                 self._fail_all()
             last = now
         if self._call is not None and not lost.done():
-            self.failures.lose("its thread ended in the midst of a step")
+            self.failures.lose("its thread ended in the middle of a step")
             self._fail_all()
 
     def _fail_all(self) -> None:
-        """Tell all who wait, whether or not the loop's thread comes back."""
+        """Fail all pending work, whether or not the loop's thread returns."""
         error = self._lost_error()
         waiting, self._ready = [*self._chosen, *self._ready], []
         while True:

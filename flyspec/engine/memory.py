@@ -1,4 +1,4 @@
-"""Memory of the KV cache, planned before any is allocated: bytes of a slot, and how many slots."""
+"""Plans the KV cache before it is allocated: bytes per slot, and number of slots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flyspec.errors import ConfigError
 class KVCachePlan(NamedTuple):
     """Slots of a KV cache, the tokens that each holds, and its bytes on one device.
 
-    `spare_bytes` are those behind the last slot (`slots.SPARE_ROWS`).
+    `spare_bytes` are those after the last slot (`slot_cache.SPARE_ROWS`).
     """
 
     num_slots: int
@@ -24,7 +24,7 @@ class KVCachePlan(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes that the cache takes on one device."""
+        """Bytes of the whole cache on one device."""
         return self.num_slots * self.bytes_per_slot + self.spare_bytes
 
     def __str__(self) -> str:
@@ -37,10 +37,10 @@ class KVCachePlan(NamedTuple):
 def slot_bytes(
     config: Any, max_length: int, dtype: torch.dtype, tensor_parallel_size: int = 1
 ) -> int:
-    """Bytes of one slot of `max_length` tokens on each device of a tensor-parallel group.
+    """Return the bytes of a slot of `max_length` tokens on each device of a tensor-parallel group.
 
     `config` is a model's configuration; `dtype` the one it runs in. Under tensor parallelism a
-    device holds its share of the KV heads, one at least, if transformers' plan for the model splits
+    device holds its share of the KV heads, at least one, if transformers' plan for the model splits
     them.
     """
     config = config.get_text_config()
@@ -54,7 +54,7 @@ def slot_bytes(
 def plan_slots(
     bytes_per_slot: int, budget_bytes: int, max_sessions: int, spare_bytes: int = 0
 ) -> int:
-    """How many slots, one a session, fit into the budget; at most `max_sessions`.
+    """Return how many slots, one per session, fit into the budget; at most `max_sessions`.
 
     Raises `ConfigError` if not even one fits.
     """
@@ -75,9 +75,9 @@ def plan_kv_cache(
     budget_bytes: int = 0,
     tensor_parallel_size: int = 1,
 ) -> KVCachePlan:
-    """The cache of a service: as many slots as it lets sessions in, or as fit into a budget.
+    """Plan the cache of a service: a slot for each session, or as many as fit into a budget.
 
-    `budget_bytes` are those of one device; 0 sets no limit. Raises `ConfigError`.
+    `budget_bytes` is per device (0: no limit). Raises `ConfigError`.
     """
     size, spare = (
         slot_bytes(config, length, dtype, tensor_parallel_size)
@@ -90,7 +90,7 @@ def plan_kv_cache(
 
 
 def readable(num_bytes: int) -> str:
-    """As "12.6 MB", in three digits; units are powers of 1000."""
+    """Format bytes as in "12.6 MB", with three digits; units are powers of 1000."""
     value, unit = float(num_bytes), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:

@@ -1,10 +1,10 @@
-"""What a model is to the services: steps over slots go in, logits or drawn tokens come out.
+"""The interface of a model: steps over slots go in, logits or drawn tokens come out.
 
-Engines, drafters and the step loop know this and nothing of what is behind it: transformers'
+Engines, drafters and the step loop depend on this alone, not on what implements it: transformers'
 modules (`runner`), a script in the tests, other engines later. Plain values: no torch, no numpy.
 
-Rollback is a length: a step names how many of its slot's tokens it builds on, and what the slot
-held beyond them is forgotten.
+Rollback is a length: a step says how many of its slot's tokens it continues from, and whatever the
+slot held beyond them is dropped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """Asks a call of several steps to end after the one at hand; any thread may set it.
+    """Asks a call of several steps to end after the current one; any thread may set it.
 
-    Native code reads the 32-bit number at `address`, which is not 0 while it is set.
+    Native code reads the 32-bit integer at `address`, which is non-zero while the flag is set.
     """
 
     __slots__ = ("_flag", "address")
@@ -37,39 +37,40 @@ class Interrupt:
 
     @property
     def is_set(self) -> bool:
-        """Whether a call should end."""
+        """Whether calls should end."""
         return bool(self._flag[0])
 
     def set(self) -> None:
-        """End the call at hand, or the next one after its first step."""
+        """End the current call, or the next one after its first step."""
         self._flag[0] = 1
 
     def clear(self) -> None:
-        """Let calls go on."""
+        """Let calls continue."""
         self._flag[0] = 0
 
 
 NEVER = Interrupt()
-"""That of calls that nobody ends."""
+"""For calls that are never interrupted."""
 
 
 class Step(NamedTuple):
-    """Continue `slot` behind its first `start` tokens with `token_ids` (at least one)."""
+    """Continue `slot` after its first `start` tokens with `token_ids` (at least one)."""
 
     slot: int
     start: int
     token_ids: list[int]
     num_logits: int = 1
-    """Rows wanted: the logits after each of the last `num_logits` tokens; 0 only fills the slot."""
+    """Rows of logits to return, one after each of the last tokens (0: only fill the slot)."""
     hidden_layers: tuple[int, ...] = ()
-    """Layers whose rows come with the logits, numbered as by transformers' `output_hidden_states`:
-    0 the embeddings, i what layer i puts out, the last one behind the final norm."""
+    """Layers whose hidden rows are returned too, numbered as in transformers'
+    `output_hidden_states`: 0 the embeddings, i the output of layer i, the last after the final
+    norm."""
 
 
 class Rows(NamedTuple):
-    """What a forward gives of one step.
+    """The rows that a forward returns for one step.
 
-    `logits` [num_logits, vocab]; `hidden` [num_logits, hidden size] of each layer asked for, in
+    `logits` [num_logits, vocab]; `hidden` [num_logits, hidden size] for each requested layer, in
     that order.
     """
 
@@ -80,7 +81,7 @@ class Rows(NamedTuple):
 class History(NamedTuple):
     """The sequence before the first row of logits; its first `prompt_length` tokens are the prompt.
 
-    `eos_token_ids` are the tokens that `min_tokens` holds back.
+    `eos_token_ids` are the tokens that `min_tokens` suppresses.
     """
 
     token_ids: Sequence[int]
@@ -89,17 +90,17 @@ class History(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A step, and how the model's own tokens are chosen from its rows; without `sampling` none are.
+    """A step, and how to draw the model's own tokens from its rows; without `sampling`, none.
 
-    A row's token is the one at the position behind the row's. `history` is the sequence before the
-    first row's token, needed for penalties and `min_tokens`. With `distribution` the distributions
-    come along, and with `draw_from_it` the tokens are drawn from them.
+    A row's token is the one at the position after the row's. `history` is the sequence before the
+    first row's token, needed for penalties and `min_tokens`. With `distribution`, distributions
+    are returned too; with `draw_from_it`, the tokens are drawn from them.
 
-    With `max_tokens` above 1, for steps of a single row, the model goes on with the token that it
-    drew, up to so many tokens. It ends behind one of `stop_token_ids`, and behind the token with
-    which the probability of all that were drawn, as they are processed, falls under
-    `min_confidence`: whoever goes on in another call divides that by the `confidences` so far. The
-    last token drawn is not in the cache.
+    With `max_tokens` above 1, for steps of a single row, the model continues from the token it
+    drew, up to that many tokens. It stops after one of `stop_token_ids`, and after the token at
+    which the product of the drawn tokens' processed probabilities falls below `min_confidence`; to
+    continue in another call, divide `min_confidence` by the `confidences` so far. The last token
+    drawn is not in the cache.
     """
 
     step: Step
@@ -111,10 +112,10 @@ class Draw(NamedTuple):
     stop_token_ids: Collection[int] = ()
     min_confidence: float = 0.0
     confidences: bool = False
-    """Whether each token's probability is wanted; with `min_confidence` it comes anyway."""
+    """Whether to return each token's probability; implied by `min_confidence`."""
 
     def part(self, step: Step, max_tokens: int) -> Draw:
-        """As much of it as `step`, a piece of its step, and up to `max_tokens` tokens."""
+        """Return the part of this draw for `step`, a piece of its step, and `max_tokens`."""
         if step is self.step and max_tokens == self.max_tokens:
             return self
         sampling = self.sampling if step.num_logits else None
@@ -126,34 +127,34 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """What `Describe` says of it, `numerics` once it is warm."""
+        """The description returned by `Describe`; `numerics` is set once the model is warm."""
 
     @property
     def cache(self) -> SlotTable:
-        """Its slots, and what they hold."""
+        """The table of its slots and their contents."""
 
     @property
     def bytes_per_token(self) -> int:
-        """What a token's place in the cache takes on this device; 0 before the first forward."""
+        """Bytes of cache per token on this device; 0 before the first forward."""
 
     def warm_up(self) -> None:
-        """Try it against its reference, and run what the first request would pay for.
+        """Check the model against its reference, and run what the first request would pay for.
 
-        Raises `ConfigError` with the reason if it must not serve.
+        Raises `ConfigError` with the reason if the model must not serve.
         """
 
     def synchronize(self) -> None:
-        """Wait for the device, so that what follows is not charged with the forward's time."""
+        """Wait for the device, so that later work is not charged with the forward's time."""
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """The rows that each step asks for; one forward for all. No two have the same slot."""
+        """Run all steps in one forward and return each one's rows. No two may share a slot."""
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-        """The model's own tokens for each draw's rows; with `max_tokens`, of so many steps.
+        """Return the model's own tokens for each draw's rows, over up to `max_tokens` steps.
 
-        Once `interrupt` is set, what there is is returned after the step at hand.
+        Once `interrupt` is set, returns what it has after the current step.
 
-        Of a draw that only fills the cache, none. If distributions are asked for, there is one a
-        row up to the first whose token is not the one that the step goes on with: the rows behind
-        it continue another text.
+        A draw that only fills the cache yields no tokens. Requested distributions come one per
+        row, up to the first row whose token differs from the one that the step continues with:
+        later rows continue a different text.
         """

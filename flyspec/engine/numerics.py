@@ -1,7 +1,7 @@
-"""What of a model's arithmetic decides its bits, besides the weights: in words that are compared.
+"""Describes what determines a model's bits besides its weights, as a string to compare.
 
-Replicas that are equal in them give the same text with `exact`; others round differently, and part
-at a near-tie sooner or later.
+Replicas with equal strings generate the same text with `exact`; others round differently, and
+diverge at a near-tie sooner or later.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from flyspec.values.admin import BATCH_INVARIANT
 
 
 def native_numerics(instruction_set: str) -> str:
-    """Of the native step: its bits depend on neither threads nor the batch (docs/engine.md)."""
+    """Describe the native step: its bits depend on neither threads nor batch (docs/engine.md)."""
     return ", ".join(("bfloat16", f"native step for {instruction_set}", BATCH_INVARIANT))
 
 
 def torch_numerics(model: torch.nn.Module, batch_invariant: bool) -> str:
-    """Of transformers' modules: their kernels differ by release, processor and number of threads,
-    and the ranks of a tensor-parallel group add up their shares."""
+    """Describe transformers' modules.
+
+    Their kernels differ by release, processor and number of threads, and the ranks of a
+    tensor-parallel group sum their shares.
+    """
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":
         device = torch.cuda.get_device_name(parameter.device)

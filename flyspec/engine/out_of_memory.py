@@ -1,4 +1,4 @@
-"""Tells running out of memory from other failures, by names and messages: without torch."""
+"""Recognises out-of-memory errors by their class names and messages, without importing torch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _CLASSES = {"MemoryError", "OutOfMemoryError"}
 _MESSAGES = (
     "can't allocate memory",  # torch's allocator on Linux
     "cannot allocate memory",
-    "not enough memory",  # and elsewhere
+    "not enough memory",  # on other systems
     "out of memory",
     "cublas_status_alloc_failed",
 )
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, is that a device or the host has no memory.
+    """Whether an error, or one it was raised from, means that a device or the host has no memory.
 
-    torch raises `OutOfMemoryError` for a GPU and a plain `RuntimeError` for the CPU; numpy raises
-    `MemoryError`, and the system call `OSError`.
+    torch raises `OutOfMemoryError` on a GPU and a plain `RuntimeError` on the CPU; numpy raises
+    `MemoryError`, and system calls raise `OSError`.
     """
     while error is not None:
         if _CLASSES & {kind.__name__ for kind in type(error).__mro__}:
@@ -37,7 +37,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def no_memory(name: str, doing: str, error: Exception) -> ConfigError:
-    """The error for a model that has no room for what was done with it, `doing` in the past."""
+    """Return the error for running out of memory while `doing` something with a model."""
     reason = " ".join(str(error).split()) or repr(error)
     return ConfigError(
         f"--model {name}: out of memory while {doing}: {reason:.300}; lower --max-model-len, "
@@ -47,7 +47,7 @@ def no_memory(name: str, doing: str, error: Exception) -> ConfigError:
 
 @contextmanager
 def naming_memory(name: str, doing: str) -> Iterator[None]:
-    """Call running out of memory that; other errors stay as they are. Raises `ConfigError`."""
+    """Turn out-of-memory errors into a `ConfigError` that says so; let other errors pass."""
     try:
         yield
     except Exception as error:

@@ -1,10 +1,9 @@
 """Tensor parallelism: the ranks that hold a model together, and how rank 0 leads them.
 
-Each rank is a process with a share of the weights (`loading`) and the KV heads that belong to it
+Each rank is a process with a share of the weights (`loading`) and the corresponding KV heads
 (`slots`). Rank 0 serves; before each forward it sends its step plan (`step_plan`) and the others
-run the same forward. Plans go over gloo on every device: a rank that waits for one keeps no GPU
-busy, however long it waits. Who starts the ranks, and notices that one is gone, is the service's
-business.
+run the same forward. Plans go over gloo on every device: a rank waiting for one keeps no GPU busy,
+however long it waits. The service starts the ranks and notices when one is gone.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from flyspec.engine.runner import ModelRunner
 from flyspec.engine.step_plan import FIRST_MESSAGE, HEADER, Kind, Plan, decode, encode
 from flyspec.errors import ConfigError
 
-# Loading differs between ranks by minutes, and a pause between requests may last for days. That a
-# rank is gone is noticed by other means, within seconds; these only have to be long.
+# Ranks may finish loading minutes apart, and a pause between requests may last for days. A lost
+# rank is noticed by other means, within seconds; these only have to be long.
 JOIN_TIMEOUT = timedelta(minutes=30)
 COLLECTIVE_TIMEOUT = timedelta(hours=6)
 IDLE_S = 60.0
@@ -38,9 +37,9 @@ _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Place(NamedTuple):
-    """A process's place among the ranks; `host` and `port` are where they meet.
+    """A process's place among the ranks, which meet at `host` and `port`.
 
-    `local_rank` counts the ranks of this host, of which there are `local_size`.
+    `local_rank` is its number among the `local_size` ranks on this host.
     """
 
     rank: int
@@ -51,7 +50,7 @@ class Place(NamedTuple):
     port: int
 
     def environment(self) -> dict[str, str]:
-        """The variables that say this to another process, as torchrun sets them."""
+        """Return the environment variables for this place, as torchrun sets them."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -63,16 +62,16 @@ class Place(NamedTuple):
 
 
 def place_from_environment(environ: Mapping[str, str]) -> Place | None:
-    """The place that torchrun's variables give this process; None without them, or if it is alone.
+    """Return the place in torchrun's variables; None without them, or for a single process.
 
-    LOCAL_RANK is 0 and LOCAL_WORLD_SIZE 1 if not given: one rank a host. Raises `ConfigError`.
+    LOCAL_RANK defaults to 0 and LOCAL_WORLD_SIZE to 1: one rank per host. Raises `ConfigError`.
     """
     if not environ.get("RANK") or environ.get("WORLD_SIZE", "") in ("", "1"):
         return None
     missing = [name for name in _ENVIRONMENT if not environ.get(name)]
     if missing:
         raise ConfigError(
-            f"RANK and WORLD_SIZE are set, {' and '.join(missing)} not; "
+            f"RANK and WORLD_SIZE are set without {' and '.join(missing)}; "
             f"set {', '.join(_ENVIRONMENT)} to join other ranks, or none of them"
         )
     numbers = {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
@@ -91,7 +90,7 @@ def place_from_environment(environ: Mapping[str, str]) -> Place | None:
 class RankGroup:
     """The ranks of one model, joined. Rank 0 sends plans, the others receive them in order.
 
-    `sent` and `finished` count plans: those sent by rank 0, those carried out by this rank.
+    `sent` counts the plans that rank 0 sent, `finished` those that this rank carried out.
     """
 
     def __init__(self, place: Place, device: torch.device, store: Any, control: Any) -> None:
@@ -105,10 +104,10 @@ class RankGroup:
     def join(
         cls, place: Place, device: torch.device, listener: socket.socket | None = None
     ) -> Self:
-        """Meet the other ranks; returns when all are there.
+        """Meet the other ranks; returns when all have joined.
 
-        `listener` is a socket at the meeting place, already listening, that rank 0 takes over;
-        without it rank 0 listens on all interfaces. Raises `ConfigError` if they do not come.
+        `listener` is a socket already listening at the meeting place, which rank 0 takes over;
+        without it rank 0 listens on all interfaces. Raises `ConfigError` if they do not join.
         """
         nccl = device.type == "cuda"
         if nccl:
@@ -129,21 +128,21 @@ class RankGroup:
             dist.barrier(control)
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
-                f"rank {place.rank} of {place.size} could not meet the others at "
+                f"rank {place.rank} of {place.size} could not join the others at "
                 f"{place.host}:{place.port}: {' '.join(str(error).split()):.200}"
             ) from error
         return cls(place, device, store, control)
 
     def connect(self) -> Any:
-        """A connection of its own to the store that all ranks share, for one more thread."""
+        """Return a separate connection to the store that all ranks share, for another thread."""
         return PrefixStore("watch", _client(self.place))
 
     def wait_for_all(self) -> None:
-        """Return when every rank has called this."""
+        """Wait until every rank has called this."""
         dist.barrier(self._control)
 
     def least(self, number: int) -> int:
-        """The least of the numbers with which all ranks call this."""
+        """Return the minimum of the numbers with which all ranks call this."""
         common = torch.tensor([number])
         dist.all_reduce(common, dist.ReduceOp.MIN, self._control)
         return int(common)
@@ -155,7 +154,7 @@ class RankGroup:
         return self.least(most if number is None else -number) in (-least, most)
 
     def send(self, plan: Tensor) -> None:
-        """Rank 0: tell the others what to do next. Thread-safe."""
+        """Send the others the next plan (rank 0). Thread-safe."""
         with self._lock:
             self.sent += 1
             first = torch.zeros(FIRST_MESSAGE, dtype=torch.int64)
@@ -166,12 +165,12 @@ class RankGroup:
                 dist.broadcast(plan[FIRST_MESSAGE:].contiguous(), 0, self._control)
 
     def receive(self) -> Plan:
-        """The other ranks: wait for rank 0's next plan."""
+        """Wait for rank 0's next plan (other ranks)."""
         first = torch.empty(FIRST_MESSAGE, dtype=torch.int64)
         dist.broadcast(first, 0, self._control)
         length = int(first[0])
         if length < HEADER:
-            raise ValueError(f"a step plan of {length} numbers")
+            raise ValueError(f"invalid step plan: length {length}")
         if length <= FIRST_MESSAGE:
             return decode(first)
         rest = torch.empty(length - FIRST_MESSAGE, dtype=torch.int64)
@@ -179,16 +178,16 @@ class RankGroup:
         return decode(torch.cat([first, rest]))
 
     def send_idle(self) -> None:
-        """Rank 0: show that the way to the others is open."""
+        """Show the others that rank 0 is alive (rank 0)."""
         self.send(encode((), (), Kind.IDLE))
 
     def stop(self) -> None:
-        """Rank 0: let the others end, and wait until they know."""
+        """Stop the others, and wait until they know (rank 0)."""
         self.send(encode((), (), Kind.STOP))
         self.wait_for_all()
 
     def follow(self, runner: ModelRunner, on_stop: Callable[[], None]) -> None:
-        """The other ranks: carry out plans until rank 0 stops; `on_stop` before it may end."""
+        """Carry out plans until rank 0 stops, which waits for `on_stop` (other ranks)."""
         while True:
             plan = self.receive()
             if plan.kind is Kind.STOP:
@@ -202,7 +201,7 @@ class RankGroup:
             self.finished += 1
 
     def leave(self) -> None:
-        """Give up connections. Only after `stop`: what is still under way would block."""
+        """Close the connections. Only after `stop`: pending operations would block."""
         dist.destroy_process_group()
 
 
@@ -212,14 +211,14 @@ class LeadRunner(ModelRunner):
     _group: RankGroup | None = None
 
     def lead(self, group: RankGroup, on_failure: Callable[[Exception], NoReturn]) -> None:
-        """From now on tell `group` every step. Call after `warm_up`, which all ranks run.
+        """Send `group` every step from now on. Call after `warm_up`, which all ranks run.
 
-        Ranks are out of step after one that failed: `on_failure` is told why, and must not return.
+        A failed step leaves the ranks out of step: `on_failure` gets the error and must not return.
         """
         self._group, self._on_failure = group, on_failure
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `ModelRunner.forward`, on all ranks; hidden rows are whole on each, so only here."""
+        """As `ModelRunner.forward`, on all ranks; hidden rows are whole here and not sent."""
         if self._group is None:
             return super().forward(steps)
         try:
@@ -230,25 +229,25 @@ class LeadRunner(ModelRunner):
 
 
 def rank_device(device: str, place: Place) -> torch.device:
-    """The device of this rank: `--device` cpu, cuda, or auto. Raises `ConfigError`."""
+    """Return the device of this rank for `--device` cpu, cuda or auto. Raises `ConfigError`."""
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if device not in ("auto", "cuda"):
         raise ConfigError(
-            f"--device {device}: with --tensor-parallel-size each rank takes a device of its own; "
+            f"--device {device}: with --tensor-parallel-size each rank uses its own device; "
             "use cpu, cuda or auto, and CUDA_VISIBLE_DEVICES to choose GPUs"
         )
     visible = torch.cuda.device_count()
     if place.local_size > visible or place.local_rank >= visible:
         raise ConfigError(
             f"--tensor-parallel-size {place.size}: {place.local_size} ranks on this host need as "
-            f"many GPUs, torch sees {visible}; use a smaller size, or --device cpu"
+            f"many GPUs, but torch found {visible}; use a smaller size, or --device cpu"
         )
     return torch.device("cuda", place.local_rank)
 
 
 def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
-    """Bytes of a model's weights: those that this rank holds, and all ranks' without repeats."""
+    """Return the bytes of a model's weights: on this rank, and on all ranks without repeats."""
     own = total = 0
     for parameter in model.parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -258,7 +257,7 @@ def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
 
 
 def _meet(place: Place, listener: socket.socket | None) -> TCPStore:
-    """The store through which the ranks find each other; rank 0 keeps it, unless torchrun does."""
+    """The store through which ranks find each other; rank 0 hosts it, unless torchrun does."""
     kept_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if place.rank > 0 or kept_by_torchrun:
         return _client(place)

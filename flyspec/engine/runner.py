@@ -1,6 +1,6 @@
 """Runs a model over slots: the only place that calls a transformers model's forward.
 
-`forward` packs the tokens of many sequences' steps into one ragged batch of a single row: matrix
+`forward` packs the tokens of many sequences' steps into one ragged, single-row batch: matrix
 products see all tokens at once, attention sees each sequence alone (`attention`, `slots`).
 """
 
@@ -34,12 +34,12 @@ from flyspec.values.tokens import Drafted
 class ModelRunner:
     """A model with a slot cache. Not thread-safe: one thread owns it.
 
-    `padded`: short pieces of several sequences attend in one call, which pays where launching costs
-    more than arithmetic; the default is that of the device.
+    `padded`: short pieces of several sequences attend in one call, which pays off where launching
+    kernels costs more than arithmetic; the default depends on the device.
 
     `batch_invariant`: a token's logits have the same bits whatever else is in a step
-    (`flyspec.engine.batch_invariance`). None turns that on where it costs little; the attribute
-    says so after `warm_up`. Raises `ConfigError` where it cannot be had.
+    (`flyspec.engine.batch_invariance`). None turns it on where it costs little; after `warm_up`,
+    the attribute says whether it is on. Raises `ConfigError` where it is unavailable.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class ModelRunner:
         batch_invariant: bool | None = False,
         agree: Callable[[int], int] = lambda own: own,
     ) -> Self:
-        """A service's: slots for its sessions, or as many as fit. Raises `ConfigError`.
+        """Create a service's runner, with slots for its sessions or as many as fit.
 
-        `agree` is that of `plan_cache`.
+        `agree` is as in `plan_cache`. Raises `ConfigError`.
         """
         measure = partial(cls._step_bytes, loaded, settings)
-        with naming_memory(loaded.info.name, "room was looked for"):
+        with naming_memory(loaded.info.name, "planning the KV cache"):
             plan = plan_cache(loaded, settings, tensor_parallel_size, measure, agree)
             return cls(loaded, plan.num_slots, batch_invariant=batch_invariant)
 
     @classmethod
     def _step_bytes(cls, loaded: LoadedModel, settings: ModelServerSettings) -> int:
-        """Bytes of a GPU that a step takes for a while: the largest one, all rows with logits, and
-        a piece of a prompt behind the longest context."""
+        """GPU memory that steps take temporarily, in bytes: the largest step, with logits for all
+        rows, plus a piece of a prompt at the end of the longest context."""
         runner, info, device = cls(loaded, 1), loaded.info, loaded.model.device
         length = info.context_length
         tokens = min(settings.max_num_batched_tokens, length)
@@ -93,12 +93,12 @@ class ModelRunner:
         ids = [i % info.vocab_size for i in range(tokens)]
         steps = Step(0, 0, ids, tokens), Step(0, length - piece, ids[:piece])
         try:
-            runner.forward([Step(0, 0, ids[:1])])  # the slot is allocated
+            runner.forward([Step(0, 0, ids[:1])])  # allocates the slot
             return sum(peak_bytes(device, partial(runner.forward, [step])) for step in steps)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return 0  # the trial tells what is wrong with the model
+            return 0  # the trial reports what is wrong with the model
 
     def _backend(self) -> AttentionBackend:
         if self.batch_invariant:
@@ -111,16 +111,16 @@ class ModelRunner:
         return self.cache.bytes_per_slot // self.cache.max_length
 
     def warm_up(self) -> None:
-        """Check that this model is served rightly, and run what the first request would pay for.
+        """Check that this model is served correctly, and run what the first request would pay for.
 
-        Raises `ConfigError`. Every rank of a tensor-parallel group calls it.
+        Raises `ConfigError`. Every rank of a tensor-parallel group must call it.
         """
         check_model(self, self._model, self._attention.windows)
         if self.batch_invariant and not batch_invariance.holds(self):
             if self._must_be_invariant:
                 raise ConfigError(
-                    f"--batch-invariant: {self.info.name} has layers whose results depend on the "
-                    "batch even so; use --no-batch-invariant"
+                    f"--batch-invariant: the results of some layers of {self.info.name} still "
+                    "depend on the batch; use --no-batch-invariant"
                 )
             batch_invariance.remove(self._model)
             self.batch_invariant = False
@@ -130,7 +130,7 @@ class ModelRunner:
         self.info = replace(self.info, numerics=numerics)
 
     def synchronize(self) -> None:
-        """Wait for the device, so that what follows is not charged with the forward's time."""
+        """Wait for the device, so that later work is not charged with the forward's time."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -140,7 +140,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `Model.forward`; rows are on the model's device. Raises `ValueError` for no layer."""
+        """As `Model.forward`; rows are on the model's device.
+
+        Raises `ValueError` for a layer that does not exist.
+        """
         layers = {layer for step in steps for layer in step.hidden_layers}
         for layer in layers:
             if not 0 <= layer <= len(self.cache.slot_layers):
@@ -161,7 +164,7 @@ class ModelRunner:
             wanted += range(row + count - num_logits, row + count)
             cache.reserve(slot, start, count)
         total = len(token_ids)
-        # One transfer to the device for all of them; a model always makes some logits.
+        # One transfer to the device for all; a model always computes some logits.
         packed = torch.tensor([*token_ids, *positions, *index, *(wanted or [0])])
         packed = packed.to(self._device, non_blocking=True)
         ids, places, index_, rows = packed.split([total, total, total, len(wanted) or 1])

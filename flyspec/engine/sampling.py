@@ -1,11 +1,11 @@
-"""Sampling whose randomness is keyed by position, not drawn in order of calls.
+"""Sampling with randomness keyed by position, not by the order of calls.
 
 The token at a position is argmax(processed logits + Gumbel noise), and the noise is a function of
-(seed, absolute position, stream, token id) alone. So the target's sample does not depend on who
-drafted, how many tokens, or in which batch; and a drafter that uses the same noise agrees with the
-target with probability at least (1 - TV) / (1 + TV) (Gumbel coupling, arXiv 2408.07978).
+(seed, absolute position, stream, token id) alone. So the target's sample does not depend on which
+drafter proposed, how many tokens, or in which batch; and a drafter that uses the same noise agrees
+with the target with probability at least (1 - TV) / (1 + TV) (Gumbel coupling, arXiv 2408.07978).
 
-The noise, in 64-bit integers that wrap around:
+The noise, in wrapping 64-bit integers:
 
     mix(z)    splitmix64's finalizer: z ^= z >> 30; z *= C1; z ^= z >> 27; z *= C2; z ^= z >> 31
     key       h = mix(seed + G); h = mix((h ^ position) + G); key = mix((h ^ stream) + G)
@@ -13,8 +13,8 @@ The noise, in 64-bit integers that wrap around:
     u         (top 52 bits of bits + 1/2) / 2^52, exact in float64 and strictly inside (0, 1)
     noise     -log(-log(u)) in float64, rounded to float32
 
-The integers are the same on every device. The logarithms may differ by a unit in the last place of
-float64, which the rounding hides.
+The integers are the same on every device. The logarithms may differ by one unit in the last place
+of float64, which the rounding hides.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from flyspec.engine.model import History
 from flyspec.values.tokens import SamplingParams
 
 TARGET_STREAM = 0
-"""The target's own sample; a drafter uses it too."""
+"""The target's own sample; drafters use it too."""
 SECOND_STREAM = 1
-"""The second sample of the rule `fly-reference`."""
+"""The second sample of the `fly-reference` rule."""
 DRAFT_STREAM = 2
-"""Drafts that are drawn from the distribution which travels with them (the rule `rejection`)."""
+"""Drafts drawn from the distribution that is sent with them (the `rejection` rule)."""
 ACCEPT_STREAM = 3
-"""Numbers that decide whether a draft stands (`rejection`, `random`)."""
+"""Numbers that decide whether a draft is accepted (`rejection`, `random`)."""
 RESIDUAL_STREAM = 4
-"""What takes the place of a draft that `rejection` refused."""
+"""Replacements for drafts that `rejection` rejected."""
 
 NOT_FINITE = -1
-"""In place of a row's token: its largest logit is NaN, infinite, or nothing but -inf. So the check
-costs no look of its own at a device; whoever reads the tokens passes them through `checked`."""
+"""Replaces a row's token if its largest logit is NaN, +inf or -inf. This saves a separate device
+read for the check; pass tokens through `checked` once they are read."""
 
 _MASK = (1 << 64) - 1
 _G = 0x9E3779B97F4A7C15
 _C1 = 0xBF58476D1CE4E5B9
 _C2 = 0x94D049BB133111EB
-_GATHER_BELOW = 0.5  # share of tokens left by truncation under which gathering them pays
+_GATHER_BELOW = 0.5  # share of tokens left by truncation below which gathering them pays off
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of a uint64, as torch wants it."""
+    """The int64 with the bits of a uint64, as torch expects it."""
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -67,7 +67,7 @@ def _mix(z: int) -> int:
 
 
 def row_keys(seed: int, positions: Sequence[int], stream: int = TARGET_STREAM) -> list[int]:
-    """One key a position, as signed 64-bit integers; rows of several sessions may be joined."""
+    """Return one key per position, a signed 64-bit integer; rows of sessions may be joined."""
     base = _mix((seed + _G) & _MASK)
     keys = []
     for position in positions:
@@ -102,7 +102,7 @@ def gumbel_noise(
     stream: int = TARGET_STREAM,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """The noise of every token at each position: float32 [positions, vocab_size]."""
+    """Return the noise of every token at each position: float32 [positions, vocab_size]."""
     device = torch.device(device)
     keys = torch.tensor(row_keys(seed, positions, stream), dtype=torch.int64, device=device)
     return _noise(keys[:, None] + _token_steps(vocab_size, device))
@@ -111,9 +111,9 @@ def gumbel_noise(
 def uniform(
     positions: Sequence[int], seed: int, stream: int, device: torch.device | str = "cpu"
 ) -> Tensor:
-    """One random number in (0, 1) a position: float64 [positions], the same bits everywhere.
+    """Return a random number in (0, 1) per position: float64 [positions], the same bits everywhere.
 
-    It is the `u` of token 0, so a stream should be used either for numbers or for tokens.
+    It is the `u` of token 0, so use a stream either for numbers or for tokens.
     """
     keys = row_keys(seed, positions, stream)
     values = [((_mix((key + _G) & _MASK) >> 12) + 0.5) * 2.0**-52 for key in keys]
@@ -121,7 +121,7 @@ def uniform(
 
 
 def checked(token_ids: Sequence[float]) -> list[int]:
-    """Tokens as they were read. Raises `FloatingPointError` where logits were not finite."""
+    """Return the tokens as integers. Raises `FloatingPointError` if logits were not finite."""
     tokens = [int(token) for token in token_ids]
     if NOT_FINITE in tokens:
         raise FloatingPointError("the logits are not finite")
@@ -137,18 +137,18 @@ def _likeliest(scores: Tensor) -> Tensor:
 def sample(
     processed: Tensor, positions: Sequence[int], seed: int, stream: int = TARGET_STREAM
 ) -> Tensor:
-    """One token a row of processed logits [rows, V], row i at `positions[i]`: int64 [rows].
+    """Draw one token per row of processed logits [rows, V], row i at `positions[i]`: int64 [rows].
 
-    Where a row's largest logit is not finite it is `NOT_FINITE`, as in all that follows.
+    A row whose largest logit is not finite yields `NOT_FINITE`, here and in all functions below.
 
-    On CPU the noise is computed only for the tokens that truncation leaves. On a GPU it is computed
-    for all: their number would have to be read back first, which costs more.
+    On a CPU, noise is computed only for the tokens that truncation leaves. On a GPU it is computed
+    for all: reading back their number first would cost more.
     """
     device = processed.device
     keys = torch.tensor(row_keys(seed, positions, stream), dtype=torch.int64, device=device)
     steps = _token_steps(processed.shape[-1], device)
     if device.type == "cpu":
-        kept = processed != -torch.inf  # NaN is
+        kept = processed != -torch.inf  # true for NaN
         if int(kept.count_nonzero()) < _GATHER_BELOW * kept.numel():
             rows, tokens = kept.nonzero(as_tuple=True)
             perturbed = torch.full_like(processed, -torch.inf)
@@ -167,8 +167,8 @@ def sample_among(
 ) -> Tensor:
     """As `sample`, from log-probabilities [rows, n] of `token_ids` [rows, n]: int64 [rows].
 
-    Without `token_ids` column i is token i. The noise is each token's own, so it does not matter
-    which others are listed. Entries of -inf are never taken.
+    Without `token_ids`, column i is token i. Each token has its own noise, so it does not matter
+    which others are listed. Entries of -inf are never chosen.
     """
     if token_ids is None:
         return sample(log_probs, positions, seed, stream)
@@ -181,7 +181,7 @@ def sample_among(
 
 
 def is_array(rows: Tensor) -> bool:
-    """Whether NumPy can read a tensor where it is."""
+    """Whether NumPy can read a tensor in place."""
     return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
 
 
@@ -192,7 +192,7 @@ def choose_processed(
     seed: int,
     stream: int = TARGET_STREAM,
 ) -> Tensor:
-    """As `choose`, from rows that `process_logits` made; row i is at positions[i]."""
+    """As `choose`, from rows processed by `process_logits`; row i is at positions[i]."""
     if not sampling.greedy:
         return sample(processed, positions, seed, stream)
     if is_array(processed):
@@ -200,7 +200,7 @@ def choose_processed(
         token_ids = rows.argmax(axis=-1)  # with vector instructions; NaN is the largest
         finite = np.isfinite(rows[np.arange(len(rows)), token_ids])
         return torch.from_numpy(np.where(finite, token_ids, NOT_FINITE))
-    # Of the same meaning as argmax, and on CPU several times faster in half precision.
+    # Equivalent to argmax, and several times faster in half precision on a CPU.
     return _likeliest(processed)
 
 
@@ -213,10 +213,10 @@ def choose(
     history: History | None = None,
     draft_token_ids: Sequence[int] = (),
 ) -> Tensor:
-    """The model's own token for each row of raw logits [rows, V]; row i is at first_position + i.
+    """Choose the model's own token for each row of raw logits [rows, V]: int64 [rows].
 
-    `history` and `draft_token_ids` as in `process_logits`. Greedy takes the first of equally likely
-    tokens.
+    Row i is at first_position + i. `history` and `draft_token_ids` are as in `process_logits`.
+    Greedy chooses the first of equally likely tokens.
     """
     positions = range(first_position, first_position + logits.shape[0])
     processed = process_logits(logits, sampling, history, draft_token_ids)

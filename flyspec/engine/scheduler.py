@@ -1,7 +1,7 @@
-"""What runs in a step: which sequences' tokens, and how many of each. Pure, and without torch.
+"""Decides which sequences' tokens run in a step, and how many of each. Pure, and without torch.
 
-Short work, rounds of running sessions, goes first and whole. Long work, prompts, fills the rest in
-chunks, so that however long a prompt is, a step takes no longer than the chunk makes it.
+Short work (rounds of running sessions) goes first and uncut. Long work (prompts) fills the rest in
+chunks, so that a step takes no longer than the chunk allows, however long a prompt is.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from dataclasses import dataclass
 from flyspec.engine.model import Step
 
 SHORT_TOKENS = 128
-"""Work of at most as many tokens is short, if the chunk is not smaller still."""
+"""Maximum tokens of short work, unless the chunk is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBudget:
-    """Limits of one step, in tokens: of all its work, and of long work alone."""
+    """Limits of one step, in tokens: for all work, and for long work alone."""
 
     max_tokens: int = 2048
     prefill_chunk: int = 512
 
     @property
     def short(self) -> int:
-        """Work of at most as many tokens is not cut."""
+        """Maximum tokens of work that is not cut."""
         return min(SHORT_TOKENS, self.prefill_chunk)
 
     @property
     def reserved(self) -> int:
-        """What short work leaves to long work even under overload."""
+        """Tokens that short work leaves to long work even under overload."""
         return min(self.prefill_chunk, self.max_tokens // 4)
 
 
 class Pieces:
-    """A step on its way through the model, in one piece or several."""
+    """A step that runs in one piece or several."""
 
     __slots__ = ("_done", "_step")
 
@@ -48,11 +48,11 @@ class Pieces:
 
     @property
     def wanted(self) -> int:
-        """Rows that the last piece gives."""
+        """Rows that the last piece returns."""
         return self._step.num_logits
 
     def take(self, count: int) -> Step:
-        """The next `count` tokens; the piece gives rows if it is the last one."""
+        """Take the next `count` tokens as a step, which returns rows only if it is the last."""
         step, first, end = self._step, self._done, self._done + count
         self._done = end
         if count == len(step.token_ids):
@@ -62,14 +62,14 @@ class Pieces:
 
 
 def allot(work: Iterable[Pieces], budget: StepBudget) -> list[int]:
-    """How many tokens of each piece of work run in this step; 0 leaves it for the next.
+    """Return how many tokens of each piece of work run in this step; 0 leaves it for the next.
 
-    `work` is in order of arrival. Nothing is cut so that its wanted rows are in two pieces. The
-    first of all always runs, so that every step gets something done.
+    `work` is in order of arrival. Cuts never separate wanted rows. The first piece of work always
+    runs, so that every step makes progress.
     """
     work = list(work)
     counts = [0] * len(work)
-    # Where there is nothing to cut off, a round of many drafts, work is short whatever its size.
+    # Work with nothing to cut off (a round of many drafts) is short whatever its size.
     long = [i for i, p in enumerate(work) if p.remaining > max(budget.short, p.wanted)]
     left = budget.max_tokens - (budget.reserved if long else 0)
     for index, pieces in enumerate(work):

@@ -1,8 +1,8 @@
 """Slot KV cache: keys and values of all sessions of a model, in memory allocated once.
 
-An implementation of transformers' own cache interface (`Cache` over `CacheLayerMixin`), so that
-decoders work unmodified. Sliding-window layers keep the whole sequence, so that any rollback and
-any prefix is possible; attention reads only what is inside the window.
+Implements transformers' cache interface (`Cache` over `CacheLayerMixin`), so that decoders work
+unmodified. Sliding-window layers keep the whole sequence, so that any rollback and any prefix is
+possible; attention reads only what is inside the window.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from flyspec.engine.lazy_memory import lazy_zeros
 from flyspec.engine.slots import Copy, SlotTable
 
 SPARE_ROWS = 512
-"""Positions behind the last slot: attention of fixed shape reads, masked, beyond a slot's end."""
+"""Positions after the last slot: fixed-shape attention reads, masked, beyond a slot's end."""
 
 
 class SlotLayer(CacheLayerMixin):
     """A layer's keys and values, [slots, max_length, kv_heads, head_dim], allocated when used.
 
-    On a CPU its pages are taken from the machine as they are written (`lazy_memory`). Under tensor
-    parallelism they are those of the rank's own heads.
+    On a CPU, pages of memory are taken as they are written (`lazy_memory`). Under tensor
+    parallelism, a rank holds only its own heads.
     """
 
     is_sliding = False
@@ -34,12 +34,12 @@ class SlotLayer(CacheLayerMixin):
         self._flat: list[Tensor] = []
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate for the shapes and types that the model really produces."""
+        """Allocate for the shapes and types that the model actually produces."""
         rows = self._num_slots * self._max_length
 
         def allocate(like: Tensor) -> Tensor:
             shape = (rows + SPARE_ROWS, like.shape[1], like.shape[3])
-            # Zeros: attention of fixed shape reads beyond the live part, and a mask hides no NaN.
+            # Zeros: fixed-shape attention reads beyond the live part, and a mask hides no NaN.
             return lazy_zeros(shape, like.dtype, like.device)
 
         self._flat = [allocate(key_states), allocate(value_states)]
@@ -50,16 +50,16 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def write(self, key_states: Tensor, value_states: Tensor, index: Tensor) -> None:
-        """Write [1, heads, T, dim] to the positions `index` [T], counted through all slots."""
+        """Write [1, heads, T, dim] to the positions `index` [T], counted across all slots."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         for flat, states in zip(self._flat, (key_states, value_states), strict=True):
             flat.index_copy_(0, index, states[0].transpose(0, 1))
 
     def read(self, slot: int, first: int, end: int, count: int = 1) -> tuple[Tensor, Tensor]:
-        """Keys and values [count, kv_heads, end - first, dim], views, of slots from `slot` on.
+        """Return views [count, kv_heads, end - first, dim] of keys and values from `slot` on.
 
-        `end` may exceed the slot's by less than `SPARE_ROWS`; what is there is other slots' or 0.
+        `end` may exceed the slot's by less than `SPARE_ROWS`, into other slots' contents or zeros.
         """
         at = slot * self._max_length + first
         keys, values = (
@@ -73,18 +73,18 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def num_heads(self) -> int:
-        """KV heads, of this rank."""
+        """KV heads on this rank."""
         return self._flat[0].shape[1]
 
     def copy(self, copy: Copy) -> None:
-        """Carry out a copy between slots."""
+        """Copy positions from one slot to another."""
         for states in (self.keys, self.values):
             if states is not None:
                 states[copy.target, : copy.length] = states[copy.source, : copy.length]
 
     @property
     def bytes_per_slot(self) -> int:
-        """Memory of one slot; 0 before the first forward."""
+        """Bytes of one slot; 0 before the first forward."""
         return sum(
             s[0].numel() * s.element_size() for s in (self.keys, self.values) if s is not None
         )
@@ -92,19 +92,19 @@ class SlotLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Part of transformers' interface; `SlotCache.update` does the work."""
+        """Not used: `SlotCache.update` does the work (transformers' interface)."""
         raise NotImplementedError
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Part of transformers' interface; no masks are made, attention knows the lengths."""
+        """Return no offset: no masks are built (transformers' interface)."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
-        """Part of transformers' interface; positions are always given."""
+        """Return 0: positions are always given (transformers' interface)."""
         return 0
 
     def get_max_length(self) -> int:
-        """Longest sequence of a slot."""
+        """Return the maximum sequence length of a slot."""
         return self._max_length
 
 
@@ -119,14 +119,14 @@ class SlotCache(Cache, SlotTable):
 
     @property
     def bytes_per_slot(self) -> int:
-        """Memory of one slot over all layers; 0 before the first forward."""
+        """Bytes of one slot over all layers; 0 before the first forward."""
         return sum(layer.bytes_per_slot for layer in self.slot_layers)
 
     def begin(self, index: Tensor) -> None:
         """Carry out the pending copies; the next forward's rows go to the positions `index` [T].
 
-        In the order they were asked for, and before anything is written: since a copy was asked for
-        only copies before it have changed what its source holds.
+        Copies run in the order requested, before anything is written: only earlier copies have
+        changed a copy's source since it was requested.
         """
         for copy in self.pending_copies:
             for layer in self.slot_layers:
@@ -137,7 +137,7 @@ class SlotCache(Cache, SlotTable):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write a layer's new keys and values; attention reads the layer itself."""
+        """Write a layer's new keys and values; attention reads the layer directly."""
         assert self._index is not None
         self.slot_layers[layer_idx].write(key_states, value_states, self._index)
         return key_states, value_states

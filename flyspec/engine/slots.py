@@ -1,9 +1,9 @@
-"""Which slot holds which sequence: a rollback is a length and a prefix is paid for once.
+"""Tracks which slot holds which sequence: a rollback is a length, and a prefix is computed once.
 
 A slot holds one sequence. A step names the slot and how many of its tokens to keep; the forward
-writes behind them, wherever each slot is. A released slot keeps its contents until the slot is
-needed: a sequence that begins alike starts from them, or from a copy of a busy slot's. The contents
-themselves are a model's business (`slot_cache`); nothing here imports torch.
+writes after them, wherever each slot is. A released slot keeps its contents until it is needed: a
+sequence with the same beginning starts from them, or from a copy of a busy slot's. The contents
+themselves are up to the model (`slot_cache`); nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 from flyspec.errors import ResourceExhaustedError
 
 MIN_REUSE = 16
-"""Shorter common prefixes are computed again: a copy costs about as much."""
+"""Minimum tokens of a prefix to reuse: a shorter one costs about as much to copy as to compute."""
 
 
 class Lease(NamedTuple):
-    """A slot, and how many tokens of the sequence it was asked for it holds already."""
+    """A slot, and how many tokens of the requested sequence it already holds."""
 
     slot: int
     length: int
 
 
 class Copy(NamedTuple):
-    """The first `length` tokens of slot `source` become those of slot `target`."""
+    """Copy the first `length` tokens of slot `source` to slot `target`."""
 
     source: int
     target: int
@@ -35,11 +35,11 @@ class Copy(NamedTuple):
 
 
 class SlotTable:
-    """Hands out slots, and knows what they hold. Owned by the thread that runs the model.
+    """Hands out slots and tracks their contents. Owned by the thread that runs the model.
 
-    `queries` and `hits` count tokens asked for by `acquire` and found (vLLM's
-    `prefix_cache_queries` and `prefix_cache_hits`). `pending_copies` are to be carried out before
-    the next step, in order.
+    `queries` and `hits` count the tokens passed to `acquire` and those found in the cache (vLLM's
+    `prefix_cache_queries` and `prefix_cache_hits`). `pending_copies` must be carried out in order
+    before the next step.
     """
 
     def __init__(self, num_slots: int, max_length: int) -> None:
@@ -47,22 +47,22 @@ class SlotTable:
         self.reuse = True
         self.queries = self.hits = 0
         self.pending_copies: list[Copy] = []
-        # Free slots, the least recently used first; what each slot holds, free or not.
+        # Free slots, least recently used first; the contents of each slot, free or not.
         self._free = list(range(num_slots))
         self._token_ids = np.zeros((num_slots, max_length), dtype=np.int32)
         self._lengths = np.zeros(num_slots, dtype=np.int64)
 
     @property
     def num_free(self) -> int:
-        """Slots that no session holds."""
+        """Number of slots that no session holds."""
         return len(self._free)
 
     def acquire(self, token_ids: Sequence[int] = ()) -> Lease:
         """Take a slot for a sequence that begins with `token_ids`.
 
-        The free slot that holds them, where that is most of what it holds; else the least recently
-        used one, whose contents are given up for a copy of what another slot holds of them. Raises
-        `ResourceExhaustedError` when none is free.
+        Prefers the free slot with the longest common prefix, if that is at least half of what the
+        slot holds, over the least recently used one. A longer prefix in another slot is copied.
+        Raises `ResourceExhaustedError` if no slot is free.
         """
         if not self._free:
             raise ResourceExhaustedError(
@@ -71,7 +71,7 @@ class SlotTable:
         common = self._common(token_ids)
         self.queries += len(token_ids)
         slot = max(self._free, key=lambda free: int(common[free]))
-        # A short common beginning is not worth a long sequence that may be asked for again.
+        # Keep a long sequence, which may be requested again, rather than reuse its short beginning.
         if common[slot] < max(MIN_REUSE, int(self._lengths[slot]) // 2):
             slot = self._free[0]
         donor, length = int(common.argmax()), int(common[slot])
@@ -85,38 +85,38 @@ class SlotTable:
         return Lease(slot, length)
 
     def release(self, slot: int) -> None:
-        """Give a slot back; what it holds stays until the slot is needed."""
+        """Return a slot; its contents stay until the slot is needed."""
         assert slot not in self._free
         self._free.append(slot)
 
     def forget(self, slot: int | None = None) -> None:
-        """Reuse nothing of what the slots hold, or one of them."""
+        """Drop the contents of `slot`, or of all slots, so that they are not reused."""
         self._lengths[slice(None) if slot is None else slot] = 0
 
     def reserve(self, slot: int, start: int, count: int) -> None:
-        """Note that `count` positions of `slot` behind its first `start` are to be overwritten.
+        """Note that `count` positions of `slot` after its first `start` will be overwritten.
 
-        What they held is gone even if the forward fails. Raises `ValueError` beyond the slot's end.
+        Their contents are lost even if the forward fails. Raises `ValueError` past the slot's end.
         """
         if start < 0 or start + count > self.max_length:
             raise ValueError(
-                f"{count} tokens behind the first {start} exceed a slot of {self.max_length}"
+                f"{count} tokens after the first {start} exceed a slot of {self.max_length}"
             )
         self._lengths[slot] = min(start, int(self._lengths[slot]))
 
     def record(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
-        """Note that `slot` holds `token_ids` behind its first `start` tokens, and nothing else."""
+        """Note that `slot` holds `token_ids` after its first `start` tokens, and nothing else."""
         end = start + len(token_ids)
         self._token_ids[slot, start:end] = token_ids
         self._lengths[slot] = end
 
     def held(self, slot: int) -> list[int]:
-        """The token ids whose keys and values `slot` holds, as far as they may be reused."""
+        """Return the token ids whose keys and values in `slot` may be reused."""
         held: list[int] = self._token_ids[slot, : self._lengths[slot]].tolist()
         return held
 
     def _common(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """How many of `token_ids` each slot begins with."""
+        """Length of the prefix of `token_ids` that each slot begins with."""
         count = min(len(token_ids), self.max_length)
         if not self.reuse or count < MIN_REUSE:
             return np.zeros(self.num_slots, dtype=np.int64)

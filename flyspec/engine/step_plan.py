@@ -1,13 +1,13 @@
-"""Wire layout of a step: what rank 0 tells the other tensor-parallel ranks before a forward.
+"""Wire layout of a step: what rank 0 sends the other tensor-parallel ranks before a forward.
 
-A plan is one int64 vector, so that a step costs a broadcast of numbers and nothing is pickled:
+A plan is one int64 vector, so that a step costs one broadcast and no pickling:
 
     length, kind, copies, steps,  source, target, length  of each copy,
                                   slot, start, tokens, logits  of each step,
                                   the token ids of all steps
 
-`length` counts the whole vector. Hidden layers are rank 0's alone: its rows are whole. `encode` and
-`decode` are pure; `flyspec.engine.parallel` sends.
+`length` counts the whole vector. Hidden layers are not sent, since rank 0's rows are whole.
+`encode` and `decode` are pure; `flyspec.engine.parallel` sends the plans.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from flyspec.engine.slots import Copy
 
 HEADER = 4
 FIRST_MESSAGE = 512
-"""Numbers that are always sent; a longer plan's rest follows in a second message."""
+"""Numbers in the first message; the rest of a longer plan follows in a second one."""
 
 
 class Kind(IntEnum):
-    """What the other ranks are to do."""
+    """What the other ranks must do."""
 
     STEP = 0
     IDLE = 1
-    """Nothing: says that rank 0 is there, and keeps connections from being dropped for silence."""
+    """Nothing: shows that rank 0 is alive and keeps idle connections from being dropped."""
     STOP = 2
 
 
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 def encode(copies: Sequence[Copy], steps: Sequence[Step], kind: Kind = Kind.STEP) -> Tensor:
-    """The plan as an int64 vector on the CPU."""
+    """Return the plan as an int64 vector on the CPU."""
     shapes = [(s.slot, s.start, len(s.token_ids), s.num_logits) for s in steps]
     numbers = [0, int(kind), len(copies), len(steps)]
     numbers.extend(chain.from_iterable(copies))
@@ -57,16 +57,16 @@ def encode(copies: Sequence[Copy], steps: Sequence[Step], kind: Kind = Kind.STEP
 
 
 def decode(plan: Tensor) -> Plan:
-    """What was encoded. Numbers behind the plan's own length are ignored.
+    """Decode a plan. Numbers beyond its own length are ignored.
 
-    Raises `ValueError` for a vector that is no plan: the ranks no longer understand each other.
+    Raises `ValueError` for a vector that is not a plan: the ranks are out of step.
     """
     numbers: list[int] = plan.tolist()
     length, kind, num_copies, num_steps = numbers[:HEADER]
     first = HEADER + 3 * num_copies
     at = first + 4 * num_steps
     if not at <= length <= len(numbers):
-        raise ValueError(f"a step plan of {length} numbers, {len(numbers)} came")
+        raise ValueError(f"invalid step plan: length {length}, received {len(numbers)} numbers")
     copies = [Copy(*numbers[i : i + 3]) for i in range(HEADER, first, 3)]
     steps = []
     for i in range(first, at, 4):
@@ -74,5 +74,5 @@ def decode(plan: Tensor) -> Plan:
         steps.append(Step(slot, start, numbers[at : at + num_tokens], num_logits))
         at += num_tokens
     if at != length:
-        raise ValueError(f"a step plan of {length} numbers describes {at}")
+        raise ValueError(f"invalid step plan: length {length}, contents describe {at} numbers")
     return Plan(Kind(kind), copies, steps)

@@ -1,6 +1,6 @@
-"""Drawing tokens by a loop over a model's forward: `Model.draw` of models that have no better way.
+"""Draws tokens by looping over a model's forward: `Model.draw` for models without a faster way.
 
-Sequences that are done drop out of the batch.
+Finished sequences drop out of the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Forward = Callable[[Sequence[Step]], Sequence[Rows]]
 
 @torch.inference_mode()
 def draw(forward: Forward, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-    """As `flyspec.engine.model.Model.draw`. Raises `FloatingPointError` for logits not finite."""
+    """As `flyspec.engine.model.Model.draw`. Raises `FloatingPointError` for non-finite logits."""
     found = [Drafted([])] * len(draws)
     running = list(enumerate(draws))
     while running:
@@ -39,7 +39,7 @@ def draw(forward: Forward, draws: Sequence[Draw], interrupt: Interrupt = NEVER) 
 
 
 def _choose(draw: Draw, rows: Tensor) -> tuple[Drafted, Draw | None]:
-    """What is drawn from a step's rows of logits, and the draw that goes on from there, if any."""
+    """The tokens drawn from a step's rows of logits, and the draw that continues, if any."""
     step, sampling, seed, spec = draw.step, draw.sampling, draw.seed, draw.distribution
     if sampling is None:
         return Drafted([]), None
@@ -52,7 +52,7 @@ def _choose(draw: Draw, rows: Tensor) -> tuple[Drafted, Draw | None]:
     if spec is None or not spec.draw_from_it or sampling.greedy:
         tokens = checked(choose_processed(processed, sampling, positions, seed).tolist())
     if spec is not None and spec.draw_from_it and sampling.greedy:
-        # All of the probability is on the token, which an empty distribution says.
+        # An empty distribution puts all probability on the token.
         distributions = [TokenDistribution()] * (num_same(tokens, guess) + 1)
     elif spec is not None:
         rounded = round_off(rows if spec.raw and not spec.draw_from_it else processed, spec)
@@ -68,12 +68,12 @@ def _choose(draw: Draw, rows: Tensor) -> tuple[Drafted, Draw | None]:
 
 
 def _going_on(draw: Draw, tokens: list[int], confidences: Sequence[float]) -> Draw | None:
-    """The rest of a draw of several steps behind the first one's token; None at its end."""
+    """The rest of a draw of several steps after the first one's token; None at its end."""
     if draw.max_tokens <= 1 or tokens[0] in draw.stop_token_ids:
         return None
     left = draw.min_confidence
     if left > 0:
-        # Nothing is sure of a token without probability: a distribution was rounded off.
+        # A token drawn from a rounded distribution may have probability 0.
         left = left / confidences[0] if confidences[0] else math.inf
         if left > 1:
             return None

@@ -1,4 +1,4 @@
-"""Which models can be served, as far as their configuration shows. `trial` shows the rest."""
+"""Which models can be served, as far as their configuration shows; `trial` checks the rest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INSTEAD = (
 
 
 def check_config(name: str, config: Any, context_length: int) -> None:
-    """Refuse what a text model's configuration shows already. Raises `ConfigError`.
+    """Reject a text model whose configuration shows it cannot be served. Raises `ConfigError`.
 
-    State that cannot be rolled back, caches that layers share, attention to later tokens, positions
-    whose meaning depends on the length of the whole sequence.
+    That is: state that cannot be rolled back, caches shared by layers, attention to later tokens,
+    or positions whose meaning depends on the length of the whole sequence.
     """
     kinds = set(getattr(config, "layer_types", None) or ()) - SERVED_LAYERS
     if kinds:
@@ -33,21 +33,21 @@ def check_config(name: str, config: Any, context_length: int) -> None:
     ):
         raise unserved(name, "its attention is bidirectional")
     if not getattr(config, "num_hidden_layers", None):
-        raise unserved(name, "its configuration names no number of layers")
+        raise unserved(name, "its configuration does not give the number of layers")
     for limit, kind in _rope_limits(config):
         if context_length > limit:
             raise ConfigError(
-                f"--model {name}: beyond {limit} tokens its rotary embedding (type {kind}) turns "
-                "keys by another angle than those cached before; "
+                f"--model {name}: beyond {limit} tokens its rotary embedding (type {kind}) rotates "
+                "keys by a different angle than those cached before; "
                 f"use --max-model-len {limit} or less"
             )
 
 
 def check_tensor_parallel(name: str, config: Any, size: int) -> None:
-    """Refuse a number of ranks that the model's heads cannot be dealt out to.
+    """Reject a number of ranks that cannot share the model's heads. Raises `ConfigError`.
 
-    It must divide the attention heads, and the KV heads or be a multiple of them (`kv_heads`).
-    Other dimensions need not divide: the last rank's share is then smaller. Raises `ConfigError`.
+    It must divide the attention heads, and divide the KV heads or be a multiple of them
+    (`kv_heads`). Other dimensions need not divide: the last rank's share is then smaller.
     """
     text_config = config.get_text_config()
     if not getattr(text_config, "base_model_tp_plan", None):
@@ -61,7 +61,7 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
     least = min(kv_heads for _, kv_heads in layers)
 
     def works(ranks: int) -> bool:
-        # Replicas are of all layers or of none.
+        # Heads are replicated in all layers or in none.
         return all(can_split(*layer, ranks) for layer in layers) and (
             ranks <= least or len({kv_heads for _, kv_heads in layers}) == 1
         )
@@ -79,14 +79,14 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
 
 
 def unserved(name: str, reason: str) -> ConfigError:
-    """The error for a model that is not served from slots, for a reason."""
+    """Return the error for a model that cannot be served from slots."""
     return ConfigError(
         f"--model {name}: cannot be served from the slot cache: {reason}; {_INSTEAD}"
     )
 
 
 def _rope_limits(config: Any) -> Iterator[tuple[int, str]]:
-    """Lengths beyond which rotary embeddings change for all positions, with their type."""
+    """Lengths beyond which rotary embeddings change for all positions, with their types."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (parameters, *parameters.values()):
         if isinstance(rope, Mapping):

@@ -1,4 +1,4 @@
-"""CPU threads of torch: those asked for, else as many as a container's limit lets run."""
+"""CPU threads of torch: as requested, or by default as many as a container's limit allows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _DEFAULT = torch.get_num_threads()
 def set_threads(threads: int, ranks: int = 1) -> None:
     """Give this thread, and those it starts, its share of `threads` among the `ranks` of a host.
 
-    With 0 they share what torch takes by itself (the cores of the host, or OMP_NUM_THREADS), but
-    not more than `available_cores`: torch does not see a container's limit, and threads beyond it
-    are stopped in the middle of a step until the limit's period is over.
+    With 0, the ranks share torch's default (the host's cores, or OMP_NUM_THREADS), capped at
+    `available_cores`: torch does not see a container's limit, and threads beyond it are stopped in
+    the middle of a step until the limit's period is over.
     """
     if threads or ranks > 1:
         shared = threads or min(_DEFAULT, available_cores())

@@ -1,7 +1,7 @@
-"""The trial of a transformers model: its logits out of slots are those of its own attention.
+"""The trial of a transformers model: its logits from slots must match its own attention's.
 
-A model that attends in a way that `attention` does not know would give wrong text without a word.
-So every model is run once, before it serves. What its configuration shows is in `supported`.
+A model that attends in a way that `attention` does not implement would silently generate wrong
+text, so every model is run once before it serves. `supported` checks its configuration.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flyspec.engine.supported import unserved
 from flyspec.errors import ConfigError
 
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
-"""Largest difference from the model's own attention, as a share of the largest logit. Some models
-take their softmax in float32 whatever the type."""
+"""Maximum difference from the model's own attention, as a share of the largest logit. Some models
+compute softmax in float32 whatever the type."""
 
 _TRIAL_LENGTH = 40
 
@@ -27,8 +27,8 @@ _TRIAL_LENGTH = 40
 def check_model(runner: Model, model: Any, windows: Mapping[int, int | None]) -> None:
     """Run a short sequence through slots, with a rollback and a neighbour, and compare.
 
-    `windows` are those that each layer's attention is then asked for. Raises `ConfigError` if the
-    logits are not those of the model's own attention.
+    `windows` is filled with the window that each layer requests of its attention. Raises
+    `ConfigError` if the logits do not match those of the model's own attention.
     """
     name, length = runner.info.name, min(_TRIAL_LENGTH, runner.info.context_length)
     ids = [(7 * i * i + 3 * i + 1) % min(runner.info.vocab_size, 251) for i in range(length)]
@@ -37,18 +37,16 @@ def check_model(runner: Model, model: Any, windows: Mapping[int, int | None]) ->
         got = _through_slots(runner, ids)
     except NotImplementedError as error:
         raise unserved(name, str(error)) from error
-    except (
-        Exception
-    ) as error:  # whatever a model makes of a cache and attention that are not its own
+    except Exception as error:  # anything, as the cache and attention are not the model's own
         if is_out_of_memory(error):
             slots, length = runner.cache.num_slots, runner.info.context_length
-            doing = f"a KV cache of {slots} slots x {length} tokens was tried"
+            doing = f"trying a KV cache of {slots} slots x {length} tokens"
             raise no_memory(name, doing, error) from error
         raise unserved(name, f"{type(error).__name__}: {_line(error)}") from error
     _check_windows(name, model.config.get_text_config(), windows)
     difference = float((got - expected).abs().max() / expected.abs().max())
     if not difference <= TOLERANCE.get(expected.dtype, 0.1):
-        raise unserved(name, f"its logits would differ by {difference:.2g} of the largest")
+        raise unserved(name, f"its logits would differ by {difference:.2g} of the largest logit")
 
 
 def _line(error: Exception) -> str:
@@ -56,7 +54,7 @@ def _line(error: Exception) -> str:
 
 
 def _own_logits(name: str, model: Any, ids: list[int]) -> Tensor:
-    """[tokens, vocab] of the model's own attention, in one forward without a cache."""
+    """[tokens, vocab] with the model's own attention, in one forward without a cache."""
     served = model.config._attn_implementation
     own = "sdpa" if model._supports_sdpa and not _softcap(model) else "eager"
     model.set_attn_implementation(own)
@@ -67,7 +65,7 @@ def _own_logits(name: str, model: Any, ids: list[int]) -> Tensor:
             return logits
     except Exception as error:
         if is_out_of_memory(error):
-            raise no_memory(name, "a short text was tried", error) from error
+            raise no_memory(name, "trying a short text", error) from error
         raise ConfigError(
             f"--model {name}: does not run in {model.dtype} on {model.device}: {_line(error)}; "
             "try another --dtype or --device"
@@ -77,7 +75,7 @@ def _own_logits(name: str, model: Any, ids: list[int]) -> Tensor:
 
 
 def _through_slots(runner: Model, ids: list[int]) -> Tensor:
-    """The logits of all of `ids` in two pieces, the second one packed."""
+    """The logits of all of `ids`, run in two pieces, the second one packed."""
     cache, cut = runner.cache, len(ids) // 2
     slot = cache.acquire().slot
     neighbour = cache.acquire().slot if cache.num_free else None
@@ -96,10 +94,10 @@ def _through_slots(runner: Model, ids: list[int]) -> Tensor:
 
 
 def _check_windows(name: str, config: Any, windows: Mapping[int, int | None]) -> None:
-    """Every layer called our attention, with the window that the configuration names."""
+    """Check that every layer called our attention, with the window in the configuration."""
     layers = config.num_hidden_layers
     kinds = getattr(config, "layer_types", None)
-    # A checkpoint's config.json may name a window that its model does not know.
+    # A checkpoint's config.json may set a window that its model does not have.
     declared = hasattr(type(config), "sliding_window")
     window = getattr(config, "sliding_window", None) if declared else None
     if kinds is None:
@@ -110,9 +108,9 @@ def _check_windows(name: str, config: Any, windows: Mapping[int, int | None]) ->
             raise unserved(name, f"layer {layer} does not use transformers' attention interface")
         expected = window if kind == "sliding_attention" else None
         if windows[layer] != expected:
-            wanted, asked = (w or "no" for w in (expected, windows[layer]))
+            wanted, asked = (w or "none" for w in (expected, windows[layer]))
             raise unserved(
-                name, f"layer {layer} has {wanted} window and asks its attention for {asked}"
+                name, f"layer {layer}'s configured window is {wanted}, but it requests {asked}"
             )
 
 

@@ -1,7 +1,7 @@
-"""What tells a model's weights from all others: a digest of its checkpoint's files.
+"""Identifies a model's weights by a digest of its checkpoint's files.
 
-Replicas with other weights give other text, however alike their shapes are. A digest of all that is
-in the files takes about a second a gigabyte and core, so it is made beside the loading.
+Replicas with different weights generate different text, however alike their shapes. Hashing the
+files takes about a second per gigabyte and core, so it runs while the model loads.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from flyspec.process import available_cores
 
 _CONFIG = "config.json"
 _NOT_ARITHMETIC = ("_name_or_path", "transformers_version", "dtype", "torch_dtype")
-"""What a configuration says of its origin, and of the data type, which is told as it is served."""
+"""Configuration keys for the origin, and for the data type, which is reported as served."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @contextmanager
 def fingerprint_beside(checkpoint: Checkpoint, wanted: bool) -> Iterator[Callable[[], str]]:
-    """While a checkpoint is loaded, make the fingerprint of its weights: ask for it afterwards.
+    """Compute the fingerprint of a checkpoint's weights while it loads; yield a call to get it.
 
-    It is 32 hexadecimal digits, or empty if it is not wanted. Asking may raise `OSError` and
-    `ValueError`.
+    It is 32 hexadecimal digits, or empty if not `wanted`. The call, to be made after loading, may
+    raise `OSError` and `ValueError`.
     """
     if not wanted:
         yield lambda: ""
         return
     with ThreadPoolExecutor(1, "weights_fingerprint") as pool:
-        # A hub's files may come only with the loading.
+        # Files from a hub may be downloaded only by loading.
         early = all(file.is_file() for file in checkpoint.files())
         made = pool.submit(weights_fingerprint, checkpoint) if early else None
         yield lambda: made.result() if made else weights_fingerprint(checkpoint)
 
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
-    """Of the names and contents of a checkpoint's files, and of the configuration beside them."""
+    """Hash the names and contents of a checkpoint's files and the configuration beside them."""
     files = checkpoint.files()
     with ThreadPoolExecutor(available_cores(), "weights_fingerprint") as pool:
         digests = list(pool.map(_sha256, files))
@@ -52,7 +52,7 @@ def weights_fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def _sha256(path: Path) -> str:
-    """Of a file's contents. A hub's cache has recorded it: its blobs are named so."""
+    """Hash a file's contents. Blobs in a hub's cache are already named by their hash."""
     blob = path.resolve()
     if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name):
         return blob.name

@@ -110,7 +110,7 @@ def test_without_a_length_few_sessions_would_fit(
     _, plan = planned("verify", whole, tmp_path, monkeypatch)
     assert plan.num_slots == 3
     alone = whole.model_copy(update={"tensor_parallel_size": 1})
-    with pytest.raises(ConfigError, match=r"not one session fits .* raise --tensor-parallel-size"):
+    with pytest.raises(ConfigError, match=r"even one session fits .* raise --tensor-parallel-size"):
         planned("verify", alone, tmp_path, monkeypatch)
 
 

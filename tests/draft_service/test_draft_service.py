@@ -466,7 +466,7 @@ async def test_a_draft_model_that_does_not_fit_is_refused_before_it_is_read(
 ) -> None:
     monkeypatch.setattr(cache_size, "device_memory", lambda _: DeviceMemory(10**6, 10**4))
     monkeypatch.setattr(loading, "AutoModelForCausalLM", None)
-    with pytest.raises(ConfigError, match=r"not one session fits on cpu: weights .* kB"):
+    with pytest.raises(ConfigError, match=r"not even one session fits on cpu: weights .* kB"):
         async with service_with():
             pass
 

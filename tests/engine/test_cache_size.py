@@ -84,7 +84,7 @@ def test_the_plan_is_compared_with_what_is_free_and_logged(
     check_fits(settings_of(max_sessions=64), llama)
     assert caplog.messages == [
         "memory of cuda:0: weights 35.3 GB + CUDA 1 GB + activations 1.13 GB + KV cache 3 slots x "
-        "131072 tokens 32.3 GB = 69.7 GB, of 76.5 GB (--gpu-memory-utilization 0.9 of 85 GB; 84 GB "
+        "131072 tokens 32.3 GB = 69.7 GB of 76.5 GB (--gpu-memory-utilization 0.9 of 85 GB; 84 GB "
         "free)"
     ]
 
@@ -98,11 +98,11 @@ def test_not_one_session_is_refused_with_the_sum_and_what_to_change(
     message = str(caught.value)
     fitting = int(re.search(r"--max-model-len to (\d+) or less", message)[1])  # type: ignore[index]
     assert message == (
-        "--model llama: not one session fits on cuda:0: weights 35.3 GB + CUDA 1 GB + activations "
-        "1.13 GB + KV cache 1 slot x 131072 tokens 10.8 GB = 48.2 GB, of 45.9 GB "
+        "--model llama: not even one session fits on cuda:0: weights 35.3 GB + CUDA 1 GB + "
+        "activations 1.13 GB + KV cache 1 slot x 131072 tokens 10.8 GB = 48.2 GB, but only 45.9 GB "
         "(--gpu-memory-utilization 0.9 of 51 GB; 50 GB free); "
         f"lower --max-model-len to {fitting} or less, raise --tensor-parallel-size, "
-        "raise --gpu-memory-utilization, or free memory there"
+        "raise --gpu-memory-utilization, or free memory on the device"
     )
     # What it advises works, and is not less than it must be.
     check_fits(settings_of(), llama._replace(context_length=fitting))
@@ -119,8 +119,8 @@ def test_weights_that_do_not_fit_alone_need_another_model_or_more_devices(
         check_fits(settings_of(gpu_memory_utilization=1.0), llama)
     message = str(caught.value)
     assert message.endswith(
-        "of 25 GB (24 GB free); raise --tensor-parallel-size, use a smaller model or another "
-        "--dtype, or free memory there"
+        "but only 25 GB (24 GB free); raise --tensor-parallel-size, use a smaller model or another "
+        "--dtype, or free memory on the device"
     )
     # A draft service has one device.
     with pytest.raises(ConfigError) as caught:
@@ -132,7 +132,7 @@ def test_what_others_hold_of_a_gpu_is_not_counted_as_free(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend(monkeypatch, total=85, free=40, own=1)
-    with pytest.raises(ConfigError, match=r"of 41 GB \(40 GB free\)"):
+    with pytest.raises(ConfigError, match=r"but only 41 GB \(40 GB free\)"):
         check_fits(settings_of(), llama)
 
 
@@ -143,7 +143,7 @@ def test_bytes_that_are_given_go_before_a_share(
     pretend(monkeypatch, total=85, free=84, own=1)
     given = {"gpu_memory_utilization": 0.3, "max_model_len": 8192}
     short = llama._replace(context_length=8192)
-    with pytest.raises(ConfigError, match="not one session fits"):
+    with pytest.raises(ConfigError, match="not even one session fits"):
         check_fits(settings_of(**given), short)
     check_fits(settings_of(**given, kv_cache_memory_bytes=30 * GB), short)
     assert "KV cache 32 slots x 8192 tokens" in caplog.messages[-1]
@@ -151,7 +151,7 @@ def test_bytes_that_are_given_go_before_a_share(
     # More than there is: as it was asked for, and with a warning.
     check_fits(settings_of(**given, kv_cache_memory_bytes=60 * GB, max_sessions=4096), short)
     assert "KV cache 89 slots x 8192 tokens" in caplog.messages[-1]
-    assert "the service fails or is killed when it is all used" in caplog.messages[-1]
+    assert "the service will fail or be killed if all of it is used" in caplog.messages[-1]
     assert caplog.records[-1].levelno == logging.WARNING
 
 
@@ -163,15 +163,15 @@ def test_on_a_cpu_one_session_must_fit_and_all_are_let_in(
     with pytest.raises(ConfigError) as caught:
         check_fits(VerifySettings(model="llama"), host)
     assert str(caught.value).startswith(
-        "--model llama: not one session fits on cpu: weights 141 GB + KV cache 1 slot x 131072 "
-        "tokens 43.1 GB = 184 GB, of 150 GB free; lower --max-model-len to "
+        "--model llama: not even one session fits on cpu: weights 141 GB + KV cache 1 slot x "
+        "131072 tokens 43.1 GB = 184 GB, but only 150 GB free; lower --max-model-len to "
     )
     assert "gpu" not in str(caught.value)
     pretend(monkeypatch, total=512, free=200)
     check_fits(VerifySettings(model="llama"), host)
     # Its memory is taken as it is used, but never more than the machine has: 11 of 32.
     (line,) = caplog.messages
-    assert "KV cache 11 slots x 131072 tokens 473 GB = 614 GB, of 200 GB free: " in line
+    assert "KV cache 11 slots x 131072 tokens 473 GB = 614 GB of 200 GB free: " in line
 
 
 def test_where_nobody_knows_nothing_is_said(
@@ -225,7 +225,7 @@ def test_what_is_left_after_loading_may_be_too_little(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigError) as caught:
         plan_cache(loaded(length=131_072), settings_of(), 4, lambda: 30 * GB)
     assert (
-        "not one session fits on cuda:0: activations 30 GB + weights and CUDA 38 GB + KV cache"
+        "not even one session fits on cuda:0: activations 30 GB + weights and CUDA 38 GB + KV cache"
     ) in str(caught.value)
 
 
@@ -244,7 +244,7 @@ def test_on_a_cpu_slots_are_as_many_as_a_machine_could_hold(
     assert plan_cache(of_host, settings, measure_step=pytest.fail).num_slots == 2
     assert plan_cache(loaded(device=CPU), settings).num_slots == 37
     pretend(monkeypatch, total=100, free=43)
-    with pytest.raises(ConfigError, match="not one session fits on cpu: KV cache 1 slot x"):
+    with pytest.raises(ConfigError, match="not even one session fits on cpu: KV cache 1 slot x"):
         plan_cache(of_host, settings)
     monkeypatch.setattr(cache_size, "device_memory", lambda device: None)
     assert plan_cache(of_host, settings).num_slots == 64
@@ -276,7 +276,7 @@ def test_what_a_model_cannot_do_is_left_to_its_trial(monkeypatch: pytest.MonkeyP
     settings = ModelServerSettings()
     model = loaded_model(make_model("nemotron", dtype=torch.float32))
     assert ModelRunner._step_bytes(model, settings) == 0
-    with pytest.raises(ConfigError, match="passes no arguments on"):
+    with pytest.raises(ConfigError, match="does not pass arguments on"):
         ModelRunner(model, 2).warm_up()
 
 

@@ -34,7 +34,7 @@ def test_a_call_may_take_the_timeout_and_more_for_its_tokens() -> None:
     assert not looks(watch, None, 100.0), "nothing to do"
     assert not looks(watch, long, 10.0 + 500 * STEP_TOKEN_S)
     assert not looks(watch, Call(2, 500), 10.0), "another one"
-    assert looks(watch, one, 10.25) == "a step of 1 tokens has not ended for 10.2 s"
+    assert looks(watch, one, 10.25) == "a step of 1 tokens has been running for 10.2 s"
 
 
 def test_a_pause_of_the_process_is_no_hang() -> None:
@@ -103,8 +103,8 @@ def test_a_call_that_hangs_loses_the_model() -> None:
         assert loop.step_running_ns > 0
         for job in (hung, behind, Job(loop, 2, 0)):
             assert isinstance(job.ended(), ModelLostError)
-            assert "a step of 1 tokens has not ended for" in str(job.error)
-        assert "has not ended" in loop.failures.lost.result(WAIT_S)
+            assert "a step of 1 tokens has been running for" in str(job.error)
+        assert "has been running" in loop.failures.lost.result(WAIT_S)
         assert isinstance(Job(loop, 3, 0).ended(), ModelLostError), "nothing is begun any more"
         loop.stop()
         assert not loop.left.is_set(), "nobody waits for it"

@@ -91,11 +91,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "share their keys and values",
     ),
-    "masks of its own": ("doge", {}, "makes attention masks of its own"),
+    "masks of its own": ("doge", {}, "builds its own attention masks"),
     "alibi": ("bloom", {}, "does not use transformers' attention interface"),
     "old style": ("gptj", {**ALL_HEADS, "rotary_dim": 4}, ""),
     "differential": ("diffllama", {}, "logits would differ"),
-    "no arguments": ("nemotron", {}, "passes no arguments on"),
+    "no arguments": ("nemotron", {}, "does not pass arguments on"),
     "encoder": ("bert", {"is_decoder": False}, "bidirectional"),
     "bidirectional": ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional"),
 }

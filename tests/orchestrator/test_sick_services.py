@@ -25,7 +25,7 @@ OPTIONS = GenerateOptions(
     rule=Rule("exact"), max_tokens=24, ignore_eos=True, num_speculative_tokens=4
 )
 REASONS = {
-    "hang": "a step of [0-9]+ tokens has not ended for",
+    "hang": "a step of [0-9]+ tokens has been running for",
     "nan": "the logits are not finite",
     "device": "its device failed",
 }

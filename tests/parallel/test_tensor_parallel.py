@@ -352,7 +352,7 @@ def test_more_ranks_than_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     place = find_place_of(4)
-    with pytest.raises(ConfigError, match="4 ranks on this host need as many GPUs, torch sees 2"):
+    with pytest.raises(ConfigError, match=r"4 ranks on this host need .* but torch found 2"):
         rank_device("auto", place)
     with pytest.raises(ConfigError, match=r"--device cuda:1: .* use cpu, cuda or auto"):
         rank_device("cuda:1", place)
@@ -375,7 +375,7 @@ def test_places_from_the_environment(target, monkeypatch):
     assert place_from_environment(place.environment()) == place
     assert place_from_environment({}) is None
     assert place_from_environment({"RANK": "0", "WORLD_SIZE": "1"}) is None
-    with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT not"):
+    with pytest.raises(ConfigError, match="set without MASTER_ADDR and MASTER_PORT"):
         place_from_environment({"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(ConfigError, match="MASTER_PORT=x: must be a whole number"):
         place_from_environment({**whole, "MASTER_PORT": "x"})

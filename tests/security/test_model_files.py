@@ -77,9 +77,9 @@ def refused(model: Path) -> str:
 
 def test_pickles_are_not_read(model):
     names = pickle_weights(model)
-    assert f"there is no {WEIGHTS} and no {INDEX}; weights are read from safeten" in refused(model)
+    assert f"there is no {WEIGHTS} and no {INDEX}; only safetensors weights are" in refused(model)
     write_index(model, names, "pytorch_model.bin")
-    assert f"{INDEX} names 'pytorch_model.bin'; weights are read from safetensors" in refused(model)
+    assert f"{INDEX} names 'pytorch_model.bin'; only safetensors weights are" in refused(model)
     configure(model, transformers_weights="adapter_model.bin")
     assert "its configuration names 'adapter_model.bin'" in refused(model)
     configure(model, transformers_weights="other.safetensors.index.json")
@@ -111,7 +111,7 @@ def test_code_that_comes_with_a_model_is_not_run(model):
     assert load_model(str(model), "cpu", "float32").info.vocab_size
     assert not (model / "ran").exists()
     configure(model, model_type="brand-new")
-    assert "needs code that comes with it (auto_map), which is never run here" in refused(model)
+    assert "requires custom code (auto_map), which is never run" in refused(model)
 
 
 def test_code_of_a_tokenizer_is_not_run_either(model):
@@ -119,4 +119,4 @@ def test_code_of_a_tokenizer_is_not_run_either(model):
     configure(
         model, "tokenizer_config.json", auto_map=AUTO_MAP, tokenizer_class="BrandNewTokenizer"
     )
-    assert "needs code that comes with it (auto_map)" in refused(model)
+    assert "requires custom code (auto_map)" in refused(model)

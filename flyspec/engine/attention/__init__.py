@@ -1,1 +1,1 @@
-"""Attention over the slots: its interface (`base`), its ways (`slot`), its place (`hook`)."""
+"""Attention over the slots: interface (`base`), implementation (`slot`), integration (`hook`)."""

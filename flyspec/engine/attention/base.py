@@ -1,8 +1,8 @@
-"""What attention over the slots is: how it is prepared for a step, and asked by each layer.
+"""The interface of attention over the slots: prepared once per step, called by each layer.
 
-After `attention/base.py` of mini-sglang: a backend prepares what it needs to know of a batch once,
-and its layers then only attend. One that runs inside a captured graph also captures, into memory
-that stays where it is, and replays for other batches of that shape.
+Modelled on `attention/base.py` of mini-sglang: a backend prepares what it needs to know about a
+batch once, and its layers then only attend. A backend that runs inside a captured graph also
+captures, into memory at fixed addresses, and replays for other batches of the same shape.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from flyspec.engine.slot_cache import SlotCache, SlotLayer
 
 MAX_FOLDED_ROWS = 64
-"""Longer segments are not folded, since that repeats their mask, and never padded to others."""
+"""Longer segments are not folded, since that repeats their mask, and not padded to others."""
 KEY_BLOCK = 512
-"""Keys are summed over in blocks of so many, as torch's CPU kernel does."""
+"""Keys per block of a sum, as in torch's CPU kernel."""
 
 
 class Segment(NamedTuple):
@@ -38,20 +38,20 @@ class Segment(NamedTuple):
 
 
 class Attending(NamedTuple):
-    """What a layer asks of its attention."""
+    """The attention parameters of a layer."""
 
     scale: float
     window: int | None = None
     softcap: float | None = None
 
     def first_key(self, position: int) -> int:
-        """The first position that a query at `position` reads."""
+        """Return the first position that a query at `position` reads."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """[n, heads, dim] of queries [heads, n, dim] of one sequence.
+        """Return [n, heads, dim] for queries [heads, n, dim] of one sequence.
 
-        Up to `MAX_FOLDED_ROWS` rows are folded; the mask is then repeated for each head of a group.
+        Up to `MAX_FOLDED_ROWS` rows are folded; `mask` must then repeat for each head of a group.
         """
         heads, count, dim = query.shape
         kv_heads = keys.shape[1]
@@ -63,12 +63,12 @@ class Attending(NamedTuple):
         return result.reshape(heads, count, -1).transpose(0, 1)
 
     def apply(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention over [B, kv_heads, n, dim] with an additive mask [.., n, keys]."""
+        """Return attention over [B, kv_heads, n, dim] with an additive mask [.., n, keys]."""
         if self.softcap is None:
             return scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=self.scale
             )
-        # No kernel of torch's caps: the formula itself, in blocks, so that padding changes no sum.
+        # No torch kernel has a softcap: use the formula, in blocks, so that padding changes no sum.
         blocks = keys.split(KEY_BLOCK, dim=-2)
         scores = torch.cat([torch.matmul(query, k.transpose(-1, -2)) for k in blocks], dim=-1)
         scores = (scores * self.scale / self.softcap).tanh() * self.softcap
@@ -82,28 +82,28 @@ class Attending(NamedTuple):
     def apply_grouped(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """The same for query heads [1, heads, n, dim] that are not folded: for long segments."""
+        """As `apply`, for unfolded query heads [1, heads, n, dim] of long segments."""
         _, heads, count, dim = query.shape
         kv_heads = keys.shape[1]
         if self.softcap is None and query.device.type == "cpu":
             return scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, scale=self.scale, enable_gqa=True
             )
-        # On CUDA a mask with enable_gqa falls back to the slow kernel; a view repeats for nothing.
+        # On CUDA, a mask with enable_gqa falls back to the slow kernel; repeating by view is free.
         group = heads // kv_heads
         keys, values = (s[0][:, None].expand(-1, group, -1, -1) for s in (keys, values))
         return self.apply(query.view(kv_heads, group, count, dim), keys, values, mask)
 
 
 class StepAttention(ABC):
-    """Attention of one packed step: where its rows belong."""
+    """Attention of one packed step, whose rows belong to `segments`."""
 
     def __init__(self, backend: AttentionBackend, segments: Sequence[Segment]) -> None:
         self.backend, self.segments = backend, segments
 
     @abstractmethod
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
-        """[T, heads, dim] for `query` [heads, T, dim]."""
+        """Return [T, heads, dim] for `query` [heads, T, dim]."""
 
 
 class AttentionBackend(ABC):
@@ -112,25 +112,25 @@ class AttentionBackend(ABC):
     def __init__(self, cache: SlotCache) -> None:
         self.cache = cache
         self.windows: dict[int, int | None] = {}
-        """What each layer's attention was last asked for, by layer."""
+        """The window that each layer last requested, by layer."""
 
     @abstractmethod
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
-        """The attention of a step of these segments."""
+        """Return the attention for a step of these segments."""
 
     def capture(self, segments: Sequence[Segment]) -> StepAttention:
         """As `prepare`, for a graph that is captured with it and replayed for other segments.
 
-        Raises `NotImplementedError` where steps are only run one by one.
+        Raises `NotImplementedError` if the backend does not support graphs.
         """
-        raise NotImplementedError(f"{type(self).__name__} runs in no captured graph")
+        raise NotImplementedError(f"{type(self).__name__} does not support captured graphs")
 
     def replay(self, captured: StepAttention, segments: Sequence[Segment]) -> None:
-        """Make what `capture` gave that of `segments`: as many, and of the same lengths."""
-        raise NotImplementedError(f"{type(self).__name__} runs in no captured graph")
+        """Update what `capture` returned to `segments`, equal in number and lengths."""
+        raise NotImplementedError(f"{type(self).__name__} does not support captured graphs")
 
 
 def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    """Which of the positions `keys` the positions `queries` may read; the shapes broadcast."""
+    """Return which of the positions `keys` the positions `queries` may read; shapes broadcast."""
     seen = keys <= queries
     return seen if window is None else seen & (keys > queries - window)

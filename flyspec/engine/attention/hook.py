@@ -1,8 +1,8 @@
-"""The attention function that transformers' layers call, in place of their own.
+"""The attention function that transformers' layers call instead of their own.
 
 Registered with transformers' `AttentionInterface` as "flyspec"; no mask function has that name, so
-transformers builds no masks. What each row may read is in the `StepAttention`, which travels
-through the model's forward as the keyword argument `layout`.
+transformers builds no masks. The `StepAttention`, passed through the model's forward as the keyword
+argument `layout`, determines what each row may read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAME = "flyspec"
 
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Make "flyspec" known to transformers."""
+    """Register "flyspec" with transformers."""
     AttentionInterface.register(NAME, forward)
 
 
@@ -39,19 +39,19 @@ def forward(
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of `query` [1, heads, T, dim]; keys and values are in the layout's cache already.
+    """Attend with `query` [1, heads, T, dim]; keys and values are already in the layout's cache.
 
     The signature is that of transformers' attention functions. Raises `NotImplementedError` if the
-    model asks for another kind of attention.
+    model needs another kind of attention.
     """
     if layout is None:
-        raise NotImplementedError("it passes no arguments on to its attention")
+        raise NotImplementedError("it does not pass arguments on to its attention")
     index = int(module.layer_idx)  # type: ignore[arg-type]
     layer = layout.backend.cache.slot_layers[index]
     _check_call(module, attention_mask, kwargs)
     if layer.keys is None or layer.keys.shape[2:] != (key.shape[1], key.shape[3]):
         raise NotImplementedError(
-            "its cached keys are not those of its attention, as in multi-head latent attention"
+            "the keys it caches are not those it attends to, as in multi-head latent attention"
         )
     layout.backend.windows[index] = sliding_window
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -62,16 +62,16 @@ def forward(
 def _check_call(
     module: torch.nn.Module, attention_mask: Tensor | None, arguments: Mapping[str, Any]
 ) -> None:
-    """Refuse what a layer asks of its attention and ours does not do.
+    """Reject what a layer requires of its attention and ours does not implement.
 
-    `arguments` are those that it does not know. Raises `NotImplementedError`.
+    `arguments` are those that `forward` does not name. Raises `NotImplementedError`.
     """
     if attention_mask is not None:
-        raise NotImplementedError("it makes attention masks of its own")
+        raise NotImplementedError("it builds its own attention masks")
     if arguments.get("s_aux") is not None:
-        raise NotImplementedError("its attention has sinks")
+        raise NotImplementedError("its attention uses sinks")
     if arguments.get("position_bias") is not None:
-        raise NotImplementedError("its attention adds a bias for positions")
+        raise NotImplementedError("its attention adds a position bias")
     causal = arguments.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise NotImplementedError("its attention is bidirectional")

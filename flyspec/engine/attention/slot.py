@@ -1,7 +1,7 @@
-"""Attention in the shapes that a step has: each row reads its own sequence, and only that.
+"""Attention in a step's own shapes: each row reads only its own sequence.
 
-In short segments the query heads that share a KV head are folded into rows: no key or value is
-repeated, and the kernel is the fast one with a mask and without.
+In short segments, the query heads that share a KV head are folded into rows: no key or value is
+repeated, and the fast kernel runs with or without a mask.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from flyspec.engine.slot_cache import SlotCache, SlotLayer
 
 
 class SlotAttention(AttentionBackend):
-    """Each segment over a view of its slot; with `padded`, short ones together in one call."""
+    """Runs each segment over a view of its slot; with `padded`, short ones together in one call."""
 
     def __init__(self, cache: SlotCache, padded: bool) -> None:
         super().__init__(cache)
         self._padded = padded
 
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
-        """The attention of a step of these segments."""
+        """Return the attention for a step of these segments."""
         return _SlotStep(self, segments, self._padded)
 
 
 class _SlotStep(StepAttention):
-    """Masks are made once a step, for all layers."""
+    """Makes masks once per step, for all layers."""
 
     def __init__(self, backend: SlotAttention, segments: Sequence[Segment], padded: bool) -> None:
         super().__init__(backend, segments)
@@ -44,7 +44,7 @@ class _SlotStep(StepAttention):
         self._paddings: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
 
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
-        """[T, heads, dim] for `query` [heads, T, dim]."""
+        """Return [T, heads, dim] for `query` [heads, T, dim]."""
         out = torch.empty(
             (query.shape[1], query.shape[0], _of(layer.values).shape[-1]),
             dtype=query.dtype,
@@ -63,7 +63,7 @@ class _SlotStep(StepAttention):
     def _one(
         self, segment: Segment, query: Tensor, layer: SlotLayer, how: Attending, out: Tensor
     ) -> None:
-        """One segment over a view of its slot."""
+        """Run one segment over a view of its slot."""
         rows = slice(segment.row, segment.row + segment.length)
         first, end = how.first_key(segment.start), segment.end
         keys, values = layer.read(segment.slot, first, end)
@@ -83,7 +83,7 @@ class _SlotStep(StepAttention):
         how: Attending,
         out: Tensor,
     ) -> None:
-        """Segments of similar size in one call, padded to the longest."""
+        """Run short segments in one call, padded to the longest."""
         heads, _, dim = query.shape
         keys, values = _of(layer.keys), _of(layer.values)
         kv_heads = keys.shape[2]
@@ -106,14 +106,14 @@ class _SlotStep(StepAttention):
 
 
 def _of(states: Tensor | None) -> Tensor:
-    assert states is not None, "the layer was written before it is read"
+    assert states is not None, "a layer must be written before it is read"
     return states
 
 
 def _padding(
     segments: Sequence[Segment], count: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """The packed row of each of B * count places, and which places are not filling."""
+    """The packed row of each of B * count places, and which places are not padding."""
     places = torch.arange(count)
     counts = torch.tensor([segment.length for segment in segments])[:, None]
     first = torch.tensor([segment.row for segment in segments])[:, None]
@@ -123,7 +123,7 @@ def _padding(
 
 
 def _select(states: Tensor, segments: Sequence[Segment], first: int, end: int) -> Tensor:
-    """[B, keys, kv_heads, dim] of the segments' slots: a view where they stand side by side."""
+    """[B, keys, kv_heads, dim] of the segments' slots: a view if they are adjacent."""
     slots = [segment.slot for segment in segments]
     if slots == list(range(slots[0], slots[0] + len(slots))):
         return states[slots[0] : slots[0] + len(slots), first:end]
@@ -131,7 +131,7 @@ def _select(states: Tensor, segments: Sequence[Segment], first: int, end: int) -
 
 
 def _mask(start: int, count: int, first: int, end: int, window: int | None, like: Tensor) -> Tensor:
-    """What queries at `start` and behind may read of keys `first` to `end`: 0 or -inf."""
+    """Mask (0 or -inf) of keys `first` to `end` for `count` queries from `start` on."""
     queries = torch.arange(start, start + count, device=like.device)[:, None]
     keys = torch.arange(first, end, device=like.device)
     seen = visible(queries, keys, window)

@@ -1,8 +1,8 @@
-"""The batch-invariant mode: a token's logits have the same bits whatever a step consists of.
+"""Batch-invariant mode: a token's logits have the same bits whatever else a step contains.
 
-Belongs here: putting the mode on a model (`tiles` for its layers, `fixed_shapes` for its attention)
-and the trial that shows it works. What else a step may consist of: K, other sessions, the pieces of
-a prompt, a prefix that was computed before.
+This package applies the mode to a model (`tiles` for its layers, `fixed_shapes` for its attention)
+and checks that it works. Steps may differ in K, other sessions, how a prompt is cut into pieces,
+and whether a prefix was computed before.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ _TRIAL_LENGTH = 90
 
 
 def apply(name: str, model: Any, wanted: bool | None) -> bool:
-    """Put the mode on a model if it is wanted, or if `wanted` is None and it costs little there.
+    """Apply the mode to a model if it is wanted, or if `wanted` is None and it costs little there.
 
-    Returns whether it is on now; its attention is `FixedShapeAttention`. Raises `ConfigError` if it
-    is wanted and cannot be had.
+    Returns whether it is on; if so, use `FixedShapeAttention`. Raises `ConfigError` if it is wanted
+    but unavailable.
     """
     obstacle = None
     if model.device.type != "cpu":
-        obstacle = f"it works on CPUs only, and {name} is on {model.device}; use --device cpu"
+        obstacle = f"works only on CPUs, and {name} is on {model.device}; use --device cpu"
     elif tiles.is_sharded(model):
         obstacle = "sums across ranks depend on the batch; use --tensor-parallel-size 1"
     if wanted is False or (wanted is None and (obstacle or model.dtype != torch.bfloat16)):
         return False
     if obstacle:
-        raise ConfigError(f"--batch-invariant: {obstacle}, or leave it out")
+        raise ConfigError(f"--batch-invariant: {obstacle}, or omit --batch-invariant")
     linear = tiles.tile(model)
     if wanted is None and any(not sizes.allowed.issuperset(tiles.SMALL) for sizes in linear):
-        remove(model)  # some small steps would have to be filled up to larger ones
+        remove(model)  # some small steps would have to be padded to larger ones
         return False
     return True
 
 
 def remove(model: Any) -> None:
-    """Take the mode off a model."""
+    """Remove the mode from a model."""
     tiles.untile(model)
 
 
 def holds(model: Model) -> bool:
-    """Whether a sequence's logits are the same alone, a token a step, and in company."""
+    """Whether a sequence's logits are the same alone, one token per step, and with others."""
     cache, info = model.cache, model.info
     length = min(_TRIAL_LENGTH, info.context_length)
     if length < 2 * _ALONE:

@@ -1,8 +1,8 @@
 """Attention of a packed step in shapes that give a row the same bits, whatever else is in the step.
 
-A segment runs in pieces of certain numbers of rows, over whole blocks of keys and a last one of
-certain lengths; what fills them up is masked or thrown away. Pieces of one shape whose slots stand
-side by side run in one call: that changes no sum. Which shapes these are is found in `shape_trial`.
+A segment runs in pieces of certain numbers of rows, over whole blocks of keys and a last block of
+certain lengths; padding is masked or discarded. Pieces of the same shape in adjacent slots run in
+one call, which changes no sum. `shape_trial` finds the shapes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flyspec.engine.batch_invariance.shape_trial import Shapes, attention_shapes
 from flyspec.engine.slot_cache import SlotCache, SlotLayer
 
 CALL_COST = 128
-"""Keys times rows that take about as long as one more call."""
+"""Keys times rows that cost about as much as one more call."""
 
 
 class _Call(NamedTuple):
@@ -44,7 +44,7 @@ class _Call(NamedTuple):
 class _Plan(NamedTuple):
     """A layer's calls, over the places of all pieces, one after the other.
 
-    `gather` are the packed rows' heads [T * heads] that stand in the places, a piece's head by
+    `gather` selects from the packed rows' heads [T * heads] those in the places, each piece head by
     head; `scatter` [T * heads] is where their results are among those of all calls.
     """
 
@@ -54,19 +54,19 @@ class _Plan(NamedTuple):
 
 
 class FixedShapeAttention(AttentionBackend):
-    """Attention in shapes that are tried out when a layer's heads and sizes are first met."""
+    """Attention in shapes that are tried when a layer's heads and sizes are first seen."""
 
     def __init__(self, cache: SlotCache) -> None:
         super().__init__(cache)
         self.shapes = lru_cache(attention_shapes)
 
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
-        """The attention of a step of these segments."""
+        """Return the attention for a step of these segments."""
         return _FixedStep(self, segments)
 
 
 class _FixedStep(StepAttention):
-    """A step's calls are planned once for all layers that are alike."""
+    """Plans a step's calls once for all layers that are alike."""
 
     def __init__(self, backend: FixedShapeAttention, segments: Sequence[Segment]) -> None:
         super().__init__(backend, sorted(segments))  # by slot
@@ -74,14 +74,14 @@ class _FixedStep(StepAttention):
         self._plans: dict[tuple[Attending, int, int, int], _Plan] = {}
 
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
-        """[T, heads, dim] for `query` [heads, T, dim]."""
+        """Return [T, heads, dim] for `query` [heads, T, dim]."""
         heads, total, dim = query.shape
         kv_heads = layer.num_heads
         key = (how, heads, kv_heads, dim)
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._plan(how, query, kv_heads)
-        # Every call's queries are a contiguous part of this: strides count as shape does.
+        # Every call's queries are a contiguous part of this: strides matter as shapes do.
         places = query.transpose(0, 1).reshape(total * heads, dim).index_select(0, plan.gather)
         queries = places.split([call.slots * call.size * heads for call in plan.calls])
         results = []
@@ -93,7 +93,7 @@ class _FixedStep(StepAttention):
             else:
                 q = q.view(1, heads, call.size, dim)
                 result = how.apply_grouped(q, keys, values, call.mask)
-            # As torch's kernel lays it out.
+            # The layout of torch's kernel.
             results.append(result.transpose(1, 2).reshape(-1, result.shape[-1]))
         together = torch.cat(results).index_select(0, plan.scatter)
         return together.view(total, heads, -1)
@@ -114,7 +114,7 @@ class _FixedStep(StepAttention):
             places = torch.arange(size)
             packed = rows + torch.minimum(places, lengths - 1)
             gather.append(packed[:, None] * heads + torch.arange(heads)[:, None])
-            # Of a piece's results: by (group, place, KV head) if folded, else by (place, head).
+            # A piece's results are by (group, place, KV head) if folded, else by (place, head).
             inside = torch.arange(size * heads)
             if folded:
                 inside = inside.view(group, size, kv_heads).permute(1, 2, 0).flatten()
@@ -129,7 +129,7 @@ class _FixedStep(StepAttention):
         return _Plan(calls, torch.cat([g.flatten() for g in gather]), scatter.flatten())
 
     def _runs(self, how: Attending, shapes: Shapes) -> dict[int, list[tuple[int, _Run]]]:
-        """The pieces of all segments by size, in runs with the first key that they read."""
+        """The pieces of all segments by size, in runs, each with the first key it reads."""
         batched = shapes.batched and how.softcap is None
         runs: dict[int, list[tuple[int, _Run]]] = {}
         latest: dict[tuple[int, int], _Run] = {}
@@ -143,13 +143,13 @@ class _FixedStep(StepAttention):
 
 
 class _Run:
-    """Pieces of one size in slots side by side, read up to the same `end`."""
+    """Pieces of one size in adjacent slots, read up to the same `end`."""
 
     def __init__(self, pieces: list[Segment], end: int) -> None:
         self.pieces, self.end = pieces, end
 
     def take(self, piece: Segment, size: int, end: int) -> bool:
-        """Take in the next slot, if reading further for the others costs less than a call."""
+        """Add the next slot's piece, unless reading further costs more than a call."""
         if piece.slot != self.pieces[-1].slot + 1 or size > MAX_FOLDED_ROWS:
             return False
         further = abs(end - self.end) * (len(self.pieces) if end > self.end else 1)
@@ -163,11 +163,11 @@ class _Run:
 def _pieces(
     segment: Segment, shapes: Shapes, how: Attending
 ) -> Iterator[tuple[Segment, int, int, int]]:
-    """A segment's rows in pieces: each one's size, and the keys from and up to which it reads."""
+    """A segment's rows in pieces, each with its size and the range of keys that it reads."""
     start, row = segment.start, segment.row
     for size in shapes.rows.pieces(segment.length):
         count = min(size, segment.end - start)
-        # Blocks begin where they begin for every other row of the sequence.
+        # Blocks begin at the same keys for all rows of the sequence.
         first = how.first_key(start) // KEY_BLOCK * KEY_BLOCK
         yield Segment(segment.slot, start, count, row), size, first, shapes.last_key(start + count)
         start, row = start + count, row + count
@@ -180,7 +180,7 @@ def _calls(
     positions: Tensor,
     like: Tensor,
 ) -> Iterator[_Call]:
-    """The calls of runs of a size; `positions` [pieces, rows] are those of the masks' rows."""
+    """The calls for runs of one size; `positions` [pieces, rows] are those of the masks' rows."""
     shown, hidden = like.new_zeros(()), like.new_full((), -torch.inf)
     keys = torch.arange(max(run.end for _, run in alike))
     at = 0

@@ -1,4 +1,4 @@
-"""Finds the shapes in which attention gives a row the same bits, by trying them on this machine."""
+"""Finds, by trial on this machine, the shapes in which attention gives a row the same bits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from flyspec.engine.attention.base import KEY_BLOCK, MAX_FOLDED_ROWS, Attending
 from flyspec.engine.batch_invariance.tiles import TILE, Sizes
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 16, 17, 18, 20, 24, TILE, 64, 128)
-"""Numbers of query rows that are tried."""
+"""Numbers of query rows to try."""
 LAST_KEYS = tuple(range(32, KEY_BLOCK + 1, 32))
-"""Numbers of keys in the last block that are tried."""
+"""Numbers of keys in the last block to try."""
 
 _MAX_ROWS = 128
 _BATCH = 5
@@ -22,7 +22,7 @@ _BATCH = 5
 class Shapes(NamedTuple):
     """Numbers of query rows, and of keys in the last block, that give a row the same bits.
 
-    `batched`: so does running several pieces in one call.
+    `batched`: running several pieces in one call does too.
     """
 
     rows: Sizes
@@ -30,7 +30,7 @@ class Shapes(NamedTuple):
     batched: bool
 
     def last_key(self, end: int) -> int:
-        """Where the keys end that are read for a sequence of length `end`."""
+        """Return the end of the keys read for a sequence of length `end`."""
         whole = (end - 1) // KEY_BLOCK * KEY_BLOCK
         return whole + (self.keys.fit(end - whole) or KEY_BLOCK)
 
@@ -39,7 +39,7 @@ class Shapes(NamedTuple):
 def attention_shapes(
     softcap: float | None, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
 ) -> Shapes:
-    """The numbers of rows and of keys whose bits are those of `TILE` rows and whole blocks."""
+    """Return the numbers of rows and keys with the bits of `TILE` rows and whole blocks."""
     generator = torch.Generator().manual_seed(heads * dim)
     rows, last_keys, batched = set(ROWS), set(LAST_KEYS), True
     for base in (0, KEY_BLOCK):
@@ -62,15 +62,15 @@ def attention_shapes(
                         rows.discard(count)
                 if count in rows and count <= MAX_FOLDED_ROWS:
                     batched &= trial.same_in_a_batch(count, base + last)
-    # A single row a piece has one shape and one place, whatever the kernels do.
+    # A single row per piece has one shape and one place, whatever the kernels do.
     return Shapes(Sizes(rows or {1}), Sizes(last_keys or {KEY_BLOCK}), batched and bool(rows))
 
 
 class _Trial:
-    """Attention whose sums are 0 but for rounding, so that another order of any sum shows.
+    """Attention whose sums are 0 except for rounding, so that any change of their order shows.
 
-    Products of queries and keys cancel, and the scale blows up what remains; keys come in pairs
-    with opposite values. All queries read the first `length` keys.
+    Products of queries and keys cancel, and the scale magnifies what remains; keys come in pairs
+    with opposite values. All queries read the first `length` - 5 keys.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class _Trial:
         values *= random(1, kv_heads, 3 * KEY_BLOCK, 1).exp()
         one, other = torch.randperm(self._length, generator=generator)[:-1].view(2, -1)
         keys[:, :, other], values[:, :, other] = keys[:, :, one], -values[:, :, one]
-        # As in a slot: a position's heads stand together.
+        # As in a slot: the heads of a position are adjacent.
         self._states = [s.transpose(1, 2).contiguous().transpose(1, 2) for s in (keys, values)]
 
     def same_in_a_batch(self, count: int, end: int) -> bool:
-        """Whether a piece of `count` rows has the same bits several times in a call."""
+        """Whether a piece of `count` rows has the same bits alone and repeated in one call."""
         mask = torch.zeros(_BATCH, 1, count * self._group, end, dtype=self._query.dtype)
         mask[..., self._length :] = -torch.inf
         keys, values = (s[:, :, :end].expand(_BATCH, -1, -1, -1) for s in self._states)
@@ -110,7 +110,7 @@ class _Trial:
         return torch.equal(self._how.apply(query, keys, values, mask), alone.expand_as(query))
 
     def run(self, first: int, count: int, end: int) -> Tensor:
-        """Attention of some queries over keys up to `end`."""
+        """Attention of `count` queries from `first` on over keys up to `end`."""
         mask = torch.zeros(count, end, dtype=self._query.dtype)
         mask[:, self._length :] = -torch.inf
         if count <= MAX_FOLDED_ROWS:

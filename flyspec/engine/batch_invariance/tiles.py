@@ -1,9 +1,9 @@
 """Row-wise layers whose result for a row does not depend on the other rows, bit for bit.
 
 Kernels choose the order of their sums by the shape of their operands, and the end of a vector loop
-may round unlike its middle. Which numbers of rows give the bits of a tile of `TILE` rows is tried
-out on this machine; linear layers then run in pieces of only such sizes, filled up where need be,
-and activations so that no vector is left half full.
+may round differently from its middle. A trial on this machine finds the numbers of rows that give
+the bits of a tile of `TILE` rows; linear layers then run only in pieces of such sizes, padded if
+necessary, and activations run so that no vector is partly filled.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from torch.nn.functional import linear, pad
 from transformers.activations import ACT2CLS
 
 TILE = 32
-"""Rows of the tile that the bits of all other sizes must equal."""
+"""Rows of the tile whose bits all other sizes must match."""
 SMALL = (1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 16, 17, 18, 20, 24, 28, TILE)
 LARGE = (*range(40, 128, 8), *range(128, 320, 16), *range(320, 513, 64))
-"""Numbers of rows that are tried: dense enough that filling up to the next one costs little."""
+"""Numbers of rows to try: dense enough that padding to the next one costs little."""
 LARGE_WEIGHT = 1 << 26
-"""Elements of a weight from which only sizes up to a tile are tried: it would take too long."""
+"""Elements of a weight from which only sizes up to a tile are tried: more would take too long."""
 MAX_FILLING = 16
-"""Rows that may be spent on filling up a piece, or an eighth of it, rather than to split it."""
+"""Maximum rows of padding, or an eighth of the rows if that is more, before splitting a piece."""
 
 VECTOR = 64
-"""Elements that divide into whole turns of the vector loops of torch's CPU kernels."""
+"""A whole number of iterations of the vector loops in torch's CPU kernels, in elements."""
 GRAIN = 16384
-"""Elements up to which those kernels do not share the work among threads; some go to twice this."""
+"""Maximum elements that those kernels process in a single thread; for some it is twice this."""
 
 
 class Sizes:
@@ -44,11 +44,11 @@ class Sizes:
         self._pieces: dict[int, tuple[int, ...]] = {}
 
     def fit(self, count: int) -> int | None:
-        """The smallest size that holds `count`; None if none does."""
+        """Return the smallest size that holds `count`; None if none does."""
         return next((size for size in self._ascending if size >= count), None)
 
     def pieces(self, count: int) -> tuple[int, ...]:
-        """Sizes that together hold `count`; only the last one may have places left."""
+        """Return sizes that together hold `count`; only the last one may need padding."""
         found = self._pieces.get(count)
         if found is None:
             found = self._pieces[count] = tuple(self._split(count))
@@ -72,7 +72,7 @@ class TiledLinear:
         self._pieces, self._allowed = sizes.pieces, sizes.allowed
 
     def __call__(self, input: Tensor) -> Tensor:
-        """[..., out] for `input` [..., in]."""
+        """Return [..., out] for `input` [..., in]."""
         *rows, width = input.shape
         count = prod(rows)
         if count in self._allowed:
@@ -90,7 +90,7 @@ class AlignedActivation:
         self._forward = forward
 
     def __call__(self, input: Tensor) -> Tensor:
-        """The same shape as `input`."""
+        """Return the activation of `input`, in its shape."""
         count = input.numel()
         if _aligned(count, torch.get_num_threads()) and input.is_contiguous():
             return self._forward(input)
@@ -101,13 +101,13 @@ class AlignedActivation:
 
 @lru_cache(maxsize=4096)
 def _aligned(count: int, threads: int) -> bool:
-    """Whether every thread's share of `count` elements is of whole vectors."""
+    """Whether every thread's share of `count` elements consists of whole vectors."""
     shares = {1, threads, *(min(threads, -(-count // (GRAIN * n))) for n in (1, 2))}
     return all(-(-count // share) % VECTOR == 0 for share in shares)
 
 
 def tile(model: torch.nn.Module) -> list[Sizes]:
-    """Make a model's linear layers and activations row-invariant; the sizes of the linear ones."""
+    """Make linear layers and activations row-invariant; return the linear layers' sizes."""
     found: dict[tuple[int, int, torch.dtype, bool], Sizes] = {}
     activations: tuple[Any, ...] = tuple(
         c[0] if isinstance(c, tuple) else c for c in ACT2CLS.values()
@@ -132,7 +132,7 @@ def untile(model: torch.nn.Module) -> None:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether the model's weights are shared out among ranks."""
+    """Whether the model's weights are sharded among ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -140,7 +140,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 def linear_sizes(
     out_features: int, in_features: int, dtype: torch.dtype, bias: bool = False
 ) -> Sizes:
-    """The numbers of rows whose bits are those of a tile, for a linear layer of this shape."""
+    """Return the numbers of rows whose bits match a tile's, for a linear layer of this shape."""
     generator = torch.Generator().manual_seed(out_features * in_features)
 
     def random(*shape: int) -> Tensor:
@@ -148,7 +148,7 @@ def linear_sizes(
 
     large = out_features * in_features >= LARGE_WEIGHT
     candidates = SMALL if large else SMALL + LARGE
-    # Every product has its opposite: sums are 0 but for their rounding, which the order decides.
+    # Every product has its opposite: sums are 0 except for rounding, which depends on the order.
     order = torch.randperm(in_features, generator=generator)
     half = in_features // 2
     weight = random(out_features, in_features)

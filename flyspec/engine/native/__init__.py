@@ -1,1 +1,1 @@
-"""A native step for CPUs: Llama-like models in bf16, a row's bits its own sequence's alone."""
+"""Native step for CPUs: Llama-like bf16 models; a row's bits depend only on its own sequence."""

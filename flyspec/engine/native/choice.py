@@ -1,4 +1,4 @@
-"""Which implementation serves a model: the native step where it may, or transformers' modules."""
+"""Chooses what serves a model: the native step where possible, or transformers' modules."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 def choose_model(
     loaded: LoadedModel, settings: ModelServerSettings, batch_invariant: bool | None = False
 ) -> Model:
-    """The model of a service in one process, tried out if it is native; `warm_up` remains.
+    """Return the model of a single-process service; if native, its trial is done. Warm it up next.
 
-    A native one has the threads of the settings, or one for each core, and needs the module no
-    more: drop `loaded.model` for its memory. The log says which and why. Raises `ConfigError`.
+    A native model uses the threads in the settings, or one per core, and no longer needs the
+    module: drop `loaded.model` to free its memory. Logs the choice and why. Raises `ConfigError`.
     """
     native = _native(loaded, settings)
     if isinstance(native, NativeModel):
@@ -44,7 +44,7 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
     if model.device.type != "cpu":
         return f"{info.name} is on {info.device}"
     if model.dtype != torch.bfloat16:
-        return f"{info.name} is in {info.dtype}, and the native step has bfloat16 alone"
+        return f"{info.name} is in {info.dtype}, and the native step supports only bfloat16"
     if reason := unsupported(model.config):
         return f"{info.name}: {reason}"
     library = find()
@@ -54,17 +54,17 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
     plan = plan_cache(loaded, settings)
     threads = settings.threads or available_cores()
     try:
-        with naming_memory(info.name, f"it was packed with {plan.num_slots} slots"):
+        with naming_memory(info.name, f"packing it with {plan.num_slots} slots"):
             native = NativeModel(loaded, plan.num_slots, library, threads)
     except ValueError as error:
         return f"{info.name}: {error}"
     packed = time.perf_counter()
     try:
-        with naming_memory(info.name, "it was tried against transformers"):
+        with naming_memory(info.name, "comparing it with transformers"):
             outcome = try_out(native, loaded)
     except ArithmeticError as error:
         return f"the native step failed its trial: {error}"
-    log.debug("packed in %.2f s, tried in %.2f s: %s",
+    log.debug("packed in %.2f s, trial took %.2f s: %s",
               packed - began, time.perf_counter() - packed, outcome)  # fmt: skip
     if reason := outcome.refusal():
         return f"the native step failed its trial: {reason}"

@@ -1,8 +1,8 @@
-"""The compiled step: which instruction sets there are, which one runs here, and its C interface.
+"""The compiled step: its instruction sets, the one that runs here, and its C interface.
 
-`step.cpp` is compiled once for each instruction set when flyspec is installed (pyproject.toml). The
-best one that the processor has is loaded; FLYSPEC_NATIVE in the environment names another, or is
-"off".
+`step.cpp` is compiled once per instruction set when flyspec is installed (pyproject.toml). The best
+one that the processor supports is loaded; the environment variable FLYSPEC_NATIVE names another, or
+is "off".
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ INSTRUCTION_SETS = {
     "avx512": _AVX512,
     "avx2": frozenset({"avx2", "fma"}),
 }
-"""Names of the compiled steps, the best first, with what of /proc/cpuinfo each needs."""
+"""Names of the compiled steps, best first, with the flags in /proc/cpuinfo that each needs."""
 
 
 class LayerStruct(ctypes.Structure):
-    """`Layer` of step.cpp."""
+    """`Layer` in step.cpp."""
 
     POINTERS = (
         "qkv", "out", "gate_up", "down",
@@ -39,7 +39,7 @@ class LayerStruct(ctypes.Structure):
 
 
 class ShapeStruct(ctypes.Structure):
-    """`Shape` of step.cpp."""
+    """`Shape` in step.cpp."""
 
     SIZES = (
         "hidden", "heads", "kv_heads", "dim", "intermediate", "vocabulary", "layers", "slots",
@@ -55,7 +55,7 @@ class ShapeStruct(ctypes.Structure):
 
 
 class BatchStruct(ctypes.Structure):
-    """`Batch` of step.cpp."""
+    """`Batch` in step.cpp."""
 
     SIZES = ("rows", "num_wanted", "num_hidden", "stride")
     POINTERS = (
@@ -66,14 +66,14 @@ class BatchStruct(ctypes.Structure):
 
 
 class Library(NamedTuple):
-    """A loaded step, and the name of its instruction set."""
+    """A loaded step and the name of its instruction set."""
 
     name: str
     functions: ctypes.CDLL
 
 
 def load(name: str, path: Path) -> Library:
-    """Load a compiled step. Raises `OSError` if it cannot be."""
+    """Load a compiled step. Raises `OSError` if that fails."""
     functions = ctypes.CDLL(str(path))  # calls release the GIL
     functions.flyspec_open.restype = c_void_p
     functions.flyspec_open.argtypes = [POINTER(ShapeStruct)]
@@ -87,7 +87,7 @@ def load(name: str, path: Path) -> Library:
 
 @lru_cache(maxsize=8)
 def find(wanted: str | None = None) -> Library | str:
-    """The step that runs here, or why there is none; `wanted` is as FLYSPEC_NATIVE, its default."""
+    """Return the step that runs here, or why there is none; `wanted` defaults to FLYSPEC_NATIVE."""
     wanted = wanted or os.environ.get(ENVIRONMENT, "")
     if wanted == OFF:
         return f"{ENVIRONMENT}={OFF}"
@@ -97,9 +97,9 @@ def find(wanted: str | None = None) -> Library | str:
     names = [n for n, needed in INSTRUCTION_SETS.items() if needed <= flags and wanted in ("", n)]
     if not names:
         return f"this processor lacks {wanted or 'AVX2'}"
-    reason = "it was not compiled when flyspec was installed, for want of a compiler perhaps"
+    reason = "it was not compiled when flyspec was installed, perhaps for lack of a compiler"
     for name in names:
-        # Two, if more than one Python has been installed from this checkout: all are alike.
+        # Several, if more than one Python was installed from this checkout; all are equivalent.
         for path in sorted(Path(__file__).parent.glob(f"step_{name}.*so")):
             try:
                 library = load(name, path)
@@ -108,12 +108,12 @@ def find(wanted: str | None = None) -> Library | str:
                 continue
             if not library.functions.flyspec_prepare():
                 return library
-            reason = "the kernel does not let this process use AMX"
+            reason = "the kernel does not allow this process to use AMX"
     return reason
 
 
 def processor_flags() -> frozenset[str]:
-    """What the processor and the kernel offer, as /proc/cpuinfo names it; nothing elsewhere."""
+    """Return the flags of processor and kernel in /proc/cpuinfo; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A model served by the native step: the same interface as `ModelRunner`, without transformers."""
+"""A model served by the native step, with the interface of `ModelRunner`, without transformers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 class NativeModel:
     """A Llama-like model in bf16 on a CPU. Not thread-safe: one thread at a time.
 
-    A row's bits depend on its own sequence alone. Raises `ValueError` for a module that cannot be
-    packed. Nothing of the module is kept but an embedding that is not also the head.
+    A row's bits depend only on its own sequence. Raises `ValueError` for a module that cannot be
+    packed. Nothing of the module is kept, except an embedding that is not shared with the head.
     """
 
     def __init__(
@@ -56,15 +56,16 @@ class NativeModel:
         return f"{self.library.name}, {self.threads} thread{'s' * (self.threads > 1)}"
 
     def warm_up(self) -> None:
-        """Nothing is left to be paid for: the trial ran (`choice`)."""
+        """Do nothing: the trial has already run (`choice`)."""
 
     def synchronize(self) -> None:
-        """As `Model.synchronize`: results are there when a call returns."""
+        """Do nothing: results are complete when a call returns."""
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `Model.forward`: rows are float32.
+        """As `Model.forward`; rows are float32.
 
-        Raises `ValueError` for no layer, `FloatingPointError` for logits that are not finite.
+        Raises `ValueError` for a layer that does not exist, `FloatingPointError` for logits that
+        are not finite.
         """
         layers = sorted({layer for step in steps for layer in step.hidden_layers})
         count, width = self._weights.shape.layers, self._weights.shape.hidden
@@ -90,7 +91,7 @@ class NativeModel:
         return found
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-        """As `Model.draw`; greedy draws take one call for many steps, others one for each."""
+        """As `Model.draw`; greedy draws run many steps in one call, others one step per call."""
         several = any(draw.step.num_logits > 1 for draw in draws)
         if not all(map(_is_plain, draws)) or (several and any(d.max_tokens > 1 for d in draws)):
             return stepwise.draw(self.forward, draws, interrupt)
@@ -99,7 +100,7 @@ class NativeModel:
         return self._run(draws, interrupt)
 
     def _pick(self, draws: Sequence[Draw]) -> list[Drafted]:
-        """The likeliest token of each row wanted."""
+        """Return the most likely token of each row wanted."""
         steps = [d.step if d.sampling else d.step._replace(num_logits=0) for d in draws]
         batch, kept = self._begin(steps)
         tokens = array("i", bytes(4 * batch.num_wanted))
@@ -115,7 +116,7 @@ class NativeModel:
         return found
 
     def _run(self, draws: Sequence[Draw], interrupt: Interrupt) -> list[Drafted]:
-        """Tokens of each draw, of steps of a row each, in one call."""
+        """Draw tokens over steps of a single row each, in one call."""
         steps = [d.step if d.sampling else d.step._replace(num_logits=0) for d in draws]
         drawing = [draw for draw, step in zip(draws, steps, strict=True) if step.num_logits]
         most = array("i", [draw.max_tokens for draw in drawing])
@@ -143,7 +144,7 @@ class NativeModel:
                 index = next(further)
                 own = slice(index * width, index * width + counts[index])
                 tokens, sure = drawn[own].tolist(), chances[own].tolist()
-            # All but the last one drawn are cached.
+            # All but the last token drawn are cached.
             self.cache.record(slot, start, [*fed, *tokens[:-1]])
             found.append(_drafted(draw, tokens, sure))
         return found
@@ -151,13 +152,13 @@ class NativeModel:
     def _begin(
         self, steps: Sequence[Step], most: Sequence[int] = ()
     ) -> tuple[BatchStruct, Sequence[array[int]]]:
-        """Carry out the pending copies, note what is overwritten; the batch, and what it points to.
+        """Carry out pending copies and reserve positions; return the batch and what it points to.
 
-        `most` are the tokens drawn for each step with rows wanted, all but one of which are cached.
+        `most` has the maximum tokens drawn for each step with rows wanted; all but one are cached.
         """
         cache = self._cache
         for source, target, length in self.cache.pending_copies:
-            # Blocks of positions, keys and values alike.
+            # Whole blocks of positions, of both keys and values.
             end = -(-length // PANEL) * PANEL
             cache[:, target, :, :, :end] = cache[:, source, :, :, :end]
         self.cache.pending_copies.clear()
@@ -172,7 +173,7 @@ class NativeModel:
             slots.extend([slot] * count)
             wanted.extend(range(len(ids) - num_logits, len(ids)))
         if not (min(ids) >= 0 and max(ids) < self.info.vocab_size):
-            raise ValueError(f"a token id is not between 0 and {self.info.vocab_size - 1}")
+            raise ValueError(f"token ids must be between 0 and {self.info.vocab_size - 1}")
         batch = BatchStruct(
             len(ids), len(wanted), ids=_at(ids), positions=_at(positions), slots=_at(slots),
             wanted=_at(wanted),
@@ -189,7 +190,7 @@ def _at(numbers: array[Any]) -> int:
 
 
 def _is_plain(draw: Draw) -> bool:
-    """Whether a draw's tokens are the likeliest ones of raw logits, and nothing else is asked."""
+    """Whether a draw requests the most likely tokens of raw logits, and nothing else."""
     sampling, spec = draw.sampling, draw.distribution
     if sampling is None:
         return True
@@ -198,12 +199,12 @@ def _is_plain(draw: Draw) -> bool:
 
 
 def _drafted(draw: Draw, tokens: list[int], chances: list[float]) -> Drafted:
-    """What was drawn, as `stepwise` says it."""
+    """The result of a draw, in the form that `stepwise` returns."""
     count = 0
     if draw.distribution is not None and tokens:
         fed, several = draw.step.token_ids, draw.step.num_logits
         guess = fed[len(fed) - several + 1 :] if several > 1 else ()
         count = num_same(tokens, guess) + 1 if several > 1 else len(tokens)
-    # All of the probability is on the token, which an empty distribution says.
+    # An empty distribution puts all probability on the token.
     distributions = [TokenDistribution()] * count
     return Drafted(tokens, [Origin.EXACT_MODEL] * len(tokens), distributions, chances)

@@ -1,4 +1,4 @@
-"""A text for the trial of a model: prose, code, numbers, other scripts."""
+"""A sample text for the trial of a model: prose, code, numbers, other languages."""
 
 TEXT = '''\
 The lighthouse keeper had not expected anyone before the spring. When the small boat came round

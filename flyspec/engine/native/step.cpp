@@ -1,15 +1,15 @@
 // A step of a Llama-like decoder on a CPU, without dependencies; `library.py` loads it.
 //
-// Compiled once for each instruction set, as the compiler's predefined macros tell: AMX (with
+// Compiled once per instruction set, according to the compiler's predefined macros: AMX (with
 // AVX512-BF16), AVX512-BF16, AVX512F, AVX2 with FMA. Weights and the cache are bf16, sums and the
-// residual stream fp32; what goes into a product is rounded to bf16.
+// residual stream fp32; operands of products are rounded to bf16.
 //
-// The promise: a row's bits depend on its own sequence alone, not on the rows beside it, their
-// number, or threads. So each sum runs over its terms in one order, by one instruction, in kernels
-// of every shape, and nothing here may be compiled with -ffast-math or contracted.
+// Invariant: a row's bits depend only on its own sequence, not on other rows, their number, or the
+// number of threads. So each sum adds its terms in one order, with one instruction, in kernels of
+// every shape, and nothing here may be compiled with -ffast-math or floating-point contraction.
 //
-// Matrices [N, K] are packed in panels of 64 outputs, [N/64][K/2][64][2], filled up with zeros.
-// Cached keys are such panels, of 64 positions; values are pairs of positions, [L/2][D][2].
+// Matrices [N, K] are packed in zero-padded panels of 64 outputs, [N/64][K/2][64][2]. Cached keys
+// are such panels, of 64 positions; values are pairs of positions, [L/2][D][2].
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -24,10 +24,10 @@
 
 namespace {
 typedef uint16_t bf16;
-constexpr int PANEL = 64, MAX_ROWS = 256, MAX_DIM = 512, MR = 6;  // MR: rows of a kernel
-constexpr int K_BLOCK = 2048;       // of a panel that rows pass, so that it stays in the cache
-constexpr int UNIT_ROWS = 64;       // of a panel's products in a unit that may be a helper's
-constexpr double SHARED_NS = 5000;  // of work in a job, which pays for sharing it
+constexpr int PANEL = 64, MAX_ROWS = 256, MAX_DIM = 512, MR = 6;  // MR: rows per kernel
+constexpr int K_BLOCK = 2048;       // of a panel at a time, so that it stays in the CPU's cache
+constexpr int UNIT_ROWS = 64;       // maximum rows in a unit that a helper may do
+constexpr double SHARED_NS = 5000;  // minimum work in a job that is worth sharing
 // --- vectors ------------------------------------------------------------------------------------
 #define UNROLLED _Pragma("GCC unroll 24") for
 #if defined(__AVX512F__)
@@ -57,7 +57,7 @@ inline float hsum(Vec v) {
 inline float hmax(Vec v) { return *std::max_element((float*)&v, (float*)&v + W); }
 // e^x as 2^n times a polynomial (Cephes' coefficients, |r| <= ln 2 / 2). e^0 is 1, NaN stays NaN.
 inline Vec vexp(Vec x) {
-  const Vec magic = set1(12582912.f);  // 1.5 * 2^23: what is added to it becomes whole
+  const Vec magic = set1(12582912.f);  // 1.5 * 2^23: adding it rounds to a whole number
   x = OP(min_ps)(set1(88.f), vmax(set1(-87.f), x));
   Vec n = fma(x, set1(1.44269504f), magic) - magic;
   Vec r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x)), p = set1(1.9875691500e-4f);
@@ -67,12 +67,12 @@ inline Vec vexp(Vec x) {
   return p * (Vec)((__builtin_convertvector(n, Ints) + 127) << 23);
 }
 // --- products -----------------------------------------------------------------------------------
-// `Act` is what goes into a product, rounded to bf16: as such, or as fp32 where no instruction
-// multiplies bf16, and pairs are then added one half after the other.
+// `Act` is an operand rounded to bf16, stored as bf16, or as fp32 where no instruction multiplies
+// bf16; the halves of a pair are then added one after the other.
 
 #if defined(__AVX512BF16__)
 typedef bf16 Act;
-typedef __m512bh Weights;  // of a pair each
+typedef __m512bh Weights;  // one pair each
 constexpr int HALVES = 1;
 inline void put(Act* p, Vec v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
 inline bf16 stored(Act a) { return a; }
@@ -83,7 +83,7 @@ inline Vec add_product(Vec sum, Weights a, Weights b) { return _mm512_dpbf16_ps(
 typedef float Act;
 typedef Vec Weights;
 constexpr int HALVES = 2;
-inline void put(Act* p, Vec v) {  // to nearest even
+inline void put(Act* p, Vec v) {  // rounds to nearest even
   Ints u = (Ints)v, to = (u + 0x7fff + ((u >> 16) & 1)) & (int)0xffff0000;
   store(p, v == v ? (Vec)to : v);
 }
@@ -127,7 +127,7 @@ void multiply(int rows, Product p, bool begin) {
     rows -= r, p.a += r * p.lda, p.c += r * p.ldc;
   }
 }
-// sums [rows, 64], of a panel [K/2][64][2] or a block of its K.
+// Sums [rows, 64] over a panel [K/2][64][2], or over a block of its K.
 #if defined(__AMX_BF16__)
 #define LOAD(t, from) _tile_loadd(t, from, 4 * PANEL)
 #define STORE(t, to) _tile_stored(t, to, 4 * PANEL)
@@ -140,7 +140,7 @@ void begin_tiles() {
 void end_tiles() { _tile_release(); }
 // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 int prepare_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) != 0; }
-// Rows up to the next multiple of 16 are computed too: a tile's rows do not see each other.
+// Also computes rows up to the next multiple of 16: a tile's rows are independent.
 void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float* c, bool begin) {
   for (int r = 0; r < rows; r += 16, a += 16 * lda, c += 16 * PANEL) {
     if (begin) { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
@@ -163,37 +163,37 @@ void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float*
 #endif
 
 // --- the model ----------------------------------------------------------------------------------
-struct Layer {  // gate and up: 32 outputs of each in turn. What is fp32 is padded; q_norm: or null
+struct Layer {  // gate_up: alternately 32 outputs of each. fp32 is padded; q/k_norm may be null
   const bf16 *qkv, *out, *gate_up, *down;
   const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias, *norm, *mlp_norm, *q_norm, *k_norm;
-  int64_t window;  // positions that a row sees, its own among them; 0: all before it
+  int64_t window;  // positions that a row sees, including its own; 0: all up to it
 };
 struct Shape {
   int64_t hidden, heads, kv_heads, dim, intermediate, vocabulary, layers, slots, length, threads;
   double epsilon, scale;
   const Layer* layer;
-  const bf16 *head, *embedding;  // embedding [vocabulary][hidden], null: it is the head's
+  const bf16 *head, *embedding;  // embedding [vocabulary][hidden]; null: shared with the head
   const float *norm, *cosines, *sines;  // [length][dim / 2]
-  bf16* cache;  // zeros: [layers][slots][kv_heads] of keys and then values
+  bf16* cache;  // zeroed: [layers][slots][kv_heads] of keys and then values
 };
 size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
-// What Python gives: rows, which of them are wanted, where logits [wanted][vocabulary] go, or if
-// that is null the likeliest tokens and their probabilities, and hidden [layers][wanted][hidden].
+// Input from Python: rows, which of them are wanted, where to write logits [wanted][vocabulary], or
+// if null, the most likely tokens and their probabilities, and hidden [layers][wanted][hidden].
 struct Batch {
   int64_t rows, num_wanted, num_hidden, stride;  // stride: of a hidden layer
   const int32_t *ids, *positions, *slots, *wanted, *hidden_layers;
   float *logits, *hidden, *chances;
   int32_t* tokens;
 };
-struct Room {  // what a thread has for itself, to compute in
+struct Room {  // a thread's own working memory
   Block<float> sums;
   Block<Act> shares;
   explicit Room(size_t length) : sums(MR * (length + PANEL)), shares(MR * (length + PANEL)) {}
   void enter() { begin_tiles(); }
 };
-struct Item { int row, slot, start, first, count; };  // queries of a sequence's rows, of a KV head
+struct Item { int row, slot, start, first, count; };  // queries of a sequence's rows, per KV head
 struct Model : Shape {
-  const size_t C, A, F, Q, L, group;  // hidden, heads * dim, intermediate, qkv, length: padded
+  const size_t C, A, F, Q, L, group;  // padded: hidden, heads * dim, intermediate, qkv, length
   const int V;                        // vocabulary
   const double bytes;                 // of all weights
   std::vector<Layer> stack;
@@ -201,7 +201,7 @@ struct Model : Shape {
   Block<Act> normed, query, attended, gated;
   const std::unique_ptr<float[]> logits;  // of rows whose tokens are picked
   bool alone = true, not_finite = false;
-  Batch b;  // the one at hand
+  Batch b;  // the current one
   int num_items = 0;
   Block<Item> items;
   Team<Room> team;
@@ -219,10 +219,10 @@ struct Model : Shape {
   }
   bf16* values(int l, int slot, int kv) const { return keys(l, slot, kv) + L * dim; }
   float* row_of(int i) const { return x.p + i * C; }
-  bool follows(int i) const {  // the row before it, in its sequence
+  bool follows(int i) const {  // whether row i continues the sequence of row i - 1
     return i < b.rows && b.slots[i] == b.slots[i - 1] && b.positions[i] == b.positions[i - 1] + 1;
   }
-  // Hands over the RMS-normalized row of `count` numbers, padded to n, in vectors.
+  // Calls `take` with the vectors of the RMS-normalized row of `count` numbers, padded to n.
   template <class Take>
   void normalize(const float* row, const float* weight, int n, float count, Take take) const {
     Vec sum[2] = {set1(0), set1(0)}, v;
@@ -230,14 +230,14 @@ struct Model : Shape {
     Vec by = set1(1 / std::sqrt(hsum(sum[0] + sum[1]) / count + (float)epsilon));
     for (int i = 0; i < n; i += W) take(i, load(row + i) * by * load(weight + i));
   }
-  // Of `count` rows of x, those named by `at` if it is given.
+  // Normalizes `count` rows of x, those listed in `at` if it is given.
   void normalize_all(const float* weight, int count, const int32_t* at = nullptr) {
     for (int r = 0; r < count; r++) {
       Act* to = normed.p + r * C;
       normalize(row_of(at ? at[r] : r), weight, C, hidden, [&](int i, Vec v) { put(to + i, v); });
     }
   }
-  // Hands over the products of `count` rows [count][K]: done(row, panel, its 64 sums).
+  // Multiplies `count` rows [count][K], and calls done(row, panel, its 64 sums).
   template <class Done>
   void linear(const Act* a, int K, int count, const bf16* b, int panels, Done done) {
     const int piece = alone ? MAX_ROWS : UNIT_ROWS, pieces = (count + piece - 1) / piece;
@@ -252,7 +252,7 @@ struct Model : Shape {
       for (int r = 0; r < n; r++) done(first + r, unit / pieces, sums + r * PANEL);
     });
   }
-  // What stores a row's sums in `to` [rows][n], with their bias, or adds them to what is there.
+  // Returns a `done` that stores a row's sums plus bias in `to` [rows][n], or adds them to it.
   static auto into(float* to, size_t n, const float* bias, bool add) {
     return [=](int row, int panel, const float* sums) {
       for (int i = 0, at = panel * PANEL; i < PANEL; i += W, at += W) {
@@ -261,7 +261,7 @@ struct Model : Shape {
       }
     };
   }
-  // Normalizes and turns a row's queries and key of a KV head, and caches key and value.
+  // Normalizes and rotates a row's queries and key for a KV head, and caches key and value.
   void prepare(int l, int row, int kv) {
     const int D = dim, half = D / 2, p = b.positions[row];
     const float *c = cosines + (size_t)p * half, *s = sines + (size_t)p * half;
@@ -285,13 +285,13 @@ struct Model : Shape {
     for (int i = 0; i < D; i += W) put(own + i, load(from + (heads + kv_heads + kv) * D + i));
     bf16* value = values(l, b.slots[row], kv) + (size_t)(p / 2) * 2 * D;
     for (int i = 0; i < D; i++) value[2 * i + p % 2] = stored(own[i]);
-    // Nothing stale, perhaps NaN, is left beside the last one.
+    // Leave nothing stale, perhaps NaN, beside the last one.
     for (int i = 0; p % 2 == 0 && !follows(row + 1) && i < D; i++) value[2 * i + 1] = 0;
   }
-  // Attention of up to MR queries of a segment and KV head, over all keys that one of them sees.
+  // Attention of up to MR queries of a segment and KV head, over all keys that any of them sees.
   void attend(Room& w, int l, const Item& item, int kv, float* to) const {
     const int D = dim, n = item.count, window = stack[l].window;
-    // Of a job that is over, an item may be half of the next one.
+    // After its job is over, an item may be half overwritten by the next one.
     auto position = [&](int i) {
       return std::min<int>(length - 1, item.start + (item.first + i) / (int)group);
     };
@@ -336,7 +336,7 @@ struct Model : Shape {
         memcpy(b.hidden + h * b.stride + i * hidden, from, 4 * hidden);
       }
   }
-  // The whole step.
+  // Runs the whole step.
   void run() {
     const int n = b.rows, count = b.num_wanted, kvs = kv_heads, parts = num_items;
     float* const to = b.logits ? b.logits : logits.get();
@@ -347,7 +347,7 @@ struct Model : Shape {
       normalize_all(layer.norm, n);
       linear(normed.p, C, n, layer.qkv, Q / PANEL, into(qkv.p, Q, layer.qkv_bias, false));
       for (int i = 0; i < n * kvs; i++) prepare(l, i / kvs, i % kvs);
-      // Those of a KV head in turn: its keys stay in the cache. Long ones first.
+      // One KV head after the other, so that its keys stay in the CPU's cache. Long items first.
       auto item = [=, this](int u) -> const Item& { return items.p[parts - 1 - u % parts]; };
       auto work = [=, this](Room& w, int u, float* to) { attend(w, l, Item(item(u)), u / parts, to); };
       team.share(alone, kvs * parts, work, [&](int u, const float* from) {
@@ -378,10 +378,10 @@ struct Model : Shape {
     auto work = [=, this](Room&, int i, float* o) { pick(to + (size_t)i * V, o); };
     team.share(alone, count, work, [&](int i, const float* found) {
       b.tokens[i] = found[0], b.chances[i] = found[1];
-      if (!(found[1] <= 1)) not_finite = true;  // nothing but -infinity
+      if (!(found[1] <= 1)) not_finite = true;  // all logits are -infinity
     });
   }
-  // The first of the likeliest tokens of a row of logits, and its probability.
+  // Writes the first of a row's most likely tokens, and its probability.
   void pick(const float* row, float* to) const {
     Vec top = set1(-INFINITY), sum = set1(0);
     for (int j = 0; j < V; j += W) top = vmax(top, inside(j, 0, V) ? load(row + j) : top);
@@ -391,7 +391,7 @@ struct Model : Shape {
     to[0] = std::min<int>(std::find(row, row + V, best) - row, V - 1);  // exact below 2^24
     to[1] = 1 / hsum(sum);
   }
-  // Up to MAX_ROWS rows at once, of which those wanted are set.
+  // Runs the batch `b` of up to MAX_ROWS rows.
   void batch() {
     double seen = 0;
     num_items = 0;
@@ -399,7 +399,7 @@ struct Model : Shape {
       for (end = first; end == first || follows(end); end++) {
         const int64_t id = b.ids[end], in_panel = id / PANEL * PANEL * C + id % PANEL * 2;
         const bf16* from = embedding ? embedding + id * hidden : head + in_panel;
-        for (int64_t i = 0; i < (int64_t)C; i++) {  // zeros behind the row, whatever stood there
+        for (int64_t i = 0; i < (int64_t)C; i++) {  // zero-pads the row
           uint32_t u = i < hidden ? from[embedding ? i : i / 2 * 2 * PANEL + i % 2] << 16 : 0;
           row_of(end)[i] = std::bit_cast<float>(u);
         }
@@ -411,7 +411,7 @@ struct Model : Shape {
       }
       seen += b.positions[first];
     }
-    // As if 24 bytes came, or 192 products were done, in a nanosecond by one thread.
+    // Assumes 24 bytes loaded, or 192 products computed, per nanosecond by one thread.
     double ns = std::max((bytes + 4. * layers * kv_heads * dim * seen) / 24, b.rows * bytes / 384);
     alone = threads == 1 || ns / (8 * layers + 2) < SHARED_NS;
     run();
@@ -420,11 +420,12 @@ struct Model : Shape {
 }  // namespace
 
 extern "C" {
-// Asks the kernel for AMX's state; 0 if this library may run.
+// Requests AMX state from the kernel; returns 0 if this library may run.
 int flyspec_prepare() { return prepare_tiles(); }
 void* flyspec_open(const Shape* shape) { return new Model(*shape); }
 void flyspec_close(void* model) { delete (Model*)model; }
-// Runs a batch of any size; those wanted are in ascending order. 1: a logit is NaN or +infinite.
+// Runs a batch of any size; `wanted` must be ascending. Returns 1 if logits are not finite: one is
+// NaN or +infinity, or, where tokens are picked, all of a row are -infinity.
 int flyspec_forward(void* model, const Batch* all) {
   Model& m = *(Model*)model;
   std::vector<int32_t> here;
@@ -443,10 +444,10 @@ int flyspec_forward(void* model, const Batch* all) {
   }
   return m.not_finite;
 }
-// Greedy tokens [count][width] of sequences, and their chances: of the rows wanted, one of each,
-// then of a row a step, until one has `most` tokens or one of its stops (up to `ends` [count]), or
-// `left`, divided by the chances, passes 1; or until all end behind the step in which `*interrupt`
-// is no longer 0. `found` [count]: how many tokens. 1: a logit is NaN or +infinite.
+// Draws greedy tokens [count][width] of sequences, and their probabilities: first for the rows
+// wanted, one of each sequence, then one per step. A sequence ends at `most` tokens, at one of its
+// stops (up to `ends` [count]), or when `left`, divided by the probabilities, exceeds 1; all end
+// after a step with non-zero `*interrupt`. `found` [count]: number of tokens. Returns 1 as above.
 int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int32_t* ends,
                  const int32_t* stops, double* left, const volatile int32_t* interrupt, int width,
                  int32_t* tokens, float* chances, int32_t* found) {

@@ -1,9 +1,9 @@
-// Threads that share the work of a step with the calling one, which waits for none of them.
+// Threads that share the work of a step with the calling one, which depends on none of them.
 //
-// A helper runs at idle priority: it works where nothing else wants a core, and whoever wakes up
-// puts it aside. What it finds it keeps, and the calling thread takes it in, or does that unit
-// itself if it has waited in vain. So a helper may go on with a unit that is long over: nobody
-// takes its result, and what it reads may be anything by then.
+// A helper runs at idle priority: it works where nothing else wants a core, and anything that
+// wakes up preempts it. It keeps its results until the calling thread collects them; if a result
+// is late, the calling thread computes that unit itself. So a helper may still be working on a unit
+// that is long over: its result is ignored, and what it reads may be anything by then.
 #include <immintrin.h>
 #include <sched.h>
 #include <atomic>
@@ -14,14 +14,14 @@
 #include <vector>
 
 struct alignas(64) Line { char bytes[64]; };
-template <class T> struct Block : std::vector<Line> {  // zeros, aligned
+template <class T> struct Block : std::vector<Line> {  // zeroed, aligned
   T* const p;
   explicit Block(size_t n) : std::vector<Line>(n * sizeof(T) / 64 + 1), p((T*)data()) {}
 };
-// `Room` is what a thread has for itself to compute in; a helper enters its own.
+// `Room` is a thread's own working memory; a helper enters its own.
 template <class Room> class Team {
-  static constexpr int SPINS = 2000;     // before a helper without work goes to sleep: some 50 us
-  static constexpr uint32_t AHEAD = 16;  // results that a helper keeps, at most
+  static constexpr int SPINS = 2000;     // before a helper without work goes to sleep: about 50 us
+  static constexpr uint32_t AHEAD = 16;  // maximum results that a helper keeps
   struct Job {
     void (*run)(const char* work, Room& room, int unit, float* to);
     int count;
@@ -41,10 +41,10 @@ template <class Room> class Team {
   Block<float> result;
   std::deque<Helper> helpers;
   Job job;
-  std::atomic<uint64_t> next{0};  // the job's number << 32 | next unit; odd while it is written
+  std::atomic<uint64_t> next{0};  // job number << 32 | next unit; number is odd during a write
   std::atomic<int> go{0};
   std::atomic<bool> asleep{false}, quit{false};
-  std::vector<char> done;  // units of the job
+  std::vector<char> done;  // by unit of the job
 
   void help(Helper& h) {
     const sched_param none{};
@@ -61,7 +61,7 @@ template <class Room> class Team {
         go.wait(seen);
         continue;
       }
-      const Job own = job;  // it is whole if a unit of the same number can be had afterwards
+      const Job own = job;  // consistent if a unit of the same number can be claimed afterwards
       std::atomic_thread_fence(std::memory_order_acquire);
       while ((at = next) >> 32 == number && (int)at < own.count && !quit) {
         const uint32_t made = h.made, place = made % AHEAD;
@@ -78,7 +78,7 @@ template <class Room> class Team {
   }
 
  public:
-  // `most` numbers are the result of a unit done alone, `size` of one that may be a helper's.
+  // `most`: numbers in the result of a unit done alone; `size`: of one that a helper may do.
   Team(int num_helpers, size_t most, size_t size, size_t length)
       : size(size), length(length), room(length), result(most) {
     for (int i = 0; i < num_helpers; i++) {
@@ -90,9 +90,9 @@ template <class Room> class Team {
     quit = true, go++, go.notify_all();
     for (Helper& h : helpers) h.thread.join();
   }
-  // Does work(room, unit, to) for all units, and hands over each result here: take(unit, from).
-  // What `work` holds is copied, and it may run when the job is over: it writes nowhere else, and
-  // must bear to read halves of what comes after.
+  // Runs work(room, unit, to) for all units, and calls take(unit, from) in this thread with each
+  // result. `work` is copied and may still run when the job is over: it must write nowhere else,
+  // and must tolerate reading half-written data of later jobs.
   template <class Do, class Take> void share(bool alone, int count, Do work, Take take) {
     static_assert(sizeof(Do) <= sizeof(Job::work) && std::is_trivially_copyable_v<Do>);
     if (alone || helpers.empty() || count < 2) {
@@ -116,13 +116,13 @@ template <class Room> class Team {
     job.count = count;
     memcpy(job.work, (const char*)&work, sizeof work);
     next = (uint64_t)number << 32;
-    if (asleep && asleep.exchange(false)) go++, go.notify_all();  // once: it may take its time
+    if (asleep && asleep.exchange(false)) go++, go.notify_all();  // once: it can be slow
     const uint64_t began = __rdtsc();
     for (int i; (i = (int)next++) < count; own++) {
       work(room, i, result.p), finish(i, result.p);
       collect();
     }
-    // Whoever has a unit needs no longer for it than this thread would, unless it was put aside.
+    // A helper needs no longer for a unit than this thread would, unless it was preempted.
     const uint64_t now = __rdtsc(), until = now + (own ? (now - began) / own : 0);
     while (left && __rdtsc() < until) collect(), _mm_pause();
     for (int i = 0; left; i++)

@@ -1,8 +1,8 @@
-"""The trial of the native step against the transformers module that it takes the place of.
+"""The trial of the native step against the transformers module that it replaces.
 
-Both read a sample text. The module's logits in float32 are the truth; its own in bfloat16 say how
-far from that is near enough. The float32 ones take a layer's weights at a time, so that a large
-model needs little more memory than it has.
+Both read a sample text. The module's float32 logits are the reference; its own bfloat16 logits show
+how close is close enough. The float32 run converts one layer's weights at a time, so that a large
+model needs little additional memory.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from flyspec.engine.model import Model, Step
 from flyspec.engine.native.sample import TEXT
 
 DIFFERENCE_FACTOR = 1.1
-"""How much larger the mean difference of logits may be than that of transformers' bfloat16."""
+"""Maximum mean difference of logits, relative to that of transformers' bfloat16."""
 SAME_TOKENS, SAME_CLEAR_TOKENS = 0.99, 0.999
-"""Least share of rows whose likeliest token is float32's: of all, and of those without a near-tie.
-Of all, `FEW` may differ however few there are, and as many as of transformers' bfloat16."""
+"""Minimum share of rows whose most likely token is float32's: of all rows, and of those without a
+near-tie. Of all rows, `FEW` may always differ, and as many as for transformers' bfloat16."""
 FEW = 2
 TIE_SHARE = 2.0**-7
 """A near-tie is closer than this share of the larger logit, bfloat16's resolution there..."""
 TIE_DIFFERENCES = 8.0
-"""...or than so many mean differences of transformers' bfloat16."""
+"""...or than this many mean differences of transformers' bfloat16."""
 
 _WORK = 6.4e10
 _MOST_ROWS, _FEWEST_ROWS = 768, 32
@@ -38,9 +38,9 @@ _HEAD_ROWS = 16384
 
 
 class TrialOutcome(NamedTuple):
-    """What a trial found, over `rows` rows; differences are means over logits.
+    """The result of a trial over `rows` rows; differences are means over logits.
 
-    What is `own` is of transformers' bfloat16; tokens are `other` if they are not float32's.
+    `own` is transformers' bfloat16; `other` tokens are those that differ from float32's.
     """
 
     rows: int
@@ -53,27 +53,27 @@ class TrialOutcome(NamedTuple):
     independent: bool
 
     def refusal(self) -> str | None:
-        """Why the native step must not serve; None if it may."""
+        """Return why the native step must not serve; None if it may."""
         if not self.difference <= DIFFERENCE_FACTOR * self.own_difference:
             return (
-                f"its logits differ from float32 by {self.difference:.2g} in the mean, those of "
+                f"its logits differ from float32 by {self.difference:.2g} on average, those of "
                 f"transformers' bfloat16 by {self.own_difference:.2g}"
             )
         allowed = max(FEW, (1 - SAME_TOKENS) * self.rows, self.own_other_tokens)
         if self.other_tokens > allowed:
-            return f"{self.other_tokens} of {self.rows} tokens of a sample are not float32's"
+            return f"{self.other_tokens} of {self.rows} sample tokens differ from float32's"
         if self.other_clear_tokens > (1 - SAME_CLEAR_TOKENS) * self.clear_rows:
             return (
-                f"{self.other_clear_tokens} of {self.clear_rows} tokens of a sample that are no "
-                "near-ties are not float32's"
+                f"{self.other_clear_tokens} of {self.clear_rows} sample tokens without a near-tie "
+                "differ from float32's"
             )
         if not self.independent:
-            return "its logits depend on what else is in a step"
+            return "its logits depend on what else is in the step"
         return None
 
 
 def try_out(model: Model, loaded: LoadedModel) -> TrialOutcome:
-    """Run the sample through both. Raises what the model raises."""
+    """Run the sample through both models. Raises what the model raises."""
     ids = sample(loaded)
     exact, own = _float32_logits(loaded.model, ids), _own_logits(loaded.model, ids)
     (rows,) = _in_slot(model, [ids], len(ids))
@@ -95,7 +95,7 @@ def try_out(model: Model, loaded: LoadedModel) -> TrialOutcome:
 
 
 def sample(loaded: LoadedModel) -> list[int]:
-    """Token ids of the sample text: the fewer, the larger the model."""
+    """Return token ids of the sample text, fewer for larger models."""
     info, bundle = loaded.info, loaded.tokenizer
     rows = int(_WORK / max(1, loaded.model.num_parameters()))
     rows = min(max(rows, _FEWEST_ROWS), _MOST_ROWS, info.context_length)
@@ -109,7 +109,7 @@ def sample(loaded: LoadedModel) -> list[int]:
 
 
 def _in_slot(model: Model, pieces: Sequence[list[int]], num_logits: int) -> list[Tensor]:
-    """The rows of each piece of a sequence, in a slot of its own."""
+    """The rows of each piece of a sequence, run in one slot."""
     slot, at, found = model.cache.acquire().slot, 0, []
     try:
         for piece in pieces:
@@ -122,7 +122,7 @@ def _in_slot(model: Model, pieces: Sequence[list[int]], num_logits: int) -> list
 
 
 def _independent(model: Model, ids: list[int], rows: Tensor) -> bool:
-    """Whether a few rows are the same a token at a time, and with a neighbour."""
+    """Whether a few rows are the same one token at a time, and with a neighbour."""
     few = min(12, len(ids))
     singly = torch.cat(_in_slot(model, [[token] for token in ids[:few]], 1))
     if not torch.equal(singly, rows[:few]):
@@ -140,7 +140,7 @@ def _independent(model: Model, ids: list[int], rows: Tensor) -> bool:
 
 @torch.no_grad()
 def _own_logits(model: Any, ids: list[int]) -> Tensor:
-    """[tokens, vocab] of the module as it is."""
+    """[tokens, vocab] of the unmodified module."""
     logits: Tensor = model(torch.tensor([ids]), use_cache=False).logits[0]
     return logits.float()
 
@@ -157,7 +157,7 @@ def _float32_logits(model: Any, ids: list[int]) -> Tensor:
 
 @contextmanager
 def _widened(core: Any) -> Iterator[None]:
-    """Each layer computes in float32, and has its weights so only while it runs."""
+    """Make each layer compute in float32, converting its weights only while it runs."""
     handles = [core.embed_tokens.register_forward_hook(lambda _, __, output: output.float())]
     for part in (*core.layers, core.norm):
         before, after = partial(_cast, torch.float32), partial(_cast, core.dtype)

@@ -1,8 +1,8 @@
-"""Packs a transformers module's weights once, as step.cpp wants them.
+"""Packs a transformers module's weights once, as step.cpp expects them.
 
-Matrices go into panels of 64 outputs, pairs along K beside each other, filled up with zeros: bf16
-[N/64, K/2, 64, 2]. What q, k and v give is one matrix; so is what gate and up give, 32 outputs of
-each in turn. Norms and biases are float32, padded alike.
+Matrices are packed in zero-padded panels of 64 outputs, with pairs along K adjacent: bf16
+[N/64, K/2, 64, 2]. q, k and v form one matrix; so do gate and up, alternating 32 outputs of each.
+Norms and biases are float32, padded likewise.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ PANEL = 64
 
 
 class PackedWeights:
-    """A model's weights in memory of their own; `shape` points into it.
+    """A model's weights in separate memory; `shape` points into it.
 
-    `shape` lacks what a cache has. Raises `ValueError` for a module that has other weights than
-    those of its family, or angles that no table holds.
+    `shape` lacks the fields of the cache. Raises `ValueError` for a module with weights that its
+    family does not have, or a rotary embedding that does not rotate heads by halves.
     """
 
     def __init__(self, model: Any, length: int) -> None:
         config, core = model.config, model.model
         self._kept: list[Any] = []
-        # Only names: two may share a tensor.
+        # By name, as two may share a tensor.
         self._left = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self._names = {id(module): name for name, module in model.named_modules()}
         self._blocks: list[tuple[int, int, Callable[[Tensor], None]]] = []
@@ -57,7 +57,7 @@ class PackedWeights:
         pack(head, flat[start : start + packed_size(head.shape)])
         cosines, sines = self._angles(core.rotary_emb, length, dim)
         if not tied:
-            # As it is, not copied: the module may go, this stays.
+            # Not copied; it stays even if the module is dropped.
             embedding = embedding.to(torch.bfloat16).contiguous()
             self._kept.append(embedding)
         self.shape = ShapeStruct(
@@ -79,7 +79,7 @@ class PackedWeights:
             sines=self._keep(sines),
         )
         if self._left:
-            raise ValueError(f"it has weights of its own: {', '.join(sorted(self._left)[:3])}")
+            raise ValueError(f"it has unexpected weights: {', '.join(sorted(self._left)[:3])}")
 
     def _take(self, module: Any, kind: str = "weight") -> Tensor:
         self._left.discard(f"{self._names[id(module)]}.{kind}")
@@ -87,7 +87,7 @@ class PackedWeights:
         return tensor
 
     def _plan_layer(self, layer: Any) -> list[tuple[str, int, Callable[[Tensor], None]]]:
-        """What of a layer goes where, how large it is there, and what writes it."""
+        """Name, packed size and writer of each of a layer's matrices."""
         attention, mlp = layer.self_attn, layer.mlp
         together = [self._take(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
         rows = sum(len(weight) for weight in together)
@@ -122,7 +122,7 @@ class PackedWeights:
         struct.window = window_of(layer)
 
     def _bias(self, module: Any) -> Tensor:
-        """A layer's bias, or zeros."""
+        """A module's bias, or zeros."""
         if module.bias is None:
             return torch.zeros(len(module.weight))
         return self._take(module, "bias")
@@ -131,7 +131,7 @@ class PackedWeights:
         return self._keep(self._take(module))
 
     def _keep(self, values: Tensor) -> int:
-        """The address of values in float32, followed by zeros to a whole panel."""
+        """The address of the values in float32, zero-padded to a whole panel."""
         values = values.float().flatten()
         kept = torch.zeros(-(-len(values) // PANEL) * PANEL)
         kept[: len(values)] = values
@@ -146,28 +146,28 @@ class PackedWeights:
         halves = []
         for table in tables:
             if table.shape != (length, dim) or not torch.equal(*table.split(dim // 2, dim=1)):
-                raise ValueError("its rotary embedding does not turn heads by halves")
+                raise ValueError("its rotary embedding does not rotate heads by halves")
             halves.append(table[:, : dim // 2])
         return halves[0], halves[1]
 
 
 def window_of(layer: Any) -> int:
-    """Positions that a layer's rows see, their own among them; 0 for all."""
+    """Return the number of positions that a layer's rows see, including their own; 0 for all."""
     attention = layer.self_attn
-    # Mistral asks its configuration, Qwen the layer.
+    # Mistral reads it from its configuration, Qwen from the layer.
     where = attention if hasattr(attention, "sliding_window") else attention.config
     declared = hasattr(where, "sliding_window") and attention.config.model_type != "llama"
     return int(where.sliding_window or 0) if declared else 0
 
 
 def packed_size(shape: Sequence[int]) -> int:
-    """Numbers that a matrix takes when packed."""
+    """Return the number of elements of a packed matrix."""
     rows, width = (-(-n // PANEL) * PANEL for n in shape)
     return rows * width
 
 
 def pack(weight: Tensor, to: Tensor) -> None:
-    """Write `weight` [N, K] in panels to `to`, whose padding holds zeros already."""
+    """Write `weight` [N, K] in panels to `to`, whose padding must already be zero."""
     rows, width = weight.shape
     panels = to.view(-1, -(-width // PANEL) * PANEL // 2, PANEL, 2)
     whole = rows // PANEL * PANEL
@@ -183,7 +183,7 @@ def pack(weight: Tensor, to: Tensor) -> None:
 
 
 def in_turn(gate: Tensor, up: Tensor) -> Tensor:
-    """32 rows of `gate`, 32 of `up`, and so on, filled up with zeros to whole panels."""
+    """Alternate 32 rows of `gate` and 32 of `up`, zero-padded to whole panels."""
     half, short = PANEL // 2, -len(gate) % PANEL
     if short:
         gate, up = (torch.cat([x, x.new_zeros(short, *x.shape[1:])]) for x in (gate, up))
