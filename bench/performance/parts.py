@@ -70,7 +70,7 @@ def _against_plain(documents: Sequence[Document]) -> str:
                 f"{m['loose_share']:.1%}",
             ])  # fmt: skip
     columns = ["prompts", "mode", "x plain (95 %)", "slowest prompt", "number", "tokens/s",
-               "tokens a round", "loose"]  # fmt: skip
+               "tokens/round", "loose"]  # fmt: skip
     return markdown(columns, rows, left=2) if rows else ""
 
 
@@ -111,7 +111,7 @@ def _bound(documents: Sequence[Document]) -> str:
                     _number(m["round_overhead_p50_ms"], ".2f"),
                 ])  # fmt: skip
     columns = ["prompts", "mode", "bound", "reached", "time in the target", "in the draft model",
-               "overhead of a round, ms"]  # fmt: skip
+               "overhead per round, ms"]  # fmt: skip
     return markdown(columns, rows, left=2) if rows else ""
 
 
@@ -162,7 +162,7 @@ def _hindsight(documents: Sequence[Document]) -> str:
                 )
                 rows.append([group, rule, _ratio(auto and auto["ratios"][PLAIN]),
                              _ratio(of[name]["ratios"][PLAIN]), ks])  # fmt: skip
-    columns = ["prompts", "rule", "K auto, x plain", "best fixed K a prompt, x plain", "chosen"]
+    columns = ["prompts", "rule", "K auto, x plain", "best fixed K per prompt, x plain", "chosen"]
     return markdown(columns, rows, left=2) if rows else ""
 
 
@@ -173,7 +173,7 @@ def _dtypes(documents: Sequence[Document]) -> str:
         for group, modes in d["groups"].items()
         for m in modes if is_dtype(m["mode"])
     ]  # fmt: skip
-    columns = ["prompts", "here", "against", "x plain of the other"]
+    columns = ["prompts", "here", "compared with", "x plain of the other"]
     return markdown(columns, rows, left=3) if rows else ""
 
 
@@ -185,7 +185,7 @@ def _drafters(documents: Sequence[Document]) -> str:
         for group, modes in d["groups"].items()
         for m in modes if any(m["mode"].endswith(f", {drafter}") for drafter in d["drafters"])
     ]  # fmt: skip
-    columns = ["prompts", "rule, drafter", "x plain (95 %)", "slowest prompt", "tokens a round"]
+    columns = ["prompts", "rule, drafter", "x plain (95 %)", "slowest prompt", "tokens/round"]
     return markdown(columns, rows, left=2) if rows else ""
 
 
@@ -208,7 +208,7 @@ def _setups(documents: Sequence[Document]) -> str:
         for found in document["calibrations"]:
             of = ", ".join(document["groups"])
             rows.append([found["peer"], of, found["setup"], str(len(found["tried"]))])
-    columns = ["way of transformers'", "on", "fastest", "of so many tried"]
+    columns = ["mode of transformers", "prompts", "fastest setup", "setups tried"]
     return markdown(columns, rows, left=3) if rows else ""
 
 
@@ -220,8 +220,8 @@ def _pairs(documents: Sequence[Document]) -> str:
          f"{m['bytes_per_round']:,.0f}", f"{m['judge_ms']:.2f}"]
         for d in documents for m in d["modes"] if m["mode"] != PLAIN
     ]  # fmt: skip
-    columns = ["target", "rule", "K", "verify / draft step", "tokens a round", "x plain", "bound",
-               "reached", "bytes a round", "judging, ms"]  # fmt: skip
+    columns = ["target", "rule", "K", "verify / draft step", "tokens/round", "x plain", "bound",
+               "reached", "bytes/round", "judging, ms"]  # fmt: skip
     return markdown(columns, rows, left=2) if rows else ""
 
 
@@ -233,7 +233,7 @@ def _rounds(documents: Sequence[Document]) -> str:
          f"{d['proposal_loop_ms']:.2f}"]
         for d in documents
     ]  # fmt: skip
-    columns = ["run", "rule", "a round, ms", "outside the models, ms", "two bare echoes, ms",
+    columns = ["run", "rule", "round, ms", "outside the models, ms", "two bare echoes, ms",
                "over the echoes", "nothing decided, ms", "over the echoes",
                "around a proposal, ms"]  # fmt: skip
     return markdown(columns, rows, left=2) if rows else ""

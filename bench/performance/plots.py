@@ -31,7 +31,7 @@ def plot_groups(groups: Sequence[Group], others: Sequence[str], folder: Path) ->
 
 
 def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """performance-batches.svg: tokens a second over plain decoding's, by requests at once."""
+    """performance-batches.svg: tokens per second relative to plain decoding, by number of concurrent requests."""
     if not batches:
         return
     groups = list(dict.fromkeys(b["group"] for b in batches))
@@ -51,9 +51,9 @@ def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
             sizes = sorted({b["batch"] for b in batches})
             ax.set_xticks(sizes, [str(size) for size in sizes])
             ax.minorticks_off()
-            ax.set(title=group, xlabel="requests at once")
+            ax.set(title=group, xlabel="concurrent requests")
             ax.set_ylim(bottom=0)
-        axes[0].set_ylabel("tokens a second, x plain")
+        axes[0].set_ylabel("tokens/s, x plain")
         axes[0].legend(loc="best")
 
     save(folder / "performance-batches.svg", (4.2 * len(groups), 3.2), draw)

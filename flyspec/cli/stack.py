@@ -109,6 +109,11 @@ class StackOptions(ModelFlags):
             changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
         return replace(self, **changes)
 
+    def on_free_ports(self, **changes: Any) -> StackOptions:
+        """Return these options, changed, for another stack beside one that runs."""
+        ports = {name: 0 for of_service in _PORTS_OF.values() for name in of_service}
+        return replace(self, **ports | changes)
+
     def flags(self, *names: str) -> list[str]:
         """Return these fields as flags of a service, without the `draft_` or `verify_` prefix."""
         values = {n.removeprefix("draft_").removeprefix("verify_"): getattr(self, n) for n in names}

@@ -111,7 +111,7 @@ def test_the_command_prints_tables_or_one_document(tmp_path: Path) -> None:
         "exact", "fly", "margin:margin_threshold=0.2",
     }  # fmt: skip
     shown = CliRunner().invoke(app, tiny).stdout
-    for text in ("output layer 8 -> 256, 9 rows", "judging, greedy", "sampling alone", "target"):
+    for text in ("output layer 8 -> 256, 9 rows", "judging, greedy", "sampling alone"):
         assert text in shown
     assert "…" not in shown
 

@@ -367,6 +367,18 @@ async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
     assert conditions == ["plain", "exact", "fly", "fly, W = 0"]
 
 
+async def test_bench_compares_data_types(stack: Stack) -> None:
+    result = await flyspec(
+        "bench", "--model", stack.options.model, "--compare-dtypes", "--rules", "plain",
+        "--problems", "1", "--repeats", "1", "--max-tokens", "4", "--max-model-len", "128",
+        "--json",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    modes = [m["mode"] for m in result.documents[0]["groups"]["word problems"]]
+    assert modes[0] == "plain"
+    assert any(mode.startswith("plain, ") for mode in modes)
+
+
 async def test_interrupt_ends_a_generation_without_a_trace(stack: Stack) -> None:
     process = await start(
         "generate", "--address", stack.address, "--ignore-eos", "--max-tokens", "240",

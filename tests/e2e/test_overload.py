@@ -68,7 +68,7 @@ async def test_sigterm_drains():
         results = await asyncio.gather(*tasks, return_exceptions=True)
         refused = [r for r in results if isinstance(r, UnavailableError)]
         assert len(refused) == 3
-        assert all("drains" in str(r) for r in refused)
+        assert all("draining" in str(r) for r in refused)
         texts = {tuple(r.token_ids) for r in results if r not in refused}
         assert {len(text) for text in texts} == {120}
         assert await orchestrator.ended() == 0

@@ -85,7 +85,7 @@ def test_the_bundled_models_pass_their_trial_over_many_rows(name: str, found: No
         ("llama", {"dtype": torch.float32}, "in float32, and the native step supports only"),
         ("gemma2", {}, "no native step for gemma2 models"),
         ("llama", {"hidden_act": "gelu", "head_dim": 16}, "its activation is gelu"),
-        ("llama", {"head_dim": 24}, "its heads of 24 are not a multiple of 16"),
+        ("llama", {"head_dim": 24}, "its head size 24 is not a multiple of 16"),
         (
             "llama",
             {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0,
@@ -188,7 +188,7 @@ def test_a_step_whose_rows_depend_on_each_other_is_refused(
 
     monkeypatch.setattr(choice.NativeModel, "forward", dependent)
     _, line = chosen(small_model("llama"), caplog)
-    assert "its logits depend on what else is in a step" in line
+    assert "its logits depend on what else is in the step" in line
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_a_step_whose_rows_depend_on_each_other_is_refused(
         (TrialOutcome(30, 0.01, 0.01, 1, 0, 30, 0, True), None),
         (TrialOutcome(1000, 0.0111, 0.01, 0, 0, 900, 0, True), "differ from float32 by 0.011"),
         (TrialOutcome(1000, float("nan"), 0.01, 0, 0, 900, 0, True), "differ"),
-        (TrialOutcome(1000, 0.01, 0.01, 11, 5, 900, 0, True), "11 of 1000 tokens"),
-        (TrialOutcome(1000, 0.01, 0.01, 1, 0, 900, 1, True), "1 of 900 tokens"),
+        (TrialOutcome(1000, 0.01, 0.01, 11, 5, 900, 0, True), "11 of 1000 sample tokens"),
+        (TrialOutcome(1000, 0.01, 0.01, 1, 0, 900, 1, True), "1 of 900 sample tokens"),
         (TrialOutcome(1000, 0.01, 0.01, 0, 0, 900, 0, False), "depend on what else"),
     ],
 )

@@ -182,7 +182,8 @@ class Comparison:
     ) -> FlyspecMode:
         """Start a second stack for plain decoding in the other data type."""
         other: Dtype = "float32" if dtype != "float32" else "bfloat16"
-        second = Stack(replace(stack.options, dtype=other, draft_model=""))
+        options = stack.options.on_free_ports(dtype=other, draft_model="")
+        second = Stack(options)
         await resources.enter_async_context(second)
         client = await resources.enter_async_context(Client(second.address))
         return FlyspecMode(f"{PLAIN}, {other}", client, plain_options(self.options))
