@@ -31,7 +31,7 @@ def plot_groups(groups: Sequence[Group], others: Sequence[str], folder: Path) ->
 
 
 def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """performance-batches.svg: tokens per second relative to plain decoding, by number of concurrent requests."""
+    """performance-batches.svg: tokens per second x plain, by concurrent requests."""
     if not batches:
         return
     groups = list(dict.fromkeys(b["group"] for b in batches))
