@@ -141,7 +141,7 @@ bench-humaneval = --prompt-file $(DATA)/HumanEval.jsonl.gz --ignore-eos $(BESIDE
 bench-mgsm = $(mgsm) --ignore-eos $(BESIDE)
 bench-acpbench = --prompt-file $(DATA)/acp_prog_gen_dev.json --ignore-eos $(BESIDE)
 bench-random = --random-prompts $(PROMPTS) --ignore-eos --rules plain,exact,fly $(BESIDE)
-bench-batches = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos --batch $(BATCHES) --repeats 9 --rules plain,exact,fly $(AGAINST)
+bench-batches = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos --batch $(BATCHES) --repeats 25 --rules plain,exact,fly $(AGAINST)
 bench-hindsight = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/mgsm_fr.tsv \
 	--ignore-eos --num-speculative-tokens $(KS) --repeats 3
 bench-drafters = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/spec_bench_question.jsonl \

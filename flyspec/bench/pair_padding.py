@@ -11,7 +11,7 @@ _PROBE_LAYERS = 8
 """Layers that are added to tell what one costs."""
 _FAR = 2
 """Times as many layers, from which on the first guess is tried."""
-MAX_LAYERS = 512
+MAX_LAYERS = 1024
 
 Ratio = Callable[[int, int], Awaitable[float]]
 """A verify step over a draft step with so many layers more in the target and in the draft model."""
