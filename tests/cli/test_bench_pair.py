@@ -106,7 +106,7 @@ async def test_layers_for_a_ratio(ratio: float, layers: tuple[int, int]) -> None
     assert (chosen.target_layers, chosen.draft_layers) == layers
     assert await measured(*layers) == pytest.approx(ratio, rel=0.05)
     with pytest.raises(ConfigError, match=r"than 1024 further layers: .* is 10, and 12\.7 with"):
-        await choose_padding(300.0, measured)
+        await choose_padding(400.0, measured)
 
 
 # --- the replaying drafter ------------------------------------------------------------------------
