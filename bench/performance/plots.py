@@ -15,19 +15,18 @@ if TYPE_CHECKING:
 
 Group = tuple[str, Mapping[str, Any]]
 COLOURS = {"fly": ORANGE, "exact": BLUE, PLAIN: GREY}
-_INCHES_A_GROUP = 0.42
+_INCHES_PER_GROUP = 0.42
 
 
 def plot_groups(groups: Sequence[Group], others: Sequence[str], folder: Path) -> None:
     """performance-groups.svg against plain decoding, performance-others.svg against each other."""
     check_matplotlib("bench.performance")
-    shown = {PLAIN: [g for g in groups if any(mode in g[1] for mode in ("fly", "exact"))]}
-    shown |= {other: [g for g in shown[PLAIN] if other in g[1]] for other in others}
-    if shown[PLAIN]:
-        _panels({PLAIN: shown.pop(PLAIN)}, folder / "performance-groups.svg")
-    there = {other: of for other, of in shown.items() if other != PLAIN and of}
-    if there:
-        _panels(there, folder / "performance-others.svg")
+    shown = [g for g in groups if any(mode in g[1] for mode in ("fly", "exact"))]
+    if shown:
+        _panels([PLAIN], shown, folder / "performance-groups.svg")
+    present = [other for other in others if any(other in modes for _, modes in shown)]
+    if present:
+        _panels(present, shown, folder / "performance-others.svg")
 
 
 def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
@@ -59,23 +58,25 @@ def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
     save(folder / "performance-batches.svg", (4.2 * len(groups), 3.2), draw)
 
 
-def _panels(shown: Mapping[str, Sequence[Group]], path: Path) -> None:
-    """A panel for each of what is compared with; a line of two or three points a group."""
-    rows = max(map(len, shown.values()))
+def _panels(bases: Sequence[str], groups: Sequence[Group], path: Path) -> None:
+    """Draw one panel per base of comparison, with a line of two or three points per group."""
 
     def draw(figure: Figure) -> None:
-        axes = figure.subplots(1, len(shown), squeeze=False)[0]
-        for ax, (base, groups) in zip(axes, shown.items(), strict=True):
+        axes = figure.subplots(1, len(bases), squeeze=False, sharey=True)[0]
+        for ax, base in zip(axes, bases, strict=True):
             _panel(ax, base, groups)
+        axes[0].set_yticks(range(len(groups)), [name for name, _ in groups])
+        axes[0].invert_yaxis()
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
 
-    save(path, (min(14.0, 3.2 + 3.6 * len(shown)), 1.3 + _INCHES_A_GROUP * rows), draw)
+    width = 2.8 + max(3.6, 1.7 * len(bases))
+    save(path, (width, 1.3 + _INCHES_PER_GROUP * len(groups)), draw)
 
 
 def _panel(ax: Axes, base: str, groups: Sequence[Group]) -> None:
     for place, (mode, colour) in enumerate(COLOURS.items()):
         points = [(i, modes[mode]["ratios"][base]) for i, (_, modes) in enumerate(groups)
-                  if mode in modes and mode != base]  # fmt: skip
+                  if mode in modes and base in modes[mode]["ratios"] and mode != base]  # fmt: skip
         if points:
             ax.errorbar(
                 [r["median"] for _, r in points],
@@ -89,7 +90,5 @@ def _panel(ax: Axes, base: str, groups: Sequence[Group]) -> None:
                         [i + 0.2 * (place - 1) for i, _ in points],
                         "x", color=colour, markersize=5)  # fmt: skip
     ax.axvline(1, color=GREY, linewidth=1, linestyle=":")
-    ax.set_yticks(range(len(groups)), [name for name, _ in groups])
-    ax.invert_yaxis()
     ax.set_xlim(left=0)
     ax.set_xlabel(f"x {base}" + ("; crosses: slowest prompt" if base == PLAIN else ""))
