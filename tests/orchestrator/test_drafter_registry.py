@@ -180,7 +180,7 @@ async def test_a_known_name_gets_another_replica(fleet):
     assert [r.address for r in drafter.pool.usable] == ["new:1", "new:2"]
     with pytest.raises(AlreadyExistsError, match="already exists with kind model"):
         await drafters.register("new", "new:3", "multi_level")
-    with pytest.raises(AlreadyExistsError, match="has new:2 already"):
+    with pytest.raises(AlreadyExistsError, match="already has address new:2"):
         await drafters.register("new", "new:2", "")
     fleet.refuse = "it drafts nonsense"
     with pytest.raises(IncompatibleError):

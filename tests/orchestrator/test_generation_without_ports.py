@@ -189,7 +189,7 @@ async def test_who_is_not_let_in_is_told_why():
 async def test_a_deadline_ends_the_generation_and_not_what_its_reader_does():
     async with scripted(pause_s=0.005) as inside:
         loop = asyncio.get_running_loop()
-        with pytest.raises(DeadlineExceededError, match="of up to 256 tokens"):
+        with pytest.raises(DeadlineExceededError, match="of up to 256 prompt and output"):
             await run(inside, request(ignore_eos=True), deadline=loop.time() + 0.05)
         naps = []
 

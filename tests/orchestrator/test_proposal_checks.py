@@ -71,5 +71,5 @@ def test_a_message_is_measured_before_it_is_read():
     ):
         answer = answer_to(spec)
         answer.check_size(most)
-        with pytest.raises(DrafterFaultError, match=f"{most + 1} bytes"):
+        with pytest.raises(DrafterFaultError, match=f"{most + 1}-byte message"):
             answer.check_size(most + 1)

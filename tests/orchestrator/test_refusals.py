@@ -183,7 +183,7 @@ async def test_a_drain_refuses_what_waits_and_lets_the_rest_finish(model_dirs):
             stopping = asyncio.create_task(stack.orchestrator.stop(60.0))
             refused = await asyncio.gather(*waiting, return_exceptions=True)
             assert {type(r) for r in refused} == {UnavailableError}
-            assert all("drains" in str(r) for r in refused)
+            assert all("draining" in str(r) for r in refused)
             assert not first.done()
             with pytest.raises(FlyspecError) as late:
                 await stack.client.complete(PROMPT, SHORT)

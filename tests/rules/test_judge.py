@@ -304,7 +304,7 @@ def test_arguments_that_cannot_be_judged(drafts: list[int], rows: int, message: 
         (
             Rule("fuzzy", divergence_top_k=0),
             Distributions(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.int64)),
-            "compares whole distributions .* list of up to 3",
+            "compares whole distributions.* list of up to 3",
         ),
     ],
 )
