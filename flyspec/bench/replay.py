@@ -55,11 +55,14 @@ class DraftErrors:
         """The token that is drafted there: one of the target's likely ones, or else any other."""
         rivals = [t for t in said.logprobs.top_token_ids[:_RIVALS] if t != said.token_id]
         rivals = [t for t in rivals if t not in never]
-        number = self._number("token", position)
         if rivals:
-            return rivals[int(number * len(rivals))]
-        token = int(number * vocab_size)
-        while token == said.token_id or token in never:
+            return rivals[int(self._number("token", position) * len(rivals))]
+        return self.any_token(position, vocab_size, never | {said.token_id})
+
+    def any_token(self, position: int, vocab_size: int, never: frozenset[int]) -> int:
+        """Some token that is not among `never`."""
+        token = int(self._number("token", position) * vocab_size)
+        while token in never:
             token = (token + 1) % vocab_size
         return token
 
@@ -70,10 +73,11 @@ class DraftErrors:
 
 
 class ReplayModel:
-    """A `Model` without weights. Greedy alone, and one row a step.
+    """A `Model` without weights, for greedy sampling only.
 
     `eos_token_ids` are never drafted by error. `num_asked` counts the target's tokens that were not
-    known yet.
+    known yet. Unless it `asks_after_errors`, what it drafts after an error is arbitrary, which only
+    a token-exact rule does not notice.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class ReplayModel:
         errors: DraftErrors,
         ask: Ask,
         eos_token_ids: Sequence[int] = (),
+        asks_after_errors: bool = True,
     ) -> None:
         self.info = info
         self.cache = SlotTable(num_slots, info.context_length)
@@ -90,6 +95,8 @@ class ReplayModel:
         self._errors, self._ask, self._eos = errors, ask, frozenset(eos_token_ids)
         self._said: dict[int, Said] = {}
         self._gone_on: set[int] = set()
+        self._asks_after_errors = asks_after_errors
+        self._erred: set[int] = set()  # hashes of sequences with an error, unless it asks after it
         self._distributions: dict[tuple[int, DistributionSpec], TokenDistribution] = {}
 
     def warm_up(self) -> None:
@@ -103,7 +110,7 @@ class ReplayModel:
         raise InvalidArgumentError("a replayed continuation has no logits")
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-        """As `Model.draw`. Raises `InvalidArgumentError` for sampling, or several rows."""
+        """As `Model.draw`. Raises `InvalidArgumentError` for sampling."""
         self.cache.pending_copies.clear()
         return [self._draw(draw) for draw in draws]
 
@@ -113,29 +120,45 @@ class ReplayModel:
         self.cache.record(slot, start, token_ids)
         if draw.sampling is None:
             return Drafted([])
-        if not draw.sampling.greedy or draw.sampling.needs_history or num_rows != 1:
-            raise InvalidArgumentError(
-                "what is replayed was decoded greedily, token by token; leave sampling out"
-            )
-        sequence = TokenSequence(self.cache.held(slot))
+        if not draw.sampling.greedy or draw.sampling.needs_history:
+            raise InvalidArgumentError("what is replayed was decoded greedily; leave sampling out")
+        held = self.cache.held(slot)
+        if num_rows > 1:
+            return self._score(held, num_rows)
+        sequence = TokenSequence(held)
         length = len(sequence)
         distributions: list[TokenDistribution] = []
         while len(sequence) < length + draw.max_tokens:
             token = self._token(sequence, length + draw.max_tokens)
             if draw.distribution is not None:
                 distributions.append(self._distribution(sequence.hash, token, draw.distribution))
+            erred = sequence.hash in self._erred or self._errors.at(len(sequence))
             sequence.extend([token])
+            if erred and not self._asks_after_errors:
+                self._erred.add(sequence.hash)
             if token in draw.stop_token_ids:
                 break
         drawn = sequence.tokens[length:]
-        if error := next((p for p in range(length, len(sequence)) if self._errors.at(p)), 0):
+        error = next((p for p in range(length, len(sequence)) if self._errors.at(p)), 0)
+        if error and self._asks_after_errors:
             self._go_on(sequence.tokens[: error + 1])
         self.cache.record(slot, length, drawn[:-1])  # but the last one, as `Model.draw` says
         return Drafted(drawn, [Origin.EXACT_MODEL] * len(drawn), distributions)
 
+    def _score(self, tokens: Sequence[int], num_rows: int) -> Drafted:
+        """What it would have drafted at each of these positions of the text."""
+        sequence = TokenSequence(tokens[: len(tokens) - num_rows + 1])
+        drawn = [self._token(sequence, len(tokens) + 1)]
+        for token in tokens[len(sequence) :]:
+            sequence.extend([token])
+            drawn.append(self._token(sequence, len(tokens) + 1))
+        return Drafted(drawn, [Origin.EXACT_MODEL] * num_rows)
+
     def _token(self, sequence: TokenSequence, end: int) -> int:
         """What is drafted next; what the target says up to the next error is asked at once."""
         position = len(sequence)
+        if sequence.hash in self._erred:
+            return self._errors.any_token(position, self.info.vocab_size, self._eos)
         if sequence.hash not in self._said:
             more = next((p for p in range(position, end) if self._errors.at(p)), end - 1)
             self._remember(sequence.tokens, more + 1 - position)

@@ -38,6 +38,7 @@ class ReplaySettings(DraftSettings):
 
     error_rate: float = Field(0.0, ge=0, le=1, description="share of the drafts that are wrong")
     error_seed: int = Field(0, description="seed of where they are")
+    exact_only: bool = Field(False, description="for rules under which nothing follows an error")
     address_file: str = Field("", description="file with the orchestrator's address")
 
 
@@ -94,7 +95,9 @@ async def build(
     )
     target = AskedTarget(Path(settings.address_file), asyncio.get_running_loop())
     errors = DraftErrors(settings.error_rate, settings.error_seed)
-    model = ReplayModel(info, settings.max_sessions, errors, target, bundle.eos_token_ids)
+    model = ReplayModel(
+        info, settings.max_sessions, errors, target, bundle.eos_token_ids, not settings.exact_only
+    )
     engine = Engine(model, on_step=observer.engine_metrics.step)
     await asyncio.wrap_future(engine.start())
     drafter = ModelDrafter(model, bundle.eos_token_ids)

@@ -52,6 +52,8 @@ FOLLOWING_SHARE = 0.02
 """Share of the time of plain decoding that may be spent on queries."""
 DEARER, DEAREST = 0.25, 4.0
 """Increase of a query's price, as a factor, per fruitless query before it, and its maximum."""
+LATE = 1.05
+"""Multiple of its usual time from which plain decoding counts as delayed by a query."""
 LIKELY_TOKENS = 64
 """Assumed remaining length of a text when deciding whether a query pays off."""
 ENDING_NS = 6_000_000
@@ -127,7 +129,7 @@ class AdaptivePace:
             self._kind.acceptance.checked(len(verdict.decisions), verdict.num_accepted)
         saved_ns = int(round_.num_emitted * experience.plain_ns - round_.round_ns)
         self._saved_ns += saved_ns
-        self._drafter.earn(saved_ns)
+        self._drafter.earn(saved_ns, experience.plain_ns)
         if self._at_once:
             self._drafter.at_once.saved(saved_ns)
         self._measure(round_._replace(round_ns=usual_ns))
@@ -150,7 +152,8 @@ class AdaptivePace:
         """Learn from tokens of plain decoding."""
         experience, begun = self._experience, self._begun
         self._begun = True
-        self._drafter.earn(FOLLOWING_SHARE / max(1, experience.running) * round_.round_ns)
+        share = FOLLOWING_SHARE / max(1, experience.running)
+        self._drafter.earn(share * round_.round_ns, experience.plain_ns)
         if not begun:  # the first round's time includes the prompt
             if self._first_k:
                 self._enter(self._first_k, self._first_promise)
@@ -159,7 +162,10 @@ class AdaptivePace:
         if self._turn.num_drafts:  # the drafter proposed nothing or was late
             self._measure(round_)
         elif self._question.is_open:
-            self._question.delayed(round_.round_ns - round_.num_emitted * experience.plain_ns)
+            usual_ns = round_.num_emitted * experience.plain_ns
+            self._question.delayed(round_.round_ns - LATE * usual_ns)
+        elif self._entered:  # but no draft came; the time includes ending plain decoding
+            self._entered = False
         else:
             forward_ns = round_.verdict.timings.forward_ns
             experience.decoded(round_.num_emitted, round_.round_ns)
@@ -245,7 +251,8 @@ class AdaptivePace:
         self._take(proposal.drafter)
         drafter = self._drafter
         spent_ns = self._question.answered(overtaken, drafter)
-        drafter.earn(-spent_ns * min(DEAREST, 1.0 + DEARER * drafter.num_in_vain))
+        price = min(DEAREST, 1.0 + DEARER * drafter.num_in_vain)
+        drafter.earn(-price * spent_ns, self._experience.plain_ns)
         drafter.num_in_vain += 1
         agreements = proposal.agreements
         if not agreements:

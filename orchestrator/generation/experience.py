@@ -30,6 +30,9 @@ OVERHEAD_PRIOR = 3.0
 """Weight of the prior overhead, in rounds."""
 START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
 """Allowance for queries at the start and at most, and maximum debt, which must be paid back."""
+MOST_ALLOWANCE_TOKENS = 4
+"""Maximum allowance in plain tokens, if that is longer: one bad round of a slow target costs that
+much, and should not end drafting that has just saved many times as much."""
 LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
 """`MEMORY` per draft that differs from the target, and weight of the prior in such drafts."""
 ALONE_NS = 200e6
@@ -152,10 +155,14 @@ class DrafterExperience:
         """Whether there is enough evidence from other texts."""
         return self.draft_ns.known and self.acceptance.num_seen >= KNOWN
 
-    def earn(self, duration_ns: float) -> None:
-        """Add `duration_ns` to the allowance; a negative duration has been spent."""
+    def earn(self, duration_ns: float, plain_ns: float) -> None:
+        """Add `duration_ns` to the allowance; a negative duration has been spent.
+
+        A token of plain decoding takes `plain_ns`.
+        """
+        most_ns = max(MOST_ALLOWANCE_NS, MOST_ALLOWANCE_TOKENS * plain_ns)
         allowed = self.allowance_ns + duration_ns
-        self.allowance_ns = min(MOST_ALLOWANCE_NS, max(-MOST_DEBT_NS, allowed))
+        self.allowance_ns = min(most_ns, max(-MOST_DEBT_NS, allowed))
 
     def kind_of(self, confidence: float) -> TextKind:
         """Return the kind of text by the target's confidence; drafters foresee what it foresees."""

@@ -139,9 +139,11 @@ class Asked:
         return found
 
 
-def model_of(rate: float, seed: int = 0) -> tuple[ReplayModel, Asked]:
+def model_of(
+    rate: float, seed: int = 0, asks_after_errors: bool = True
+) -> tuple[ReplayModel, Asked]:
     ask = Asked()
-    return ReplayModel(INFO, 2, DraftErrors(rate, seed), ask, (1,)), ask
+    return ReplayModel(INFO, 2, DraftErrors(rate, seed), ask, (1,), asks_after_errors), ask
 
 
 def drawn(model: ReplayModel, prompt: list[int], max_tokens: int, **fields) -> list[int]:
@@ -177,6 +179,36 @@ def test_errors_are_where_their_key_says_and_the_target_goes_on_from_them(
         assert token != 1 or own == 1, "an error ends no text"
     other = model_of(rate, seed)[0]
     assert drawn(other, prompt, 20) == tokens
+
+
+def test_for_exact_rules_it_asks_nothing_after_an_error() -> None:
+    prompt, text = [5, 6, 7], [5, 6, 7]
+    model, ask = model_of(0.2, 4, asks_after_errors=False)
+    while len(text) < 60:
+        drafts = drawn(model, text, 16)
+        assert len(drafts) == 16
+        accepted = next((i for i, t in enumerate(drafts) if t != says([*text, *drafts[:i]])), 16)
+        assert accepted == 16 or DraftErrors(0.2, 4).at(len(text) + accepted)
+        text += [*drafts[:accepted], says([*text, *drafts[:accepted]])]
+    assert all(list(asked) == text[: len(asked)] for asked, _ in ask.questions)
+    known = model.num_asked
+    drawn(model, prompt, 40)
+    assert model.num_asked == known
+
+
+def test_it_tells_what_it_would_have_drafted() -> None:
+    model, _ = model_of(0.3, 2)
+    text = [5, 6, 7]
+    for _ in range(20):
+        text.append(says(text))
+    for num_rows in (2, 15):
+        step = Step(0, 0, text[:-1], num_rows)
+        (found,) = model.draw([Draw(step, GREEDY)])
+        positions = range(len(text) - num_rows, len(text))
+        drafted = [drawn(model, text[:position], 1)[0] for position in positions]
+        assert list(found.token_ids) == drafted
+        wrong = [token != text[p] for token, p in zip(drafted, positions, strict=True)]
+        assert wrong == [DraftErrors(0.3, 2).at(position) for position in positions]
 
 
 def test_errors_come_at_their_rate() -> None:

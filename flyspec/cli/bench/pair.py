@@ -61,6 +61,7 @@ def bench_pair(
     from flyspec.bench.pair import PAIR_NOTES, PairOptions, pair_table, report, to_document
     from flyspec.bench.pair_padding import choose_padding
     from flyspec.cli.runtime import check_output, print_json, run_async, write_json
+    from flyspec.rules.presets import RULE_PRESETS
 
     check_output(output)
     silence_loading()
@@ -91,7 +92,8 @@ def bench_pair(
         for more, whose in zip(layers, ("target", "draft model"), strict=True):
             facts["target"] += f", {more} layers more in the {whose}" if more else ""
         with pair.padded(*layers) as stack:
-            drafts = _Drafts(replay_drafter, replay_seed)
+            exact_only = all(RULE_PRESETS[c.rule.name].token_exact for c in options.conditions)
+            drafts = _Drafts(replay_drafter, replay_seed, exact_only)
             asked = _Problems(problems, problem_seed)
             samples = run_async(_measure(stack, drafts, asked, options))
     reports = report(samples)
@@ -184,6 +186,7 @@ class _Drafts(NamedTuple):
 
     error_rate: float | None = None
     error_seed: int = 0
+    exact_only: bool = False
 
 
 class _Problems(NamedTuple):
@@ -213,7 +216,9 @@ async def _measure(
             # The draft service loads the target's tokenizer and asks the target for its text.
             options = replace(options, draft_model=options.model, drafter="")
             modules["draft"] = "flyspec.bench.replay_service"
-            flags["draft"] = to_flags(**drafts._asdict(), address_file=address_file)
+            errors = to_flags(error_rate=drafts.error_rate, error_seed=drafts.error_seed)
+            file = to_flags(address_file=address_file)
+            flags["draft"] = [*errors, *file, *["--exact-only"] * drafts.exact_only]
             flags["orchestrator"] = to_flags(draft_timeout_s=_PATIENCE_S)
         with narrate(console) as say:
             stack = BenchStack(options, flags, modules, on_event=say)
