@@ -36,6 +36,7 @@ from orchestrator.generation.experience import (
 )
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, FixedPace, NextRound, RepeatedPace
+from orchestrator.generation.question import FOLLOWING_COST_NS
 from tests.orchestrator.simulation import MS, Costs, Simulation
 
 MOST = 16
@@ -354,6 +355,53 @@ def test_a_question_costs_what_it_delays_plain_decoding():
     assert before - drafter.allowance_ns == pytest.approx(50 * MS, rel=0.05)
     assert drafter.allowance_ns < 0
     assert pace.follows(1000) == 0
+
+
+def test_noise_of_a_slow_target_is_no_delay_by_a_question():
+    experience = Experience([MeasuredStep(1, 100 * MS), MeasuredStep(32, 110 * MS)])
+    drafter = experience.with_drafter("d", "exact")
+    pace = AdaptivePace(experience, "d", "exact", MOST)
+    for _ in range(4):
+        pace.checked(plain(1)._replace(round_ns=100 * MS))
+    assert pace.follows(4) > 0
+    before = drafter.allowance_ns
+    pace.checked(plain(1)._replace(round_ns=104 * MS))
+    earned = FOLLOWING_SHARE * 104 * MS
+    proposal = DraftChunk(token_ids=[1] * 8, drafter="d", agreements=[False] * 4)
+    pace.followed(Overtaken(proposal, 0, 1, 104 * MS))
+    assert drafter.allowance_ns == before + earned - FOLLOWING_COST_NS
+
+
+def test_one_bad_round_of_a_slow_target_does_not_outweigh_what_drafts_have_just_saved():
+    experience = Experience([MeasuredStep(1, 100 * MS), MeasuredStep(32, 150 * MS)])
+    pace = AdaptivePace(experience, "d", "exact", MOST)
+    drafter = experience.with_drafter("d", "exact")
+    pace.checked(plain(1)._replace(round_ns=100 * MS))
+    for _ in range(3):
+        pace.checked(drafted(15, 15, 120 * MS))
+    pace.checked(drafted(15, 0, 200 * MS))
+    assert drafter.allowance_ns > 0
+    for _ in range(12):
+        pace.checked(drafted(15, 0, 200 * MS))
+    assert drafter.allowance_ns < 0
+    assert not pace.turn().num_drafts
+    assert not pace.follows(1), "what they saved is spent"
+
+
+def test_ending_plain_decoding_for_a_proposal_that_is_empty_is_no_time_of_a_token():
+    experience = Experience([MeasuredStep(1, 100 * MS), MeasuredStep(32, 110 * MS)])
+    pace = AdaptivePace(experience, "d", "exact", MOST)
+    for _ in range(4):
+        pace.checked(plain(1)._replace(round_ns=100 * MS))
+    assert pace.follows(4) > 0
+    proposal = DraftChunk(token_ids=[1] * 8, drafter="d", agreements=[True] * 8)
+    pace.followed(Overtaken(proposal, 1, 1, 10 * MS))
+    assert pace.turn().num_drafts
+    pace.nothing_drafted()
+    pace.checked(plain(1)._replace(round_ns=195 * MS))
+    assert experience.plain_ns == 100 * MS
+    pace.checked(plain(1)._replace(round_ns=102 * MS))
+    assert 100 * MS < experience.plain_ns < 101 * MS
 
 
 def test_a_lossy_drafter_goes_on_where_it_is_unsure_as_far_as_that_is_let_stand():
