@@ -160,7 +160,7 @@ pair-11.7 = $(call padded,$(comma)auto:11.7) --num-speculative-tokens 6
 # The same with steps four times as long, beside which what is between the models counts less.
 longer = --pad-target-layers 400,auto:$(1) --threads 1 --draft-threads 1 --rules exact,fly --max-tokens 48 --repeats 2
 pair-long-3.6 = $(call longer,3.6) --num-speculative-tokens 2
-pair-long-11.7 = $(call longer,11.7) --num-speculative-tokens 4
+pair-long-11.7 = $(call longer,11.7) --num-speculative-tokens 3
 PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters round \
 	pair-3.6 pair-11.7 pair-long-3.6 pair-long-11.7 pair-real pair-real-auto pair-slow-auto
 bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## docs/performance.md: measured in pieces, goes on where it stopped; about two hours
