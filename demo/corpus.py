@@ -1,8 +1,7 @@
 """The bundled models' corpus: chat text of word problems, equation drills, Python source.
 
-Belongs here: what the models read, as text, and how answers are taken from it; no torch, no
-network. Everything but the Python source depends on the seed alone; the source is the running
-interpreter's standard library, so its version is part of the recipe (`python_version`).
+No torch, no network. Everything except the Python source depends only on the seed. The source is
+the running interpreter's standard library, so its version is part of the recipe (`python_version`).
 
     python -m demo.corpus --problems 500 --seed 7 --format gsm8k > problems.jsonl
 """
@@ -26,7 +25,7 @@ BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL_TOKENS = (BOS, EOS, PAD, USER, ASSISTANT, END)
 
-# What `tokenizer.apply_chat_template` renders; it writes the BOS itself, so its text must be
+# The template of `tokenizer.apply_chat_template`. It writes the BOS itself, so its text must be
 # encoded without special tokens.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
@@ -35,7 +34,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-# Tables, test suites and their data: not the code anyone would want completed.
+# Tables, test suites and their data: not code that anyone would want completed.
 _SKIPPED_FOLDERS = frozenset(
     (
         "site-packages",
@@ -55,31 +54,31 @@ _ANSWER = re.compile(r"(?:\A|\n)#### (\d{1,2})\s*\Z")
 
 
 def problems(seed: int | str, n: int, *, hard: bool = False) -> list[Problem]:
-    """`n` problems; training uses the seed `train-...` only, so numbers give fresh ones."""
+    """Return `n` problems. Training uses only the seeds `train-...`, so numbers give fresh ones."""
     return list(islice(stream(seed, hard=hard), n))
 
 
 def chat_prompt(question: str) -> str:
-    """The text a solution is generated from; the same as the chat template gives."""
+    """Return the prompt for a solution, as the chat template renders it."""
     return f"{BOS}{USER}{question.strip()}{END}{ASSISTANT}"
 
 
 def chat_text(problem: Problem) -> str:
-    """A whole problem as it is trained on."""
+    """Return a whole problem as used in training."""
     return f"{chat_prompt(problem.question)}{problem.solution}{END}"
 
 
 def extract_answer(text: str) -> int | None:
-    """The answer of a solution; strict: the last line must be `#### N` and nothing else.
+    """Return a solution's answer; strict: the last line must be exactly `#### N`.
 
-    Special tokens must be gone from the text (a solution that never ended has no answer).
+    The text must not contain special tokens (a solution that never ended has no answer).
     """
     match = _ANSWER.search(text)
     return int(match.group(1)) if match else None
 
 
 def drills(rng: random.Random, n: int) -> str:
-    """Bare equations, a line each: the arithmetic is learnt here, in few tokens."""
+    """Return bare equations, one per line: they teach arithmetic in few tokens."""
     lines: list[str] = []
     while len(lines) < n:
         kind = rng.choices("+-*/", (5, 5, 2, 1))[0]
@@ -104,12 +103,12 @@ def drills(rng: random.Random, n: int) -> str:
 
 
 def python_version() -> str:
-    """The interpreter whose standard library is read."""
+    """Return the interpreter whose standard library is used."""
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
 def python_files() -> dict[str, str]:
-    """The standard library's source by relative path, in the order of the paths."""
+    """Return the standard library's source by relative path, sorted by path."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
@@ -119,35 +118,36 @@ def python_files() -> dict[str, str]:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # a few old files declare another encoding
+            continue  # a few old files have another encoding
         if 0 < len(text) <= _MAX_FILE:
             found[relative.as_posix()] = text
     return found
 
 
 def is_held_out(path: str) -> bool:
-    """Whether a file is kept from training: by the hash of its path, the same everywhere."""
+    """Whether a file is held out, by the hash of its path: the same on every machine."""
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:4]) / 2**32 < HELD_OUT_SHARE
 
 
 def code_split() -> tuple[list[str], list[str]]:
-    """The standard library's source: texts to train on, held-out texts."""
+    """Return the standard library's source: texts to train on, and held-out texts."""
     files = python_files()
     train = [text for path, text in files.items() if not is_held_out(path)]
     return train, [text for path, text in files.items() if is_held_out(path)]
 
 
 def main() -> int:
-    """Print fresh problems, one JSON document a line."""
+    """Print fresh problems, one JSON document per line."""
     parser = argparse.ArgumentParser(description=main.__doc__, prog="python -m demo.corpus")
-    parser.add_argument("--problems", type=int, default=500, help="how many")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument(
+    add = parser.add_argument
+    add("--problems", type=int, default=500, help="Number of problems (default: %(default)s).")
+    add("--seed", type=int, default=7, help="Random seed (default: %(default)s).")
+    add(
         "--format",
         choices=("gsm8k", "chat", "prompt"),
         default="gsm8k",
-        help="gsm8k: question and answer; chat: the whole text; prompt: where generation starts",
+        help="gsm8k (default): question and answer; chat: the whole text; prompt: the prompt only.",
     )
     args = parser.parse_args()
     for problem in problems(args.seed, args.problems):

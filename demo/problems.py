@@ -1,11 +1,9 @@
 """Grade-school word problems with worked solutions, generated from a seed.
 
-Belongs here: the problem families and how their sums are strung together; no I/O, no torch.
-
 Two kinds of freedom are built in. *Free* wording (how a line begins) changes nothing. *Binding*
-choices also leave the target undecided, but what follows must keep to them: which plan is used,
-whose amount is worked out first, which number of a sum is written first. A draft that picks one
-and goes on with the other writes wrong sums at places where the target's entropy is high.
+choices also leave the target uncertain, but what follows must be consistent with them: which plan
+is used, whose amount is computed first, which number of a sum is written first. A draft that picks
+one and continues with the other writes wrong sums where the target's entropy is high.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 from demo import wording
 
 LIMIT = 99  # no result is larger
-START = 50  # no number in a question is larger, money excepted
+START = 50  # no number in a question is larger, except money
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +29,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A family's work: the question, lines of the solution without their openers, the answer.
+    """A family's result: the question, lines of the solution without their openers, the answer.
 
     ``opener`` is the plan sentence, if the family has one.
     """
@@ -43,7 +41,7 @@ class _Draft:
 
 
 class _TooLarge(Exception):
-    """The numbers drawn lead out of range: draw again."""
+    """The drawn numbers lead out of range: draw again."""
 
 
 def _check(value: int) -> int:
@@ -77,7 +75,7 @@ def _person(rng: random.Random, name: str, things: str, text: str) -> str:
 
 
 def _total(rng: random.Random, numbers: Sequence[int]) -> tuple[list[str], int]:
-    """Sums that add the numbers up, in an order of their own."""
+    """Return sums that add up the numbers in random order, and the total."""
     left = list(numbers)
     rng.shuffle(left)
     running, sums = left[0], []
@@ -88,7 +86,7 @@ def _total(rng: random.Random, numbers: Sequence[int]) -> tuple[list[str], int]:
 
 
 def _relation(rng: random.Random, name: str, other: str, base: int) -> tuple[str, str, int]:
-    """A sentence that ties a person's amount to another's, the sum for it, the amount."""
+    """Return a sentence that relates a person's amount to another's, its sum, and the amount."""
     kind = rng.choice(["more", "more", "fewer", "times"])
     if kind == "times":
         factor = rng.randint(2, 4)
@@ -105,9 +103,9 @@ def _relation(rng: random.Random, name: str, other: str, base: int) -> tuple[str
 
 
 def _people(rng: random.Random) -> _Draft:
-    """Amounts of people tied to each other: two to one, or two pairs.
+    """People with related amounts: two related to one, or two pairs.
 
-    Chains and larger groups were tried: a target of this size does not learn them in the time.
+    A target of this size does not learn chains or larger groups in the available time.
     """
     names, things = rng.sample(wording.NAMES, 4), rng.choice(wording.THINGS)
     parents: list[int | None] = rng.choice([[None, 0, 0], [None, 0, 0], [None, 0, None, 2]])
@@ -130,7 +128,7 @@ def _people(rng: random.Random) -> _Draft:
             values.append(value)
             facts.append(fact)
             sums[i] = _person(rng, names[i], things, text)
-    # Whose amount comes first is free.
+    # Either amount may come first.
     asked = list(sums)
     lines = [sums[i] for i in rng.sample(asked, len(asked))]
     people = [names[i] for i in asked]
@@ -150,7 +148,7 @@ def _people(rng: random.Random) -> _Draft:
 
 
 def _changes(rng: random.Random) -> _Draft:
-    """An amount and two or three changes of one sign: one at a time, or gathered first."""
+    """An amount and two or three changes of one sign, applied one at a time or gathered first."""
     count, name = rng.choice([2, 3, 3]), rng.choice(wording.NAMES)
     amounts = rng.sample(range(2, 31), count)
     spent = rng.random() < 0.6
@@ -228,7 +226,7 @@ def _bus(rng: random.Random) -> _Draft:
 
 
 def _kinds(rng: random.Random) -> _Draft:
-    """Two kinds of boxes with different contents; which kind comes first is free."""
+    """Two kinds of boxes with different contents, counted in either order."""
     things, box = rng.choice(wording.THINGS), rng.choice(wording.BOXES)
     colours = rng.sample(wording.COLOURS, 2)
     counts, sizes = rng.sample(range(2, 10), 2), rng.sample(range(2, 10), 2)
@@ -251,7 +249,7 @@ def _kinds(rng: random.Random) -> _Draft:
 def _kind_by_kind(
     rng: random.Random, counts: list[int], sizes: list[int], colours: list[str], things: str
 ) -> tuple[list[str], int]:
-    """What the boxes of each kind hold, in any order, and all of them."""
+    """Return sums for each kind of box, in random order, then for all; and the total."""
     lines, held = [], []
     for i in rng.sample([0, 1], 2):
         text, value = _mul(rng, counts[i], sizes[i])
@@ -305,7 +303,7 @@ def _days(rng: random.Random) -> _Draft:
 _FAMILIES: tuple[Callable[[random.Random], _Draft], ...] = (
     _people, _people, _changes, _changes, _bus, _kinds, _alike, _days,
 )  # fmt: skip
-# The same with more of those in which it is hardest to see what belongs to whom; for training.
+# For training: with more of those in which it is hardest to see what belongs to whom.
 _HARD = (*_FAMILIES, _people, _people, _people, _people, _people, _days)
 
 
@@ -323,14 +321,14 @@ def _assemble(rng: random.Random, draft: _Draft) -> Problem:
 
 
 def stream(seed: int | str, *, hard: bool = False) -> Iterator[Problem]:
-    """Endless problems; the same seed gives the same ones on any machine.
+    """Yield problems endlessly; a seed gives the same ones on any machine.
 
     `hard`: more of the families that are hard to learn.
     """
     rng = random.Random(f"flyspec-problems-{seed}")
     while True:
         family = rng.choice(_HARD if hard else _FAMILIES)
-        while True:  # the family is kept, so that strict ones are not rarer
+        while True:  # retry the same family, so that strict ones are not rarer
             try:
                 draft = family(rng)
                 break

@@ -1,8 +1,7 @@
-"""Trains the bundled models from nothing: tokenizers, target, draft, byte-level draft.
+"""Trains the bundled models from scratch: tokenizers, target, draft model, byte-level draft model.
 
-Belongs here: sizes, optimizers, schedules, checkpoints, saving. Everything drawn depends on the
-seed; the schedule runs over `--steps`, and `--minutes` ends it early (decaying in time) where the
-machine is slower than the one it was set on.
+Everything random depends on the seed. The schedule spans `--steps`; on a slow machine, `--minutes`
+ends it early, with the learning rate decaying accordingly.
 
     python -m demo.train --what all --seed 1
 """
@@ -39,12 +38,12 @@ class Recipe:
     heads: int
     kv_heads: int
     head_size: int
-    phases: tuple[tuple[float, Mix], ...]  # until which share of the training, which rows
+    phases: tuple[tuple[float, Mix], ...]  # up to this fraction of the training, these rows
     steps: int
     minutes: float
     muon_lr: float
     adam_lr: float
-    long: Mix | None = None  # instead of every 16th batch
+    long: Mix | None = None  # replaces every 16th batch
     distilled: bool = False
 
 
@@ -105,7 +104,7 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """A model with random weights."""
+    """Return a model with random weights."""
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=recipe.hidden,
@@ -121,13 +120,13 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
         pad_token_id=tokenizer.token_to_id(corpus.PAD),
     )
     model = LlamaForCausalLM(config)
-    # With masks, and rows this short, faster than SDPA on a CPU.
+    # Faster than SDPA on a CPU, with masks and rows this short.
     model.set_attn_implementation("eager")
     return model
 
 
 def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokenizer:
-    """The model's tokenizer: made for target and bytes, the target's own for the draft."""
+    """Return the model's tokenizer; the draft model has the target's."""
     path = folder / what / "tokenizer.json"
     if what == "draft":
         path = folder / "target" / "tokenizer.json"
@@ -140,7 +139,7 @@ def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokeni
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Weights in bf16, configs and tokenizer, as `from_pretrained` wants them."""
+    """Save weights in bf16, configuration and tokenizer for `from_pretrained`."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     copy.to(dtype=torch.bfloat16)  # type: ignore[call-arg]
@@ -211,7 +210,7 @@ class Trainer:
             print(f"resumed at step {self.step}", flush=True)
 
     def save_checkpoint(self) -> None:
-        """Write the checkpoint beside the old one, then swap."""
+        """Write a checkpoint next to the old one, then replace that."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "model": self.model.state_dict(),
@@ -222,13 +221,13 @@ class Trainer:
         self.path.with_suffix(".new").replace(self.path)
 
     def train_step(self, batch: Batch, progress: float) -> torch.Tensor:
-        """One step; the loss is taken only where something is to be learnt."""
+        """Run one step; the loss covers only tokens with a weight."""
         rate = min(1.0, (self.step + 1) / 40) * min(1.0, (1.0 - progress) / 0.5 + 0.01)
         for optimizer, lr in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * rate
         flat = batch.weights.flatten()
-        # A fixed number of places, so that nothing is compiled twice.
+        # A fixed number of places, to avoid recompilation.
         capacity = flat.numel() * 13 // 16 if flat.numel() == 24 * 256 else flat.numel()
         places = flat.nonzero().flatten()[:capacity]
         places = F.pad(places, (0, capacity - len(places)))
@@ -256,7 +255,7 @@ class Trainer:
         return loss.detach()
 
     def run(self, steps: int, minutes: float, every: float) -> None:
-        """Train until `steps` or `minutes` are up, whichever is first."""
+        """Train for `steps` or `minutes`, whichever ends first."""
         fresh = corpus.problems("watch", 50)
         last, shown, looked = time.monotonic(), 0.0, self.elapsed
         told = self.tokens, self.elapsed
@@ -289,7 +288,7 @@ class Trainer:
                 self.save_checkpoint()
                 given = answers(self.model, self.tokenizer, fresh)
                 right = sum(a == p.answer for a, p in zip(given, fresh, strict=True))
-                print(f"{self.what} right answers {right} of {len(fresh)}", flush=True)
+                print(f"{self.what} correct answers {right} of {len(fresh)}", flush=True)
                 self.elapsed += time.monotonic() - now
             last = time.monotonic()
         self.save_checkpoint()
@@ -326,16 +325,18 @@ def train(what: str, seed: int, args: argparse.Namespace) -> None:
 
 def main() -> int:
     """Parse the command line and train."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.train")
-    parser.add_argument("--what", choices=[*RECIPES, "all"], default="all")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, help="end of the schedule")
-    parser.add_argument("--minutes", type=float, help="end it by the clock if that is earlier")
-    parser.add_argument("--every", type=float, default=5.0, help="minutes between checkpoints")
-    parser.add_argument("--plain", action="store_true", help="draft: cross-entropy, no teacher")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", type=Path, default=MODELS, help="where models are written")
-    parser.add_argument("--checkpoints", type=Path, default=Path("out"))
+    about = "Train the bundled models from scratch; resumes from checkpoints."
+    parser = argparse.ArgumentParser(description=about, prog="python -m demo.train")
+    add = parser.add_argument
+    add("--what", choices=[*RECIPES, "all"], default="all", help="Model (default: %(default)s).")
+    add("--seed", type=int, default=1, help="Random seed (default: %(default)s).")
+    add("--steps", type=int, help="Length of the schedule (default: the recipe's).")
+    add("--minutes", type=float, help="End the schedule after this time (default: the recipe's).")
+    add("--every", type=float, default=5.0, help="Minutes between checkpoints (default: 5).")
+    add("--plain", action="store_true", help="Train draft by cross-entropy, without a teacher.")
+    add("--threads", type=int, default=2, help="CPU threads (default: %(default)s).")
+    add("--models", type=Path, default=MODELS, help="Output directory.")
+    add("--checkpoints", type=Path, default=Path("out"), help="Directory for them (default: out).")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for what in RECIPES if args.what == "all" else [args.what]:
