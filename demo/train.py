@@ -336,7 +336,7 @@ def main() -> int:
     add("--plain", action="store_true", help="Train draft by cross-entropy, without a teacher.")
     add("--threads", type=int, default=2, help="CPU threads (default: %(default)s).")
     add("--models", type=Path, default=MODELS, help="Output directory.")
-    add("--checkpoints", type=Path, default=Path("out"), help="Directory for them (default: out).")
+    add("--checkpoints", type=Path, default=Path("out"), help="Checkpoint folder (default: out).")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for what in RECIPES if args.what == "all" else [args.what]:

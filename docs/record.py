@@ -1,6 +1,6 @@
-"""Draws docs/demo.svg: what `make demo` prints, as the terminal shows it.
+"""Runs `make demo` and draws its output, as in a terminal, to docs/demo.svg.
 
-`python docs/record.py`. Needs the bundled models and nothing else.
+`python docs/record.py`. Needs only the bundled models.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ COLUMNS = 110
 
 
 def settled(output: str) -> str:
-    """What a terminal shows in the end: a progress bar redraws its line, only the last one stays.
+    """Return what a terminal shows in the end: only the last state of a progress bar remains.
 
-    Knows what rich writes for that: carriage return, cursor up, erase line, hide and show cursor.
+    Interprets rich's control codes: carriage return, cursor up, erase line, hide and show cursor.
     """
     lines, returned = [""], False
     for piece in re.split(r"(\r?\n|\r|\x1b\[1A|\x1b\[2K|\x1b\[\?25[lh])", output):
@@ -42,7 +42,7 @@ def settled(output: str) -> str:
 
 
 def main() -> None:
-    """Run the demonstration, keep what it prints, draw it."""
+    """Run the demonstration and draw its output."""
     shown = (
         subprocess.run(
             [sys.executable, "-m", "demo"],
