@@ -10,7 +10,7 @@ from bench.fuzz.run import FuzzRun
 
 @contextmanager
 def logged(level=logging.WARNING):
-    """The lines that are logged meanwhile."""
+    """Collect the lines logged meanwhile."""
     lines: list[str] = []
 
     class Keep(logging.Handler):
@@ -27,7 +27,7 @@ def logged(level=logging.WARNING):
 
 
 async def fuzz(server, target, messages, seed):
-    """Fuzz a target that is attached; nothing may be wrong."""
+    """Fuzz an attached target; there must be no findings."""
     with logged() as lines:
         run = FuzzRun(server, target, seed, lines)
         try:

@@ -1,4 +1,4 @@
-"""Plain decoding as if each token had been a verdict of its own: how many come in one is free."""
+"""Splits plain decoding into one verdict per token, since how many come in one may vary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flyspec.values.rounds import Verdict
 
 
 def one_by_one(verdicts: Iterable[Verdict]) -> Iterator[Verdict]:
-    """The same verdicts, each with one token of plain decoding at most."""
+    """Return the same verdicts, each with at most one plainly decoded token."""
     for verdict in verdicts:
         tokens = (*verdict.plain_token_ids, verdict.next_token_id)
         first = verdict.keep_length - len(verdict.plain_token_ids)

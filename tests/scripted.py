@@ -1,4 +1,4 @@
-"""A model that is a script: logits are a function of the tokens before them.
+"""A scripted model: logits are a function of the preceding tokens.
 
 It holds its callers to the interface: a step must build on what its slot really holds.
 """
@@ -19,7 +19,7 @@ Script = Callable[[Sequence[int]], Sequence[float]]
 
 
 def counting(tokens: Sequence[int], vocab_size: int = 32) -> Sequence[float]:
-    """Says the number after the last one, round and round; the one after that comes second."""
+    """Predicts the number after the last one, cyclically; the one after that is second."""
     likely = [(tokens[-1] + 1) % vocab_size, (tokens[-1] + 2) % vocab_size]
     return [2.0 if t == likely[0] else 1.0 if t == likely[1] else 0.0 for t in range(vocab_size)]
 

@@ -1,4 +1,4 @@
-"""What the client writes and reads, and what a stream with retracted tokens amounts to."""
+"""What the client writes and reads, and the result of a stream with retracted tokens."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_means_of_gaps() -> None:
 
 
 def chunk_of(tokens: Sequence[tuple[int, Origin, str]], final: int = 0) -> Chunk:
-    """A chunk whose gaps and log-probabilities tell their token."""
+    """A chunk whose gaps and log-probabilities identify their token."""
     return Chunk(
         "".join(text for _, _, text in tokens),
         [token for token, _, _ in tokens],
@@ -289,7 +289,7 @@ def test_what_was_taken_back_is_gone(steps: list[tuple[list[Any], int]]) -> None
 
 
 def test_text_that_came_after_its_token_is_cut_for_itself() -> None:
-    """Text may wait for what may become a stop string, and come with a later token."""
+    """Text that might become a stop string is held back and comes with a later token."""
     transcript = Transcript()
     transcript.add(Chunk("", [1, 2], [EXACT, LOOSE], ["", ""], 0, [0.5]))
     transcript.add(Chunk("abc", [3], [EXACT], ["abc"]))

@@ -1,4 +1,4 @@
-"""A cut-back sequence hashes like one that never was longer."""
+"""A truncated sequence hashes like one that was never longer."""
 
 from hypothesis import given
 from hypothesis import strategies as st

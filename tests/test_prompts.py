@@ -1,4 +1,4 @@
-"""Prompt files of every format, and what is said of broken ones."""
+"""Prompt files of every format, and error messages for broken ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy of the chaos suite changes, doubles and loses no byte, and does what it is told."""
+"""The chaos suite's proxy does not change, duplicate or lose bytes, and obeys commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.proxy import Proxy
 
 @asynccontextmanager
 async def echo():
-    """A server that sends back what it reads, and a proxy before it."""
+    """An echo server, and a proxy in front of it."""
 
     async def serve(reader, writer):
         try:

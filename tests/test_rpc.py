@@ -1,4 +1,4 @@
-"""Statuses become errors again; what grpc.aio says of its own is not taken for a peer's word."""
+"""Statuses become errors again; those that grpc.aio makes up are not attributed to the peer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_statuses_become_errors(code, details, kind, message):
 
 
 class Refusing(grpc.GenericRpcHandler):
-    """Refuses every call with the error that it is given."""
+    """Refuses every call with a given error."""
 
     def __init__(self, error: Exception, metadata=()) -> None:
         self.error, self.metadata = error, metadata
@@ -58,7 +58,7 @@ class Refusing(grpc.GenericRpcHandler):
 
 
 async def told(error: Exception, metadata=()) -> FlyspecError:
-    """What a client makes of the error that a server raised."""
+    """The error that a client raises for a server's."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((Refusing(error, metadata),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -104,7 +104,7 @@ async def test_details_that_say_nothing_are_passed_over(value):
 
 
 async def test_who_is_cancelled_leaves_the_read_to_its_end(caplog: pytest.LogCaptureFixture):
-    """A read that is cancelled itself costs grpc.aio its message's memory."""
+    """Cancelling a read itself would leak its message's memory in grpc.aio."""
     gc.collect()  # what tests before have left is not told of here
     caplog.clear()
     for failure in (None, ValueError("the call ended")):

@@ -1,4 +1,4 @@
-"""What a service does before it can serve: it ends on SIGTERM, says early what is wrong."""
+"""Before a service can serve, it exits on SIGTERM and reports errors early."""
 
 from __future__ import annotations
 

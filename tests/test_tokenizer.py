@@ -1,4 +1,4 @@
-"""The target's tokenizer where checkpoints differ: byte fallback, chat templates."""
+"""Differences between checkpoints' tokenizers: byte fallback, chat templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = ["▁", "a", "b", "▁a", "▁the", "é", "数", "\n", "."]
 
 @pytest.fixture(scope="module")
 def data():
-    """A tokenizer that writes unknown characters as bytes, as Llama's first ones did."""
+    """A tokenizer that encodes unknown characters as bytes, like the first Llama's."""
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocab |= {word: 256 + i for i, word in enumerate(WORDS)}
     tokenizer = RustTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))

@@ -1,4 +1,4 @@
-"""Ranges and presets: what is refused, in which words, what fills in, what is warned of."""
+"""Ranges and presets: what is refused and how, what is filled in, and what causes warnings."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_sampling_out_of_range(field: str, value: Any) -> None:
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    """As `Rule` and `judge` take them from who sweeps a parameter."""
+    """As passed to `Rule` and `judge` in a parameter sweep."""
     third = np.float32(0.3)
     validate_sampling(SamplingParams(top_p=third, min_p=third))
     validate_rule(Rule("fly", fly_entropy_threshold=third))
@@ -172,7 +172,7 @@ def test_rules_refused(rule: Rule, message: str) -> None:
 
 
 def test_an_equal_rule_seen_before_excuses_none() -> None:
-    """`True == 1`, so a cache would take the one for the other."""
+    """`True == 1`, so a cache could confuse them."""
     assert resolve_rule(Rule("fly", 1), 15).fly_window_size == 1
     with pytest.raises(InvalidArgumentError, match="fly_window_size must be an integer"):
         resolve_rule(Rule("fly", True), 15)
@@ -405,7 +405,7 @@ def test_warnings(rule: Rule, k: int, words: str | None) -> None:
 
 
 def test_a_window_of_the_presets_needs_two_drafts() -> None:
-    """K = 1 would leave the preset `fly` without a window; whoever gives one knows."""
+    """K = 1 would leave the preset `fly` without a window, unless the request gives one."""
     with pytest.raises(InvalidArgumentError) as caught:
         resolve_rule(Rule("fly"), 1)
     assert str(caught.value).startswith(
@@ -432,7 +432,7 @@ def test_a_small_k_that_shortens_the_window_is_told(given: Rule, k: int, warns: 
 
 
 def test_the_most_that_top_k_entropy_can_be() -> None:
-    """Searched on a grid: the bound in the warning's words is one, and is reached."""
+    """A grid search confirms that the warning's bound holds and is reached."""
     steps = range(1, 100)
     pairs = max(
         -sum(x / 100 * math.log(x / 100) for x in (a, b)) for a in steps for b in steps

@@ -1,4 +1,4 @@
-"""Tiny random models with a tokenizer, in Hugging Face format, for tests that need no sense."""
+"""Tiny random models with a tokenizer, in Hugging Face format, for tests that need no real text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONTEXT_LENGTH = 256
 
 
 def make_tokenizer(text: str = TEXT) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with <s> (0), </s> (1), <pad> (2); adds <s> in front."""
+    """Byte-level BPE with <s> (0), </s> (1), <pad> (2); prepends <s>."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

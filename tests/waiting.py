@@ -1,4 +1,4 @@
-"""Waiting for what comes about in its own time: however long that takes on a busy machine."""
+"""Waits for conditions, however long they take on a busy machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def until(condition: Callable[[], T | Awaitable[T]], seconds: float = 30.0) -> T:
-    """Wait until the condition holds; what it returned then.
+    """Wait until the condition holds; return its value.
 
     Raises `AssertionError` with what it returned last if it does not hold in time.
     """
@@ -47,7 +47,7 @@ async def idle(admin: AdminClient) -> bool:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended; one that nobody has waited for has ended, too."""
+    """Whether a process has ended; a zombie has."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A small terminal that does what a real one does with what is written to it."""
+"""A minimal terminal emulator."""
 
 from __future__ import annotations
 

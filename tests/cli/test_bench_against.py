@@ -1,4 +1,4 @@
-"""`--against`: an OpenAI-compatible server, well or not, as something to be compared with."""
+"""`--against`: comparing with an OpenAI-compatible server, healthy or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flyspec.errors import ConfigError, FlyspecError
 
 
 class Stub(ThreadingHTTPServer):
-    """Answers as it is told to, and keeps what it was asked."""
+    """Gives scripted answers and records the requests."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""`flyspec bench judge`: the rounds that it makes up, and its report. Nothing is said of times."""
+"""`flyspec bench judge`: the rounds it generates, and its report; no assertions on times."""
 
 from __future__ import annotations
 

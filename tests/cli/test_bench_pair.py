@@ -116,12 +116,12 @@ INFO = ModelInfo("replay", "", VOCAB, 120)
 
 
 def says(prefix: Sequence[int]) -> int:
-    """A target: what it says depends on everything before."""
+    """A target whose tokens depend on everything before."""
     return (3 * sum(prefix) + 7 * prefix[-1] + len(prefix)) % VOCAB
 
 
 class Asked:
-    """Tells what the target says, with its three likeliest tokens; notes what it was asked."""
+    """Returns the target's answer with its three likeliest tokens; records its requests."""
 
     def __init__(self) -> None:
         self.questions: list[tuple[tuple[int, ...], int]] = []

@@ -1,4 +1,4 @@
-"""transformers' ways to generate, in their process, on the bundled pair. Nothing about times."""
+"""transformers' modes of generation, in their own process, on the bundled pair; not their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flyspec bench`: groups, turns, and what samples amount to. Nothing is said of times."""
+"""`flyspec bench`: groups, turns, and evaluating samples; no assertions on times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flyspec bench round`: a round's parts from spans, the chart, the command, never times."""
+"""`flyspec bench round`: a round's parts from spans, the chart, the command; not times."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ async def test_eager_text_is_redrawn_on_a_terminal(stack: Stack) -> None:
 
 
 def read_all(descriptor: int) -> str:
-    """All that a terminal is sent until the other side closes it."""
+    """Everything sent to a terminal until the other side closes it."""
     data = b""
     try:
         while block := os.read(descriptor, 65536):

@@ -1,4 +1,4 @@
-"""What `bench` and `eval` make of samples; the measuring itself is tested through the CLI."""
+"""How `bench` and `eval` evaluate samples; measuring itself is tested through the CLI."""
 
 from __future__ import annotations
 

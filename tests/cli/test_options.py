@@ -1,4 +1,4 @@
-"""Flags become what is asked of the server, every one of them."""
+"""Every flag becomes part of the request to the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULTS = GenerateOptions(max_tokens=5, rule=Rule(""))
 
 
 def parse(*arguments: str) -> tuple[GenerateOptions | None, str]:
-    """What a command with these flags would ask for, and what it printed."""
+    """Return what a command with these flags would request, and what it printed."""
     asked: list[GenerateOptions] = []
     app = typer.Typer()
 
@@ -120,7 +120,7 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
     ],
 )
 def test_nothing_is_left_without_a_flag(table: Any, kind: Any, apart: set[str]) -> None:
-    """A field that is added to what can be asked must get a flag, and a line above."""
+    """A new request field must get a flag, and a line above."""
     assert {name for _, fields in table for name in fields} | apart == {
         f.name for f in dataclasses.fields(kind)
     }

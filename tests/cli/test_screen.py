@@ -1,4 +1,4 @@
-"""Taking text back on a terminal, against a small terminal that does what a real one does."""
+"""Retracting text on a terminal, tested with a minimal terminal emulator."""
 
 from __future__ import annotations
 

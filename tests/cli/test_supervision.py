@@ -1,4 +1,4 @@
-"""`flyspec serve` starts again what dies, and generations go on meanwhile."""
+"""`flyspec serve` restarts what dies, and generations continue meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXACT = GenerateOptions(
 
 
 class Serving:
-    """A stack of `flyspec serve`, and what it says on standard error."""
+    """A stack of `flyspec serve`, and its standard error."""
 
     def __init__(self, process: asyncio.subprocess.Process, facts: dict[str, Any]) -> None:
         self.process, self.facts = process, facts
@@ -53,7 +53,7 @@ async def serving(models: list[str]) -> Any:
 async def stream(
     client: Client, serving: Serving, killed: str = ""
 ) -> tuple[list[int], Completion]:
-    """The tokens of a long generation, in which a service is killed when the first have come."""
+    """Return the tokens of a long generation during which a service is killed."""
     token_ids: list[int] = []
     async for event in client.generate("the cat sat on", EXACT):
         if isinstance(event, Chunk):
@@ -87,7 +87,7 @@ async def test_each_service_is_killed_in_turn_and_generations_are_whole(serving:
 
 
 class Falling:
-    """A stack of one service that has ended, and does not come up `failures` times."""
+    """A stack of one service that has exited and fails to start `failures` times."""
 
     def __init__(self, name: str, failures: int) -> None:
         self.services: dict[str, Any] = {name: self}

@@ -1,4 +1,4 @@
-"""A contract of import-linter: no module imports itself, however many others lie between.
+"""A contract of import-linter: no module imports itself, directly or through others.
 
 Late and type-only imports count: a circle that Python gets away with is one all the same.
 `acyclic_siblings`, which import-linter has, compares packages; this compares modules.
@@ -16,7 +16,7 @@ class NoCirclesContract(Contract):
     type_name = "no_circles"
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        """Find circles: modules that each import all of the others, directly or not."""
+        """Find cycles: modules that each import all of the others, directly or not."""
         circles = {
             frozenset(graph.find_upstream_modules(module) & graph.find_downstream_modules(module))
             | {module}
@@ -36,7 +36,7 @@ class NoCirclesContract(Contract):
         return ContractCheck(kept=not found, metadata={"circles": found, "links": links})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """Name each circle's modules, and the lines whose imports close it."""
+        """Print each cycle's modules, and the lines whose imports close it."""
         for circle, links in zip(check.metadata["circles"], check.metadata["links"], strict=True):
             output.print_error(f"A circle of {len(circle)} modules: {', '.join(circle)}")
             for importer, line, imported in links:

@@ -1,4 +1,4 @@
-"""One name, one thing: no two classes of the product are called alike."""
+"""No two classes of the product have the same name."""
 
 from __future__ import annotations
 

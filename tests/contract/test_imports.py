@@ -1,4 +1,4 @@
-"""What `make imports` refuses in a package made for it: circles of modules, with their lines."""
+"""`make imports` refuses import cycles, with their lines, in a package made for the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LINT = "from importlinter.cli import lint_imports_command as lint; lint()"
 
 
 def lint(folder: Path, contract: str, **modules: str) -> tuple[bool, str]:
-    """Whether a package `planted` of these modules keeps a contract, and what was said."""
+    """Return whether a package `planted` of these modules keeps a contract, and the output."""
     package = folder / "planted"
     package.mkdir()
     for name, text in {"__init__": "", **modules}.items():

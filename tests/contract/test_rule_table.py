@@ -1,4 +1,4 @@
-"""Protos, flags, files, limits, benches and documents have exactly the rules of the table."""
+"""Protos, flags, files, limits, benches and docs have exactly the rules of the table."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_every_parameter_can_be_limited_on_its_side_and_no_other() -> None:
 
 
 def test_what_loses_something_can_be_limited() -> None:
-    """Every number makes a rule lose more or less, and so has a limit."""
+    """Every number makes a rule more or less lossy, and so has a limit."""
     assert all(bool(p.limit) == bool(p.ranges) for p in PARAMETERS.values())
 
 
@@ -111,7 +111,7 @@ def test_the_tables_of_the_documentation_are_the_tables() -> None:
 
 
 def test_no_rule_is_known_by_its_name_elsewhere() -> None:
-    """Only the tables may ask which rule it is; others ask what it does."""
+    """Only the tables may depend on a rule's name; other code uses its properties."""
     for folder in ("flyspec", "orchestrator", "verify_service", "draft_service", "bench"):
         for path in (ROOT / folder).rglob("*.py"):
             text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What goes over the wire comes back the same, and no field of either side is forgotten."""
+"""Values survive the round trip over the wire, and no field of either side is forgotten."""
 
 import dataclasses
 from enum import IntEnum
@@ -52,7 +52,7 @@ EXACT = Decision(Outcome.EXACT)
 
 
 def values_of(cls):
-    """Any value of a class, every field that travels filled in."""
+    """Return a value of a class with every transmitted field set."""
     if cls is DraftChunk:
         return chunks()
     if cls is Decision:  # of a match no more is said
@@ -240,7 +240,7 @@ def test_what_is_only_a_part_of_messages_is_refused():
 
 
 def test_a_round_stays_small():
-    """At K = 15, without distributions: under 300 bytes there and back."""
+    """At K = 15, without distributions: under 300 bytes in both directions together."""
     drafts = list(range(120_000, 120_015))
     request = wire.encode(
         VerifyRound(1000, 1000, [], drafts, prefix_hash=2**63, exact_until_position=10)

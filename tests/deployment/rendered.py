@@ -1,4 +1,4 @@
-"""The manifests as kubectl renders them, and what is found in them."""
+"""The manifests as rendered by kubectl, and queries on them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def of_kind(overlay: str, *kinds: str) -> list[Object]:
 
 
 def pods(overlay: str) -> Iterator[tuple[str, Object]]:
-    """Every pod template of an overlay, with the name of what makes it."""
+    """Every pod template of an overlay, with the name of its owner."""
     for workload in of_kind(overlay, "Deployment", "LeaderWorkerSet"):
         spec, name = workload["spec"], workload["metadata"]["name"]
         if workload["kind"] == "Deployment":

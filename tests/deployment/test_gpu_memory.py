@@ -1,4 +1,4 @@
-"""The overlay gpu has room for what it says on the GPUs that it names, by the services' sums."""
+"""The overlay gpu fits on the GPUs it names, according to the services' own calculation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MODELS = {
 
 
 def settings_of(component: str, overlay: str = "gpu") -> Any:
-    """As the overlay's own file has them; `multi-node` merges a few into those of `gpu`."""
+    """As in the overlay's own file; `multi-node` merges a few into those of `gpu`."""
     lines = (ROOT / "k8s" / "overlays" / "gpu" / f"{component}.env").read_text().splitlines()
     if overlay != "gpu":
         file = ROOT / "k8s" / "overlays" / overlay / "kustomization.yaml"
@@ -64,7 +64,7 @@ def settings_of(component: str, overlay: str = "gpu") -> Any:
 def planned(
     component: str, settings: ModelServerSettings, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Fit, KVCachePlan]:
-    """What the service plans before it reads weights: the comparison, and its cache."""
+    """Return the service's plan before it reads weights: the calculation, and its cache."""
     _, config, parameters, total = MODELS[component]
     size = getattr(settings, "tensor_parallel_size", 1)
     header = {"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}}
@@ -104,7 +104,7 @@ def test_target_and_drafters_hold_the_same_sessions() -> None:
 def test_without_a_length_few_sessions_would_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the model's whole context, which 64 sessions would need 687 GB a GPU for."""
+    """With the model's whole context, 64 sessions would need 687 GB per GPU."""
     whole = settings_of("verify").model_copy(update={"max_model_len": 0, "max_sessions": 64})
     assert plan_kv_cache(LLAMA_70B, 131_072, torch.bfloat16, 64, 0, 4).total_bytes // 10**9 == 687
     _, plan = planned("verify", whole, tmp_path, monkeypatch)

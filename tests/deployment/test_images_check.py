@@ -1,4 +1,4 @@
-"""What `make images-check` does to the manifests before podman runs them."""
+"""What `make images-check` changes in the manifests before podman runs them."""
 
 from __future__ import annotations
 

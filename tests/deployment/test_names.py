@@ -1,4 +1,4 @@
-"""Every host name that a container is told leads to an object that exists when it is asked for."""
+"""Every host name given to a container belongs to an object that exists when it is resolved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _value(variables: dict[str, str], reference: re.Match[str]) -> str:
 
 
 def services(overlay: str) -> dict[tuple[str, str], Object]:
-    """Services by namespace and name, those that a controller makes where there is none besides."""
+    """Services by namespace and name, including those that a controller creates."""
     found = {(o["metadata"]["namespace"], o["metadata"]["name"]): o
              for o in of_kind(overlay, "Service")}  # fmt: skip
     for workload in of_kind(overlay, "LeaderWorkerSet"):

@@ -1,4 +1,4 @@
-"""Ports and selectors: who is reached, by whom, and where."""
+"""Ports and selectors: what can reach what, and where."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_ports_are_those_that_the_services_listen_on(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_probes_ask_ports_that_are_there(overlay: str) -> None:
-    """By gRPC in the clear, and by our own client where ports want TLS."""
+    """By unencrypted gRPC, and by our own client where ports require TLS."""
     for name, template in pods(overlay):
         if "worker" in name:
             assert not set(PROBES) & set(container(template))
@@ -98,7 +98,7 @@ def test_every_selector_selects_a_pod(overlay: str) -> None:
 
 
 def allowed(overlay: str, target: Object, port: int, source: Object | None) -> bool:
-    """Whether the policies let a pod of the namespace, or somebody outside it, reach a port."""
+    """Whether the policies let a pod of the namespace, or an outsider, reach a port."""
     policies = [
         p["spec"] for p in of_kind(overlay, "NetworkPolicy")
         if "Ingress" in p["spec"]["policyTypes"]

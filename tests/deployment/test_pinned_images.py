@@ -1,4 +1,4 @@
-"""Images of others stand in one place, where digests are put behind their tags."""
+"""Third-party images are declared in one place, where digests are appended to their tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What manifests say to the services is what the services understand."""
+"""Settings in the manifests are ones that the services have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images, secrets, files and metrics that manifests name are there."""
+"""Images, secrets, files and metrics named in manifests exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the draft service's tests are written with: a driver, a client, a running service."""
+"""Helpers of the draft service's tests: a driver, a client, a running service."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CountingRunner(ModelRunner):
 def drive(
     runner: ModelRunner, session: DrafterSession, max_tokens: int
 ) -> tuple[list[int], list[Origin]]:
-    """A whole proposal, as the engine would make it for one session."""
+    """Return a whole proposal, as the engine would create it for one session."""
     tokens, origins, _ = drive_all(runner, session, max_tokens)
     return tokens, origins
 
@@ -113,7 +113,7 @@ class Client:
         max_tokens: int = 8,
         round_id: int | None = None,
     ) -> None:
-        """Ask for a proposal; rounds are counted from 1 unless named."""
+        """Request a proposal; rounds are numbered from 1 unless given."""
         self._rounds += 1
         round_id = self._rounds if round_id is None else round_id
         advance = DraftAdvance(round_id, keep_length, append, max_tokens)
@@ -139,7 +139,7 @@ class Client:
         return chunks
 
     async def status(self) -> tuple[grpc.StatusCode, str]:
-        """How the stream ended, whatever else it still sends."""
+        """Return how the stream ended, ignoring what else it sends."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await self.call.read() is not grpc.aio.EOF:
                 pass

@@ -1,4 +1,4 @@
-"""Continuous batching of drafts: in a crowd, a session proposes what it does alone (float64)."""
+"""Continuous batching of drafts: a session proposes the same in a batch as alone (float64)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ POISON = [VOCAB_SIZE - 1, VOCAB_SIZE - 1]
 
 
 class WatchedRunner(ModelRunner):
-    """Counts what runs, holds steps back at a gate, and fails in the model at poison."""
+    """Counts what runs, holds steps at a gate, and fails inside the model on poison."""
 
     def __init__(self, loaded: LoadedModel, num_slots: int) -> None:
         super().__init__(loaded, num_slots)
@@ -83,7 +83,7 @@ class WatchedRunner(ModelRunner):
 async def running(
     model_dir: str, slots: int, budget: StepBudget = SMALL
 ) -> AsyncIterator[tuple[Sessions, WatchedRunner]]:
-    """Sessions over a model of their own; ends with every slot free."""
+    """Sessions over their own model; every slot must be free at the end."""
     loaded = load_model(model_dir, "cpu", "float64")
     runner = WatchedRunner(loaded, slots)
     engine = Engine(runner, lambda: torch.set_num_threads(1), budget)
@@ -112,7 +112,7 @@ def some_tokens(rng: random.Random, count: int) -> list[int]:
 
 
 class Member:
-    """A session: its sequence, its moves, and what it was proposed."""
+    """A session: its sequence, its moves, and the proposals it got."""
 
     def __init__(self, number: int) -> None:
         self.rng = rng = random.Random(number)
@@ -146,7 +146,7 @@ class Member:
                 held = keep + len(append) + len(tokens)
 
     def check(self, drafter: Drafter, runner: ModelRunner) -> None:
-        """Ask a session that has the model to itself."""
+        """Query a session that has the model to itself."""
         session = drafter.open(self.open)
         for advance, tokens, distributions in self.told:
             session.move(advance.keep_length, advance.append_token_ids)

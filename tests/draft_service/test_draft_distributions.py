@@ -1,4 +1,4 @@
-"""Distributions that travel with drafts: from the drafters, and over gRPC."""
+"""Distributions sent with drafts: from the drafters, and over gRPC."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_each_token_was_drawn_from_the_distribution_sent_with_it(
     sampling: SamplingParams,
     spec: DistributionSpec,
 ) -> None:
-    """From the sequence alone, one forward a token: the distribution, and the draw from it."""
+    """From the sequence alone, one forward per token: the distribution, and the draw from it."""
     session = kind(runner, [EOS]).open(DraftOpen(prompt, sampling, 21, "", 3, spec))
     tokens, _, distributions = drive_all(runner, session, 25)
     assert tokens
@@ -171,7 +171,7 @@ async def test_no_distributions_unless_asked_for(
 async def test_chunks_of_distributions_are_bounded(
     service_with: StartService, prompt: list[int], drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """600 bytes each: three fit into 2,000; one that fits into no bound goes alone."""
+    """600 bytes each: three fit into 2,000; one larger than the bound goes alone."""
     async with service_with(chunk_tokens=64) as service:
         whole = None
         for bound, most in [(1 << 20, 64), (2000, 3), (500, 1)]:

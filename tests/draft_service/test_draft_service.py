@@ -122,7 +122,7 @@ async def test_context_end_proposes_less(service: Service) -> None:
 
 
 async def test_sessions_share_the_engine(service: Service, prompt: list[int]) -> None:
-    """Proposals of many sessions at once are those of one after another."""
+    """Proposals of many concurrent sessions equal those of sequential ones."""
     prompts = [prompt[:n] for n in range(2, 14)]
 
     async def propose(tokens: list[int], drafter: str) -> list[int]:
@@ -321,7 +321,7 @@ async def test_the_next_request_ends_a_proposal(
 
 
 async def test_the_last_request_is_answered_in_full(service: Service) -> None:
-    """Whenever it comes: while the one before is answered, or just when that is over."""
+    """Whenever it arrives: while the previous one is being answered, or just after."""
     fresh = await service.client().open([1, 2, 3])
     expected = tokens_of(await fresh.advance(3, max_tokens=6))
     client = await service.client().open([1, 2])
@@ -451,7 +451,7 @@ async def test_max_model_len_bounds_sequences(service_with: StartService) -> Non
 async def test_a_target_may_be_longer_than_its_drafter(
     service_with: StartService, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`flyspec serve --max-model-len` is of both, and a draft model's limit may be less."""
+    """`flyspec serve --max-model-len` applies to both; the draft model's limit may be lower."""
     limit = loaded.info.context_length
     async with service_with(max_model_len=limit + 7) as service:
         for drafter, longest in (("model", limit), ("prompt_lookup", limit + 7)):
@@ -472,7 +472,7 @@ async def test_a_draft_model_that_does_not_fit_is_refused_before_it_is_read(
 
 
 def test_reference_is_what_the_service_streams(loaded: LoadedModel) -> None:
-    """The driver of the other tests and the engine agree on what a step is."""
+    """The other tests' driver and the engine agree on what a step is."""
     runner = ModelRunner(replace(loaded, model=copy.deepcopy(loaded.model)), 1)
     tokens, _ = drive(runner, ModelDrafter(runner, []).open(DraftOpen([1, 2], GREEDY, 1)), 3)
     assert len(tokens) == 3

@@ -1,4 +1,4 @@
-"""Drafters without a server: against transformers, against themselves from scratch."""
+"""Drafters without a server, compared with transformers and with a fresh start."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ class Rounds(RuleBasedStateMachine):
     @precondition(lambda self: len(self.tokens) > 1)
     @rule(steps=st.integers(0, 5))
     def abandon(self, steps: int) -> None:
-        """A proposal that is closed early: what it made so far is part of the sequence."""
+        """A proposal that is closed early: the tokens so far are part of the sequence."""
         work = self.session.propose(8)
         item: Any = next(work, None)
         for _ in range(steps):

@@ -1,4 +1,4 @@
-"""Hostile messages to the draft service: refused by the right status, and nothing else changes."""
+"""Hostile messages to the draft service: the right status, and no other effect."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def test_absurd_lists_are_refused_unread(
 
 
 async def test_long_sequences_without_a_model_hold_up_nobody(service: Service) -> None:
-    """They are indexed in a thread: meanwhile others are answered, again and again."""
+    """They are indexed in a thread; meanwhile others are answered repeatedly."""
     period = list(range(1000, 1013))
     text = (period * 8000)[:100_000]
     long = await service.client().open(text, drafter="prompt_lookup")

@@ -1,4 +1,4 @@
-"""What drafters say of tokens that they did not draft, and of how sure they are of their own."""
+"""Drafters' scores of tokens they did not draft, and confidence in their own."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_scores_take_one_step(runner: CountingRunner, prompt: list[int]) -> None
 
 def test_a_translated_drafter_does_not_score_and_is_not_sure() -> None:
     class Alignment:
-        """Takes every token for one of the target's."""
+        """Agrees with every token of the target."""
 
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"{name}: nothing is wanted")
@@ -208,7 +208,7 @@ def test_confidences_of_both_are_the_same(
 
 
 def uneven(tokens: Sequence[int]) -> list[float]:
-    """Sure of some tokens, less of others."""
+    """Sure of some tokens, less sure of others."""
     digest = hashlib.blake2b(bytes(tokens), digest_size=2).digest()
     favourite, surplus = digest[0] % 31, 2.0 + digest[1] / 40
     return [surplus if token == favourite else 0.0 for token in range(32)]
@@ -236,7 +236,7 @@ def joined(chunks: Sequence[DraftChunk]) -> tuple[list[int], list[float]]:
 
 
 def falls_below(confidences: Sequence[float], least: float) -> int:
-    """Tokens up to the one with which the product falls below."""
+    """Tokens up to the one at which the product falls below."""
     for count in range(1, len(confidences) + 1):
         if math.prod(confidences[:count]) < least:
             return count

@@ -1,4 +1,4 @@
-"""How much of a translated proposal the target agrees with: the bundled byte-level draft, exact."""
+"""Acceptance of translated proposals: the bundled byte-level draft model, exact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_TOKENS = 160
 
 @dataclass
 class Account:
-    """What became of the rounds."""
+    """The results of the rounds."""
 
     rounds: int = 0
     emitted: int = 0
@@ -59,7 +59,7 @@ def plain(runner: ModelRunner, prompt: list[int], eos: tuple[int, ...]) -> list[
 
 @pytest.mark.parametrize("number", [2, pytest.param(20, marks=pytest.mark.full)])
 async def test_word_problems(number: int) -> None:
-    """Greedy and exact: the target's own text, several tokens a round."""
+    """Greedy and exact: the target's own text, several tokens per round."""
     loaded = load_model(str(MODELS / "target"), "cpu", "float64")
     runner = ModelRunner(loaded, 1)
     runner.warm_up()

@@ -1,4 +1,4 @@
-"""Sessions in the target's ids with the bundled byte-level draft, over gRPC; tokenizers sent."""
+"""Sessions in the target's IDs with the bundled byte-level draft, over gRPC; sending tokenizers."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_proposals_are_text_in_the_targets_ids(service: Service) -> None:
 
 @pytest.mark.parametrize("drafter", ["model", "multi_level"])
 async def test_rounds_equal_fresh_sessions(service: Service, drafter: str) -> None:
-    """Whatever was kept, a proposal is the one of a session opened with the whole sequence."""
+    """Whatever was kept, a proposal equals that of a session opened with the whole sequence."""
     client = await open_(service, drafter=drafter)
     tokens, sentence = list(PROMPT), TARGET.encode(" 12 Äpfel 😀 are left.", False)
     held = len(tokens)
@@ -177,7 +177,7 @@ async def test_multi_level_proposes_what_the_model_proposes(service: Service) ->
 
 
 async def test_sampling_reaches_no_further_than_it_can(service: Service) -> None:
-    """What is about the target's tokens, and noise, is left out."""
+    """Settings for the target's tokens, and noise, are ignored."""
     plain = await proposed(await open_(service), len(PROMPT))
     sampling = SamplingParams(
         1.2, top_p=0.9, repetition_penalty=1.3, presence_penalty=1.0, min_tokens=40,
@@ -208,7 +208,7 @@ async def test_sessions_at_once_are_those_alone(service: Service) -> None:
 
 
 async def test_a_target_with_a_longer_context_than_the_drafts() -> None:
-    """The draft has the end of the text; a session's length is the target's business."""
+    """The draft holds the end of the text; only the target limits a session's length."""
     async with bytes_service(max_model_len=256) as service:
         await send(service, upload_of(BUNDLE))
         tokens = PROMPT * 8
@@ -236,7 +236,7 @@ async def test_the_drafts_own_ids_need_no_translation(service: Service) -> None:
 
 
 async def test_a_table_padded_further_than_the_drafts(service: Service) -> None:
-    """The same tokenizer: ids that only the target's output layer has end no session."""
+    """The same tokenizer: IDs that exist only in the target's output layer end no session."""
     model = service.sessions.describe().drafters[0].model
     assert model is not None
     sampling = SamplingParams(logit_bias=((300, 1.0),))
@@ -340,7 +340,7 @@ async def test_sizes_and_numbers_are_bounded(
 
 
 async def test_the_one_used_longest_ago_goes() -> None:
-    """Sessions that speak it go on; another must send it again."""
+    """Sessions that use it continue; a new one must send it again."""
     spec = json.loads(BUNDLE.tokenizer_json)
     async with bytes_service() as service:
         known = service.sessions.tokenizers
@@ -367,7 +367,7 @@ async def test_the_one_used_longest_ago_goes() -> None:
 
 
 def fingerprint_of(data: bytes) -> str:
-    """As a target's service has it: the padding token, 2, left out."""
+    """As from a target's service: without the padding token, 2."""
     from tokenizers import Tokenizer as RustTokenizer
 
     from flyspec.tokenizer import fingerprint

@@ -1,4 +1,4 @@
-"""Translation of texts both ways, and what becomes of the draft's tokens when the target's move."""
+"""Translation in both directions, and the draft's tokens when the target's sequence changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PIECES = [
 
 
 def random_text(rng: random.Random) -> str:
-    """A mixture of the pieces and of any characters at all."""
+    """A mixture of the pieces and arbitrary characters."""
     parts: list[str] = []
     for _ in range(rng.randint(0, 24)):
         if rng.random() < 0.15:
@@ -56,7 +56,7 @@ def random_text(rng: random.Random) -> str:
 
 
 def there(source: str, goal: str, text: str) -> list[int]:
-    """A text's tokens in one tokenizer, made from its tokens in another; no beginning or filler."""
+    """A text's tokens in one tokenizer, from those in another; without BOS or filler."""
     ids = vocabulary(source).encode(text.encode()).ids
     alignment = Alignment(translator(source, goal), ids, 1 << 20)
     kept, added = alignment.sync(0)
@@ -136,7 +136,7 @@ def test_control_tokens_go_over_by_name() -> None:
 
 
 def test_control_tokens_without_a_name_there() -> None:
-    """The end is the end; where text would run together there is a new line; else nothing."""
+    """An end stays an end; where text would run together there is a new line, else nothing."""
     pair = translator("target", "byte-fallback")
     alignment = Alignment(pair, chat(), 1000)
     alignment.sync(0)
@@ -153,7 +153,7 @@ def test_control_tokens_without_a_name_there() -> None:
 
 
 def test_a_beginning_of_its_own() -> None:
-    """What the draft's tokenizer puts before a text stands there, once."""
+    """What the draft's tokenizer prepends to a text is there exactly once."""
     pair = translator("byte-level", "bytes")
     ids = vocabulary("byte-level").encode(b"Tom has").ids
     alignment = Alignment(pair, ids, 1000)
@@ -170,7 +170,7 @@ def feed_text(alignment: Alignment, draft: str, data: bytes) -> list[int]:
 
 
 def test_the_ids_that_stand_are_not_changed() -> None:
-    """Where the whole text would be cut otherwise, the proposal goes on from what stands."""
+    """If the whole text would be encoded differently, the proposal follows the existing tokens."""
     known = vocabulary("target")
     whole = known.encode(b"Tom has 12 apples.").ids
     piece = known.encode(b"Tom has 12 app").ids
@@ -228,7 +228,7 @@ def test_control_tokens_are_not_proposed_but_for_the_end() -> None:
 
 
 def test_the_end_in_a_target_that_calls_it_otherwise() -> None:
-    """It is the one that the text has ended with before, else the first."""
+    """It is the one that ended the text before, else the first."""
     pair = translator("target", "byte-fallback")
     (end,) = pair.draft.eos
     for context, expected in ((chat(), END), ([BOS, *chat()[2:4]], EOS)):
@@ -253,7 +253,7 @@ def test_origins() -> None:
 
 
 def test_inside_a_character() -> None:
-    """The target's tokens may end inside of one; the draft goes on from there, if it can."""
+    """The target's tokens may end inside a character; the draft continues from there if it can."""
     known = vocabulary("target")
     emoji = known.encode("😀".encode()).ids
     assert len(emoji) > 1
@@ -352,7 +352,7 @@ def test_what_was_drafted_beyond_the_proposal_is_kept_where_it_fits() -> None:
 
 
 def test_a_growing_text_is_not_encoded_anew() -> None:
-    """What is sent to the draft's session each round is short, and what a whole encoding has."""
+    """Each round sends little to the draft's session, and the result equals a full encoding."""
     for draft in LOSSLESS:
         pair = translator("target", draft)
         ids = vocabulary("target").encode((TEXT * 3).encode()).ids
@@ -370,7 +370,7 @@ def test_a_growing_text_is_not_encoded_anew() -> None:
 
 
 def test_of_a_long_text_the_draft_has_the_end() -> None:
-    """Cut rarely, before a word, behind what begins every text."""
+    """Cut rarely, before a word, after what begins every text."""
     pair = translator("target", "bytes")
     limit = 200
     words = vocabulary("target").encode(b" some more words and naught else" * 40).ids
@@ -411,7 +411,7 @@ def test_a_very_long_text_is_not_read_from_its_beginning() -> None:
 
 
 def test_nothing_to_say() -> None:
-    """A session needs a token, even where the text has none."""
+    """A session needs a token, even if the text has none."""
     pair = translator("target", "byte-fallback")
     alignment = Alignment(pair, [USER], 100)
     _, added = alignment.sync(10)

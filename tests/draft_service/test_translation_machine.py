@@ -1,4 +1,4 @@
-"""Any moves and proposals of a translated session, against recomputing everything.
+"""Random moves and proposals of a translated session equal recomputing everything.
 
 The draft's session holds what it was told, and that says what the target's tokens say.
 """
@@ -50,7 +50,7 @@ PHASES = [Phase.generate]
 
 
 class Script:
-    """A drafter that drafts what it is told to, in runs as long as it is told, and nothing more."""
+    """A drafter that drafts exactly what the script says, in runs of the scripted length."""
 
     needs_model = True
 
@@ -92,7 +92,7 @@ class Script:
 
 
 class Session(RuleBasedStateMachine):
-    """A target's sequence moves and is proposed to; `target`, `draft`, `limit` are the pair's."""
+    """A target's sequence moves and gets proposals; `target`, `draft`, `limit` are the pair's."""
 
     target, draft, limit = "target", "bytes", 1 << 16
 
@@ -110,7 +110,7 @@ class Session(RuleBasedStateMachine):
         self.held = len(self.model)
 
     def some_tokens(self, least: int = 1) -> Any:
-        """Tokens of a text, of any bytes, control tokens: any that the target may say."""
+        """Any tokens the target may emit: of a text, of any bytes, control tokens."""
         known = vocabulary(self.target)
         of_text = st.lists(st.sampled_from(WORDS), max_size=5).map(
             lambda words: known.encode("".join(words).encode()).ids
@@ -125,7 +125,7 @@ class Session(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def move(self, data: Any) -> None:
-        """Anywhere: into the last proposal, or far back."""
+        """Move anywhere: into the last proposal, or far back."""
         most = len(self.model)
         keep = data.draw(
             st.one_of(st.integers(0, most), st.integers(max(self.held - 2, 0), most), st.just(most))
@@ -139,7 +139,7 @@ class Session(RuleBasedStateMachine):
 
     @rule(data=st.data(), limit=st.integers(1, 12))
     def propose(self, data: Any, limit: int) -> None:
-        """Whatever the draft says: text, halves of characters, control tokens, nonsense."""
+        """Any output of the draft: text, halves of characters, control tokens, nonsense."""
         self.check_aligned()
         known = vocabulary(self.draft)
         of_text = st.lists(st.sampled_from(WORDS), max_size=6).map(
@@ -162,7 +162,7 @@ class Session(RuleBasedStateMachine):
         self.held = len(context)
 
     def check_proposal(self, proposed: list[int], drafted: list[int], limit: int) -> None:
-        """It is no longer than asked for, text that was drafted, and control only to end."""
+        """It is no longer than requested, drafted text, with a control token only at the end."""
         target, draft = self.pair.target, self.pair.draft
         assert len(proposed) <= limit
         if proposed and proposed[-1] in target.control:
@@ -178,7 +178,7 @@ class Session(RuleBasedStateMachine):
         assert list(self.session.token_ids) == self.model
 
     def check_aligned(self) -> None:
-        """The draft's session says what the target's tokens say, and as a new one would."""
+        """The draft's session has the target's text, tokenized as a new session would."""
         assert not [*self.session.propose(0)]
         self.script.drafts = []
         assert not [*self.session.propose(1)]
@@ -232,7 +232,7 @@ def test_in_a_context_that_is_too_short(target: str, draft: str) -> None:
 
 
 def test_a_draft_that_knows_little() -> None:
-    """Nothing that the draft cannot say breaks anything."""
+    """Nothing that the draft cannot express breaks anything."""
 
     class Case(Session):
         target, draft = "target", "printable"

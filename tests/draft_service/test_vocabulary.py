@@ -1,4 +1,4 @@
-"""A tokenizer as bytes: any bytes, from anywhere in a text, never control tokens."""
+"""A tokenizer as bytes: any bytes, from anywhere in a text, but no control tokens."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_names_of_control_tokens_in_a_text_are_text() -> None:
 
 
 def test_control_tokens_that_the_file_does_not_mark() -> None:
-    """One that only the model's configuration names is not made out of text either."""
+    """A control token named only in the model's configuration is not produced from text either."""
     data = (MODELS / "target" / "tokenizer.json").read_bytes()
     ordinary = Tokenizer.from_buffer(data).encode(" apples", add_special_tokens=False).ids
     assert len(ordinary) == 1
@@ -90,7 +90,7 @@ def test_ids_beyond_the_model_are_not_made() -> None:
 
 
 def test_settled_tokens_hardly_change() -> None:
-    """What counts as settled of a text stays what it is when the text goes on."""
+    """Settled tokens of a text do not change when the text continues."""
     text = TEXT.encode()
     for name in LOSSLESS:
         known, changed, total = vocabulary(name), 0, 0

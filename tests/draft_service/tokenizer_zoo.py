@@ -1,4 +1,4 @@
-"""Tokenizers of several kinds, the bundled ones among them, as translation sees them."""
+"""Tokenizers of several kinds, including the bundled ones, as translation sees them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def train(tokenizer: Tokenizer, specials: list[str], alphabet: list[str], size: 
 
 
 def byte_level(normalizer: Any = None) -> Vocabulary:
-    """As GPT-2's, with control tokens of its own, perhaps with a normalizer."""
+    """Like GPT-2's, with its own control tokens, optionally with a normalizer."""
     tokenizer = Tokenizer(models.BPE())
     if normalizer is not None:
         tokenizer.normalizer = normalizer
@@ -54,7 +54,7 @@ def byte_level(normalizer: Any = None) -> Vocabulary:
 
 
 def byte_fallback() -> Vocabulary:
-    """As Llama 2's: a space before the text, no pre-tokenizer, bytes for unknown characters."""
+    """Like Llama 2's: a space before the text, no pre-tokenizer, bytes for unknown characters."""
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
     train(trained, ["<unk>", "<s>", "</s>"], [*PRINTABLE, "▁"], 260)
@@ -116,7 +116,7 @@ def translator(target: str, draft: str) -> Translator:
 
 
 def units_of_draft(translator: Translator, draft_ids: list[int]) -> list[int]:
-    """What a draft's tokens say, in units of the target's stream; -1 for what it has no word of."""
+    """A draft's tokens in units of the target's stream; -1 for what has no counterpart."""
     units: list[int] = []
     for token in draft_ids:
         if token in translator.draft.control:
@@ -135,6 +135,6 @@ def units_of_target(vocabulary: Vocabulary, token_ids: list[int]) -> list[int]:
 
 
 def said_by_draft(alignment: Alignment, translator: Translator) -> bytes:
-    """The draft's text, control tokens left out."""
+    """The draft's text without control tokens."""
     known = translator.draft.bytes
     return b"".join(known.get(token, b"") for token in alignment.draft_ids)

@@ -9,7 +9,7 @@ from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 
 @pytest.fixture(autouse=True, scope="session")
 def bundled_models():
-    """Skip, and say so, where there are none."""
+    """Skip with a message if there are none."""
     for name in ("target", "draft"):
         if not (DEMO_MODELS / name / "model.safetensors").is_file():
             pytest.skip(f"demo/models/{name} has no weights; run `make models`")

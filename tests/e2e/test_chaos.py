@@ -1,4 +1,4 @@
-"""Every stream goes on, whatever happens to the services; and the suite would notice otherwise."""
+"""Every stream survives whatever happens to the services, and the suite would notice otherwise."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ RULES = (
 
 
 async def told(stack, rule, k):
-    """A generation with its rounds, as a request of the suite."""
+    """A generation with its rounds, as one of the suite's requests."""
     (problem,) = problems("replay", 1)
     options = GenerateOptions(
         rule=rule, num_speculative_tokens=k, max_tokens=60, seed=1, return_rounds=True
@@ -66,7 +66,7 @@ async def told(stack, rule, k):
 
 
 def changed(request, index, **fields):
-    """The same with a record that says something else."""
+    """The same with a falsified record."""
     generation = request.generation
     rounds = list(generation.rounds)
     rounds[index] = replace(rounds[index], **fields)
@@ -93,7 +93,7 @@ async def test_a_replay_gives_the_same_and_finds_what_is_not(stack):
 
 
 async def another_outcome_is_found(replay, request):
-    """Whether a draft that is said to have been rejected, and was not, is noticed."""
+    """Whether an accepted draft that is reported as rejected is detected."""
     for index, record in enumerate(request.generation.rounds):
         if record.decisions and record.decisions[0].outcome is Outcome.EXACT:
             rejected = record.decisions[0]._replace(outcome=Outcome.REJECTED)

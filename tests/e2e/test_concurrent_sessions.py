@@ -1,4 +1,4 @@
-"""Sixteen requests at once, each of another kind, against the same requests alone (float64)."""
+"""Sixteen different concurrent requests give the same as each alone (float64)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WAYS = [
 
 
 def request(number):
-    """A prompt, some of them long and some alike, and how to go on."""
+    """A prompt, sometimes long, sometimes similar to others, and options to continue it."""
     rule, k, sampling = WAYS[number % len(WAYS)]
     questions = [problem.question for problem in problems("concurrent", 8)]
     prompt = [Chat.of_user(questions[number % 8]), CODE, Chat.of_user("\n".join(questions))]
@@ -53,7 +53,7 @@ def request(number):
 
 
 def told(generation):
-    """All of a generation but times."""
+    """Everything about a generation except times."""
     metrics = generation.completion.speculation
     return (
         generation.text,

@@ -1,4 +1,4 @@
-"""Exact mode when sampling: one seed, one text, whatever drafts, however many, and beside whom."""
+"""Exact mode when sampling: one seed, one text, whatever the drafter, K and other requests."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Reference:
         return whole[0, ids.shape[1] :].tolist()
 
     def fail(self, start):
-        """The window's token goes, and all that came after it."""
+        """The window's token is dropped, with everything after it."""
         position, own, _ = self.window
         self.rollbacks += position < start
         self.tokens, self.window = [*self.tokens[:position], own], None

@@ -1,4 +1,4 @@
-"""More requests than can be served: a short form of `python -m bench.overload`; a drain by SIGTERM.
+"""Overload: a short form of `python -m bench.overload`, and draining on SIGTERM.
 
 Nothing about speed here, which depends on what else the machine does.
 """

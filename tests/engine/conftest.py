@@ -1,4 +1,4 @@
-"""What the engine's tests have in common."""
+"""Shared fixtures of the engine's tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture
 def one_thread():
-    """Small products run fastest so."""
+    """Small products are fastest this way."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

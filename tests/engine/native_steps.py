@@ -49,7 +49,7 @@ def compiler_flags(name: str) -> list[str]:
 
 @lru_cache
 def compiled(name: str) -> Library:
-    """The step of an instruction set, compiled where it is not yet."""
+    """The step for an instruction set, compiled if necessary."""
     emulated = name == EMULATED
     flags = compiler_flags("avx512_bf16" if emulated else name)
     if emulated:

@@ -47,7 +47,7 @@ def make_model(
 
 
 def loaded_model(model: Any, context_length: int = 160) -> LoadedModel:
-    """The model as the services hold it, without a tokenizer."""
+    """Return the model as the services load it, without a tokenizer."""
     config = model.config.get_text_config()
     dtype = str(model.dtype).removeprefix("torch.")
     info = ModelInfo(config.model_type, "", config.vocab_size, context_length, dtype, "cpu", 1)
@@ -57,7 +57,7 @@ def loaded_model(model: Any, context_length: int = 160) -> LoadedModel:
 def make_runner(
     model: Any, num_slots: int = 4, context_length: int = 160, padded: bool = False
 ) -> ModelRunner:
-    """A runner over slots; the model's attention is exchanged for ours."""
+    """Return a runner over slots, with our attention instead of the model's."""
     return ModelRunner(loaded_model(model, context_length), num_slots, padded)
 
 

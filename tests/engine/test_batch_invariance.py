@@ -45,7 +45,7 @@ def invariant_runner(kind: str, dtype: torch.dtype, **changes: Any) -> ModelRunn
 
 
 def alone(runner: ModelRunner, token_ids: Sequence[int]) -> Tensor:
-    """Logits after each token, one token a step."""
+    """Return the logits after each token, one token per step."""
     slot = runner.cache.acquire().slot
     rows = [runner.forward([Step(slot, i, [t])])[0].logits for i, t in enumerate(token_ids)]
     runner.cache.release(slot)
@@ -106,7 +106,7 @@ def test_long_sequences_and_windows_over_blocks_of_keys() -> None:
 
 
 def test_without_the_mode_the_bits_depend_on_the_step() -> None:
-    """Else the tests above would show nothing."""
+    """Otherwise the tests above would be meaningless."""
     model = make_model("llama", dtype=torch.float32)
     runner = ModelRunner(loaded_model(model, CONTEXT), 4)
     ids = [3 + i % 30 for i in range(LENGTH)]
@@ -115,7 +115,7 @@ def test_without_the_mode_the_bits_depend_on_the_step() -> None:
 
 
 def test_a_model_that_cannot_have_it_is_refused_or_left_as_it_is() -> None:
-    """Experts are no linear layers; what they compute depends on who else is routed to them."""
+    """Experts are not linear layers: their results depend on what else is routed to them."""
     runner = ModelRunner(
         loaded_model(make_model("mixtral", dtype=torch.float32), CONTEXT), 4, batch_invariant=True
     )

@@ -1,4 +1,4 @@
-"""How many sessions have room: planned from headers, sized from what is free, refused with sums."""
+"""How many sessions fit: planned from headers, sized by free memory, refused with calculations."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_where_nobody_knows_nothing_is_said(
 
 
 def loaded(config: Any = LLAMA_70B, device: torch.device = CUDA, length: int = 8192) -> Any:
-    """What is asked of a model that is loaded."""
+    """The interface of a loaded model."""
     model = SimpleNamespace(config=config, dtype=torch.bfloat16, device=device)
     info = SimpleNamespace(name="llama", context_length=length)
     return SimpleNamespace(model=model, info=info)
@@ -255,7 +255,7 @@ def test_on_a_cpu_slots_are_as_many_as_a_machine_could_hold(
 def test_the_largest_steps_are_tried_to_measure_them(
     monkeypatch: pytest.MonkeyPatch, context_length: int
 ) -> None:
-    """A step of as many tokens as there may be, and a piece of a prompt at the context's end."""
+    """A step with the maximum number of tokens, and a prompt chunk at the end of the context."""
     tried = []
 
     def peak(device: torch.device, work: Any) -> int:

@@ -1,4 +1,4 @@
-"""Draft distributions: what is sent is what is drawn from is what is read."""
+"""Draft distributions: the one sent equals the one drawn from and the one read."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_what_makes_no_sense_is_refused(case: Any, renormalise: bool) -> None:
 @given(st.lists(st.integers(0, 0xFFFF), min_size=V, max_size=V))
 @settings(max_examples=300)
 def test_every_pattern_of_bits_is_judged_by_its_number(bits: list[int]) -> None:
-    """Of all half floats just those up to 0, rounding apart, are log-probabilities."""
+    """Of all half floats, exactly those up to 0 (within rounding) are log-probabilities."""
     log_probs = struct.pack(f"<{V}H", *bits)
     values = struct.unpack(f"<{V}e", log_probs)
     good = all(value <= 1e-3 for value in values)  # NaN is not
@@ -262,7 +262,7 @@ def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:
 
 
 def test_sizes_on_the_wire() -> None:
-    """Bytes a token: 2 V for all, 2 and an id of up to 3 bytes for a listed one, 2 for none."""
+    """Bytes per token: 2 V for all, 2 plus an ID of up to 3 bytes for a listed one, 2 for none."""
     vocab_size = 128_256
     logits = rows_of(10, 2, vocab_size)
     plain = DraftChunk(1, 10, 5, 11, [1, 2], [Origin.EXACT_MODEL] * 2, True)

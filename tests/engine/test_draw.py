@@ -1,4 +1,4 @@
-"""Several steps in one call are the same steps one by one, of sequences that end as they like."""
+"""Several steps in one call equal the same steps one by one, wherever sequences end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which failed steps of a model are hoped to heal, and when a process had better be restarted."""
+"""Which failed model steps are retried, and when the process should be restarted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_few_in_a_row_are_enough() -> None:
 
 
 class Service:
-    """A service whose model is lost as soon as it serves."""
+    """A service whose model is lost as soon as it starts serving."""
 
     def __init__(self) -> None:
         self.lost: Future[str] = Future()

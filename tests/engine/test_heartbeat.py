@@ -1,4 +1,4 @@
-"""A step that does not end is noticed, and all who wait for it are told."""
+"""A step that does not end is detected, and everything waiting for it fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 30.0
 
 
 def looks(watch: StepWatch, call: Call | None, seconds: float) -> str:
-    """What the watch says of that call at last, after so many seconds."""
+    """Return the watch's final verdict on that call, after that many seconds."""
     said = watch.observe(TICK_S, call)
     for _ in range(round(seconds / TICK_S)):
         assert not said
@@ -44,7 +44,7 @@ def test_a_pause_of_the_process_is_no_hang() -> None:
 
 
 class Loop(StepLoop[int]):
-    """Its steps answer with their slot, hang where the token is 1, are no numbers where it is 2."""
+    """Its steps answer with their slot, hang if the token is 1, and return NaN if it is 2."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__("test", **options)

@@ -1,4 +1,4 @@
-"""Hidden rows out of a packed step are those of transformers' own `output_hidden_states`."""
+"""Hidden rows from a packed step equal those of transformers' own `output_hidden_states`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
 
 LAYERS = (3, 0)
-"""Not in order: they come as they were asked for."""
+"""Not sorted: they come in the requested order."""
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-4), ("float64", 1e-10)])

@@ -1,4 +1,4 @@
-"""The step loop over a scripted model: order, pieces, several steps a call, ends of all kinds."""
+"""The step loop over a scripted model: order, chunks, several steps per call, ends of all kinds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAIT_S = 10.0
 
 
 class Loop(StepLoop[Drafted]):
-    """Stands at a gate before each forward, and fails where a step holds `poison`."""
+    """Waits at a gate before each forward, and fails if a step contains `poison`."""
 
     def __init__(self, model: ScriptedModel, **options: Any) -> None:
         self.told: list[tuple[int, int]] = []
@@ -52,7 +52,7 @@ class Loop(StepLoop[Drafted]):
 
 
 class Job:
-    """Draws `count` tokens behind a prompt, up to `most` a call; notes what happens to it."""
+    """Draws `count` tokens after a prompt, up to `most` per call; records what happens to it."""
 
     def __init__(self, slot: int, prompt: list[int], count: int, most: int = 1) -> None:
         self.slot, self.tokens, self.left, self.most = slot, list(prompt), count, most

@@ -1,4 +1,4 @@
-"""Which models are served and which refused: small random ones of many architectures."""
+"""Which models are served and which are refused: small random models of many architectures."""
 
 from __future__ import annotations
 

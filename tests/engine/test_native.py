@@ -1,4 +1,4 @@
-"""The native step: near float32, and each row's bits its own sequence's alone."""
+"""The native step: close to float32, and each row's bits depend only on its own sequence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tokens(count: int, seed: int = 0, vocabulary: int = 41) -> list[int]:
 
 
 def one_by_one(model: NativeModel, slot: int, ids: list[int], start: int = 0) -> Tensor:
-    """[tokens, vocab], a token a step."""
+    """Return [tokens, vocab], one token per step."""
     steps = [Step(slot, start + i, [token]) for i, token in enumerate(ids)]
     return torch.cat([model.forward([step])[0].logits for step in steps])
 
@@ -75,7 +75,7 @@ def test_a_row_has_the_same_bits_in_any_company(shape: str, name: str, threads: 
 def test_work_shared_by_threads_gives_the_same_bits(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large enough to be shared, with more rows than go through the model at once."""
+    """Large enough to be split among threads, with more rows than the model takes at once."""
     module = small_model(
         "llama", hidden_size=512, intermediate_size=1024, vocab_size=3000, head_dim=64,
         max_position_embeddings=700, initializer_range=0.06,

@@ -1,4 +1,4 @@
-"""Which implementation serves a model, and why: the trial and what it refuses."""
+"""Which implementation serves a model, and why: the self-test and what it rejects."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A step that is compiled, wherever flyspec was installed."""
+    """A compiled step, wherever flyspec was installed."""
     for module in (choice, loading):
         monkeypatch.setattr(module, "find", lambda: compiled(SETS[0]))
     return
 
 
 def chosen(model: Any, caplog: pytest.LogCaptureFixture, **settings: Any) -> tuple[Model, str]:
-    """What serves a module, and the line of the log that says so."""
+    """Return what serves a module, and the log line that says so."""
     caplog.set_level(logging.INFO)
     model = choose_model(loaded_model(model), DraftSettings(max_sessions=4, **settings))
     (line,) = (m for m in caplog.messages if m.startswith(("native step", "transformers'")))

@@ -1,4 +1,4 @@
-"""Running out of memory is called that, not taken for a family of models that is not served."""
+"""Running out of memory is reported as such, not as an unsupported model."""
 
 from __future__ import annotations
 
@@ -130,14 +130,14 @@ def test_the_native_step_without_room_says_so(name: str, monkeypatch: pytest.Mon
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory and no file's."""
+    """Resident bytes of this process that belong to no file."""
     with open("/proc/self/status") as file:
         (line,) = (line for line in file if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024
 
 
 def test_a_cache_takes_memory_as_it_is_written() -> None:
-    """An idle service holds its weights, not all of its sessions."""
+    """An idle service uses memory for its weights, not for all its sessions."""
     model = make_model("llama", dtype=torch.float32, max_position_embeddings=8192)
     runner = make_runner(model, num_slots=256, context_length=8192)
     before = resident()

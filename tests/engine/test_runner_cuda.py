@@ -1,4 +1,4 @@
-"""The runner on a GPU: its packed forward, padded or not, equals the model alone on a CPU."""
+"""The runner on a GPU: its packed forward, padded or not, equals the model's own on a CPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slot cache and packed attention, driven at random against recomputing from scratch."""
+"""The slot cache and packed attention, driven at random, equal recomputing from scratch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def models(kind: str, variant: int) -> tuple[Any, Any]:
 
 
 def text(seed: int) -> list[int]:
-    """A sequence of the greatest length, the same for the same seed."""
+    """Return a sequence of maximum length, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(VOCABULARY, (MAX_LENGTH,), generator=generator).tolist()
 
@@ -88,7 +88,7 @@ class Broken(Exception):
 
 
 class Session:
-    """What one client would know: its slot, what the slot holds of it, and what is still to run."""
+    """What one client knows: its slot, the slot's contents, and what is still to run."""
 
     def __init__(self, slot: int, tokens: list[int], cached: int) -> None:
         self.slot, self.tokens, self.cached = slot, tokens, cached
@@ -189,7 +189,7 @@ class Slots(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def roll_back(self, data: st.DataObject) -> None:
-        """To any earlier length; nothing runs yet, and the cache is not told."""
+        """Roll back to any earlier length; nothing runs yet, and the cache is not notified."""
         session = data.draw(st.sampled_from(self.open))
         kept = data.draw(st.integers(1, len(session.tokens)))
         session.tokens = session.tokens[:kept]
@@ -220,7 +220,7 @@ class Slots(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(data=st.data(), layer=st.integers(0, 1))
     def fail(self, data: st.DataObject, layer: int) -> None:
-        """A forward fails half way; as the engines do, its session ends."""
+        """A forward fails halfway; its session ends, as in the engines."""
         session = data.draw(st.sampled_from(self.open))
         step = self.draw_step(session, data)
 
@@ -269,7 +269,7 @@ class Slots(RuleBasedStateMachine):
         assert [cache.held(slot) for slot in range(cache.num_slots)] == self.held
 
     def teardown(self) -> None:
-        """Whatever a slot is said to hold, busy or free, goes on as the reference does."""
+        """Whatever a slot is said to hold, busy or free, continues like the reference."""
         if not hasattr(self, "cache"):
             return
         for slot, held in enumerate(self.held):

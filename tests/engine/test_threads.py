@@ -1,4 +1,4 @@
-"""torch runs as many threads as its container has cores, whatever the host has."""
+"""torch uses as many threads as its container has cores, whatever the host has."""
 
 from __future__ import annotations
 

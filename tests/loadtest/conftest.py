@@ -1,4 +1,4 @@
-"""The bundled models in processes of their own, and load tests as children of the tests.
+"""The bundled models in their own processes, and load tests as child processes.
 
 Locust patches the standard library, which must not reach other tests.
 """

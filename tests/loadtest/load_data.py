@@ -15,7 +15,7 @@ PLAIN = Variant("K = 0", GenerateOptions())
 
 
 def done(planned=0.0, seconds=1.0, tokens=11, first=0.2, **more):
-    """A completed request that took so long."""
+    """A completed request with this duration."""
     times = {"planned": planned, "sent": planned, "first": planned + first,
              "ended": planned + seconds}  # fmt: skip
     return Record(**{"phase": "p", "variant": VARIANT.name, "outcome": "complete",
@@ -29,7 +29,7 @@ def other(outcome, planned=0.0, seconds=0.1, **more):
 
 
 def document(scenario="ramp", series=("fly", "K = 0"), users=(1, 4, 16), failures=0):
-    """What a test with so many steps a series writes; latency grows with the users."""
+    """The document of a test with that many steps per series; latency grows with the users."""
     rng, began, results, records = random.Random(0), 0.0, [], []
     for step in users:
         for index, name in enumerate(series):

@@ -1,4 +1,4 @@
-"""Poisson arrivals are Poisson; prompts come in the proportions that were asked for."""
+"""Poisson arrivals are Poisson; prompts come in the requested proportions."""
 
 from __future__ import annotations
 

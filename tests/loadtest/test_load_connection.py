@@ -1,4 +1,4 @@
-"""Synchronous channels: in the clear, with TLS, with a certificate of one's own and a key."""
+"""Synchronous channels: unencrypted, with TLS, with a client certificate and a key."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """Notes what is open and what is loaded from elsewhere."""
+    """Records open tags and external resources."""
 
     def __init__(self):
         super().__init__()

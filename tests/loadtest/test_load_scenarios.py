@@ -1,4 +1,4 @@
-"""Every scenario for some seconds on the bundled models; nothing about how long anything takes."""
+"""Every scenario for some seconds on the bundled models, without assertions on times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORT = "--max-tokens 16 --problems 40 --seed 1"
 
 
 def passed(ended):
-    """A test that ran through, without a failure, and wrote its report."""
+    """Assert that a test completed without failures and wrote its report."""
     assert ended.code == 0, ended.errors + ended.printed
     assert ended.document["passed"]
     assert "PASSED" in ended.printed

@@ -1,4 +1,4 @@
-"""A bound of `python -m bench.overload` that is broken is said, and the run has not passed."""
+"""A broken bound of `python -m bench.overload` is reported, and the run fails."""
 
 from __future__ import annotations
 

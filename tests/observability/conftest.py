@@ -48,7 +48,7 @@ class Observed:
         return await until(rests)
 
     async def since(self, before: dict[str, Scrape], num_requests: int) -> Scrape:
-        """What so many requests added to the orchestrator's metrics."""
+        """What these requests added to the orchestrator's metrics."""
         added = (await self.at_rest())["orchestrator"].since(before["orchestrator"])
         assert added.total("flyspec_requests_total") == num_requests
         return added

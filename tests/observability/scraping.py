@@ -12,7 +12,7 @@ from tests.waiting import until
 
 
 class Scrape:
-    """Samples of one scrape; `difference` has what was added since an earlier one."""
+    """Samples of one scrape; `difference` returns what was added since an earlier one."""
 
     def __init__(self, samples: dict[tuple[str, frozenset[tuple[str, str]]], float]) -> None:
         self._samples = samples
@@ -23,7 +23,7 @@ class Scrape:
         return {name for name, _ in self._samples}
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of a metric's samples with these labels, whatever their others are."""
+        """Sum of a metric's samples with these labels, over all others."""
         return sum(value for _, value in self.find(name, **labels))
 
     def find(self, name: str, **labels: str) -> Iterator[tuple[dict[str, str], float]]:
@@ -37,7 +37,7 @@ class Scrape:
         return {value for _, pairs in self._samples for key, value in pairs if key == label}
 
     def since(self, earlier: Scrape) -> Scrape:
-        """What was added since."""
+        """Return what was added since."""
         return Scrape({k: v - earlier._samples.get(k, 0.0) for k, v in self._samples.items()})
 
 
@@ -53,13 +53,13 @@ def parse(text: str) -> Scrape:
 
 
 def scrape(port: int) -> Scrape:
-    """The metrics at a port of this machine."""
+    """Return the metrics at a local port."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
         return parse(response.read().decode())
 
 
 async def settled(registry: CollectorRegistry) -> Scrape:
-    """What a registry exposes once the calls that were answered have ended: a moment later."""
+    """Return a registry's metrics once answered calls have ended, a moment later."""
 
     def ended() -> Scrape | None:
         found = parse(generate_latest(registry).decode())

@@ -1,4 +1,4 @@
-"""Calls that are refused for who made them, and ids of calls, at a server of ours."""
+"""Calls without permission, and request IDs of calls, on one of our servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After known generations the metrics equal the completions' own; no client's word is a label."""
+"""After known generations the metrics equal the completions'; nothing from clients is a label."""
 
 from __future__ import annotations
 

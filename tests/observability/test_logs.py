@@ -1,4 +1,4 @@
-"""Lines that machines read, and a request's id in those of all three services."""
+"""Machine-readable log lines, with a request's ID in those of all three services."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The port that Prometheus scrapes: where it listens, over TLS too, and what it puts up with."""
+"""The metrics port: where it listens, TLS, and bad requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_which_port(settings, expected):
 
 
 def test_a_default_port_in_use_stops_nobody(monkeypatch, port):
-    """Two stacks on one machine, of which nobody said where their metrics are to be."""
+    """Two stacks on one machine without configured metrics ports."""
     from flyspec.telemetry import service
 
     monkeypatch.setitem(service.DEFAULT_PORTS, "draft", port.port)
@@ -124,7 +124,7 @@ def test_over_tls_with_certificates_that_are_read_again(tmp_path):
 
 
 def test_over_tls_it_is_told_when_the_certificate_expires(tmp_path):
-    """FlyspecCertificateExpires goes by it."""
+    """The alert FlyspecCertificateExpires uses it."""
     server = Authority(tmp_path).server()
     files = {"ssl_certfile": server.certfile, "ssl_keyfile": server.keyfile}
     telemetry = Telemetry("draft", DraftSettings(port=0, **files))

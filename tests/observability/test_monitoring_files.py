@@ -1,4 +1,4 @@
-"""What k8s/monitoring has: generated files are up to date, rules hold, every alert fires."""
+"""k8s/monitoring: generated files are up to date, rules are valid, and every alert fires."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_promtool_accepts_the_rules():
 
 
 def test_promtool_fires_every_alert():
-    """And each has a test in which it fires, and one in which it does not yet."""
+    """Each alert has a test in which it fires, and one in which it does not fire yet."""
     tests = yaml.safe_load((MONITORING / "rules.test.yaml").read_text())
     expected = [case for test in tests["tests"] for case in test["alert_rule_test"]]
     assert {case["alertname"] for case in expected if case["exp_alerts"]} == set(ALERTS)

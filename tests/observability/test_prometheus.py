@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the running stack: what dashboards and alerts ask for is there."""
+"""A real Prometheus scrapes the running stack; every query of dashboards and alerts has data."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Prometheus:
         await until(lambda: asyncio.to_thread(self.query, scraped))
 
     async def missing(self, expressions, seconds: float = 60.0) -> list[str]:
-        """Those that return nothing, however long one waits."""
+        """Return the queries that still have no data after a while."""
         left = list(expressions)
         deadline = time.monotonic() + seconds
         while left and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""One trace of one request, over the three services, with the right tree and no text in it."""
+"""One trace per request across the three services, with the right tree and no text in it."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_plain_decoding_is_one_round_a_request_to_the_target(observed):
 
 
 async def test_many_rounds_of_windows_hang_together(observed):
-    """Windows across rounds, chat, temperature: no span is lost or left without its parent."""
+    """With windows across rounds, chat and temperature, no span is lost or orphaned."""
     async with Client(observed.stack.address) as client:
         options = GenerateOptions(
             rule=Rule("margin", margin_threshold=3.0),
@@ -262,7 +262,7 @@ def test_what_cannot_be_written_is_said():
 
 
 def test_spans_reach_a_collector():
-    """A real OTLP exporter to a collector's port: its service is a few lines of gRPC."""
+    """A real OTLP exporter against a minimal collector in a few lines of gRPC."""
     otlp = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 

@@ -9,7 +9,7 @@ import pytest
 
 
 def tool(name: str) -> str:
-    """The path of a program; without it the test is skipped, loudly."""
+    """Return a program's path; without it, skip the test with a warning."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/bin:/usr/local/bin")
     if found is None:
         pytest.skip(

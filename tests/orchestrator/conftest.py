@@ -61,7 +61,7 @@ class Stack:
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory):
-    """A target and a draft of one tokenizer; random, yet agreeing now and then."""
+    """A random target and draft model with one tokenizer that sometimes agree."""
     base = tmp_path_factory.mktemp("models")
     return (
         str(make_model(base / "target", seed=3)),
@@ -71,7 +71,7 @@ def model_dirs(tmp_path_factory):
 
 @contextmanager
 def held(*stacks: Stack):
-    """The targets begin no step in the block: what they generate does not end."""
+    """No target begins a step in the block, so generations do not end."""
     go = threading.Event()
 
     def waiting(forward):
@@ -91,7 +91,7 @@ def held(*stacks: Stack):
 
 
 def slow(stack: Stack) -> None:
-    """Let every step of the target take a while."""
+    """Make every step of the target slow."""
     runner = stack.verify_engine.model
     forward = runner.forward
 

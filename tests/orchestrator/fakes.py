@@ -61,7 +61,7 @@ class Offer:
 
 
 class _Call:
-    """A stream. `breaks` says at which of its next messages it is lost."""
+    """A stream. `breaks` says at which of its next messages it breaks."""
 
     def __init__(self, service) -> None:
         self._service = service
@@ -102,7 +102,7 @@ class _Call:
 
 
 class _Service:
-    """What both have: streams that break when told to."""
+    """What both have in common: streams that break on command."""
 
     address, timeout_s = "fake", 5.0
     offer = Offer(0)
@@ -189,7 +189,7 @@ class _DraftCall(_Call):
         )
 
     def _distribution(self, token):
-        """Certain of its token, as a list or over the whole vocabulary."""
+        """Probability 1 on its token, as a list or over the whole vocabulary."""
         if self.spec.top_k:
             return TokenDistribution(CERTAIN, (token,))
         row = [IMPOSSIBLE] * TARGET.vocab_size
@@ -262,7 +262,7 @@ class _VerifyCall(_Call):
         return sent
 
     def _plain(self, request):
-        """Bursts of up to three tokens, of one where log-probabilities are wanted."""
+        """Bursts of up to three tokens, or of one if log-probabilities are requested."""
         answers, world, left = [], self._service.world, request.max_plain_tokens
         while (left and self.tokens[-1] != EOS) or not answers:
             start, longest = len(self.tokens), 1 if self.logprobs is not None else min(left, 3)
@@ -357,7 +357,7 @@ class Fakes:
         )
 
     async def run(self, limit: int = 10_000):
-        """Every round with what it changed for the client, to the end of the output."""
+        """Yield every round with its effect for the client, to the end of the output."""
         running = self.rounds.run()
         try:
             for _ in range(limit):

@@ -63,7 +63,7 @@ class Models:
 
 @pytest.fixture(scope="module")
 def near_dirs(model_dirs, tmp_path_factory):
-    """A target and its drafter: the target with noise on its weights, right three times in four."""
+    """A target, and as drafter the same with noisy weights, right three times in four."""
     directory = tmp_path_factory.mktemp("near")
     loaded = load_model(model_dirs[0], "cpu", "float64")
     generator = torch.Generator().manual_seed(0)

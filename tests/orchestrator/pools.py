@@ -1,4 +1,4 @@
-"""Pools of services in this process: used without watching, since the fakes are always there."""
+"""Pools of services in this process, not watched, since the fakes are always available."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INFO = SimpleNamespace(
 
 
 class Instant(Breaker):
-    """A breaker that lets everything through: failures of the fakes are over at once."""
+    """A breaker that admits everything: the fakes recover from failures at once."""
 
     def allows(self, now: float) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""The whole generation again, token by token from the history of proposals, by the definitions."""
+"""Recomputes a whole generation from its history of proposals, token by token, by definition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.orchestrator.world import EOS, World
 
 @dataclass
 class Replayed:
-    """What a history of proposals comes to."""
+    """The result of a history of proposals."""
 
     tokens: list[int]
     origins: list[Origin] = field(default_factory=list)

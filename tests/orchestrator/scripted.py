@@ -38,7 +38,7 @@ Script = Callable[[Sequence[int]], int]
 
 
 def script(tokens: Sequence[int]) -> int:
-    """Letters and spaces, which depend on all that came before; never the end."""
+    """Letters and spaces that depend on everything before; never the end."""
     return 3 + (7 * sum(tokens) + len(tokens) ** 2) % 200
 
 
@@ -59,7 +59,7 @@ class Service:
         self.lost = False
 
     async def answer(self) -> None:
-        """Take the time that an answer takes. Raises `UnavailableError`."""
+        """Wait as long as an answer takes. Raises `UnavailableError`."""
         await asyncio.sleep(self.pause_s)
         if self.lost:
             raise UnavailableError(f"{self.address} is lost")
@@ -163,12 +163,12 @@ class DrafterSession(Session):
         return DraftChunk(token_ids=drafts, origins=[Origin.EXACT_MODEL] * len(drafts))
 
     async def propose_ahead(self, length, request) -> None:
-        """It does one thing at a time, and is asked again."""
+        """It does one thing at a time and is queried again."""
 
 
 @dataclass
 class Scripted:
-    """An orchestrator's inside, faces left out. Addresses are names of these services."""
+    """An orchestrator without its front ends. Addresses are names of these services."""
 
     targets: dict[str, Target]
     drafters: dict[str, Drafter]
@@ -187,7 +187,7 @@ class Scripted:
 
     @property
     def left(self) -> tuple[int, ...]:
-        """What a generation that is over must not leave: all zero."""
+        """What a finished generation must not leave behind: all zero."""
         users = sum(len(d.users) for d in self.fleet.drafters.all)
         replicas = sum(len(r.sessions) for r in self.fleet.targets.replicas)
         admission = self.admission
@@ -197,7 +197,7 @@ class Scripted:
 
 @asynccontextmanager
 async def scripted(targets=1, pause_s=0.0, next_token=script, **changes):
-    """What runs generations over services in this process."""
+    """Runs generations over services in this process."""
     names = [f"target:{n}" for n in range(1, targets + 1)]
     inside = Scripted(
         {name: Target(name, next_token, pause_s) for name in names},

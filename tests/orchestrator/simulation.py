@@ -52,7 +52,7 @@ class Costs:
         return 2 * self.hop_ns + k * self.draft_ns + self.target_ns(k + 1)
 
     def best_ns(self, agreement: float, most: int) -> float:
-        """A token's time with the K that is best for tokens that agree with this chance."""
+        """Return the time per token with the best K for tokens that agree with this probability."""
         rates = [self.step_ns / 1.0]
         for k in range(1, most + 1):
             tokens = sum(agreement**i for i in range(k + 1))
@@ -61,7 +61,7 @@ class Costs:
 
 
 class Spent(NamedTuple):
-    """What a text took: `time_ns` of `tokens`, `drafted` of them in rounds with drafts."""
+    """The cost of a text: `time_ns` for `tokens`, `drafted` of them in rounds with drafts."""
 
     time_ns: int
     tokens: int
@@ -115,7 +115,7 @@ class Simulation:
         return self._known[position]
 
     def run(self, pace: Pace, num_tokens: int) -> Spent:
-        """So many tokens more."""
+        """Add that many tokens."""
         began, start, drafted = self.now_ns, self.position, 0
         if not start:
             self.now_ns += self.costs.prompt_ns
@@ -128,7 +128,7 @@ class Simulation:
         return self.spent[-1]
 
     def _round(self, pace: Pace) -> bool:
-        """One round; whether it had drafts."""
+        """Run one round; return whether it had drafts."""
         began, turn, costs = self.now_ns, pace.turn(), self.costs
         proposal, self._overtaken = self._overtaken, None
         if proposal is None and turn.num_drafts and self._follower is None:

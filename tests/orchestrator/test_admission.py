@@ -1,4 +1,4 @@
-"""Who runs, who waits, who is refused: without services, on the event loop alone."""
+"""Which requests run, wait or are refused: without services, on the event loop only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clock:
 
 
 class Requests:
-    """Generations that run until they are told to end, by name."""
+    """Named generations that run until the test ends them."""
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission

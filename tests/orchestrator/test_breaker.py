@@ -1,4 +1,4 @@
-"""The circuit breaker against what it promises, over random histories."""
+"""The circuit breaker keeps its promises over random histories."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_trial_that_nothing_is_heard_of_does_not_block_for_ever():
 
 
 def fault_until_out(breaker, now):
-    """Fault after fault, each once it was tried again and worked; when the last one was."""
+    """Cause faults, each after a successful retry; return the time of the last."""
     for _ in range(MAX_FAULTS):
         assert not breaker.is_out
         breaker.faulted(now)
@@ -125,7 +125,7 @@ def test_faults_are_forgiven_long_after_the_rest():
 
 
 def hang_again(breaker, now):
-    """It says that it is there, one tries it, and it hangs again; its rest."""
+    """It answers a probe, one session tries it, and it hangs again; return its rest."""
     breaker.answered(breaker.retry_at)
     assert breaker.state is BreakerState.HALF_OPEN, "whatever it says, one tries first"
     breaker.begin(breaker.retry_at)

@@ -1,4 +1,4 @@
-"""Who asks, and how much each client may."""
+"""Identifying clients, and their limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drafters by name: what the operator does, and who gets whom."""
+"""Named drafters: the operator's commands, and which generation gets which drafter."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Service:
 
 
 class Fleet:
-    """Drafters over services that answer, and what each was probed with."""
+    """Drafters over services that answer, and the probes each received."""
 
     def __init__(self):
         self.down: set[str] = set()

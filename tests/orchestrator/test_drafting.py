@@ -1,4 +1,4 @@
-"""A generation's drafts when drafters are lost, hang, talk nonsense, come back, or are swapped."""
+"""A generation's drafts when drafters are lost, hang, send nonsense, return, or are swapped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = [3, 4, 5, 3, 4]
 
 
 class Draft(FakeDraft):
-    """A draft service that fails as it is told to."""
+    """A draft service that fails on command."""
 
     def __init__(self, address):
         super().__init__(WORLD, Offer(4))
@@ -65,7 +65,7 @@ class Draft(FakeDraft):
 
 
 class Generation:
-    """Drafting round after round; every proposal stands."""
+    """Drafting round after round; every proposal is accepted."""
 
     def __init__(self, registry, by_name=""):
         self.recoveries = Recoveries()
@@ -75,7 +75,7 @@ class Generation:
         self.round_id = 0
 
     async def round(self):
-        """Who drafted; the drafts and a bonus become part of the sequence."""
+        """Return who drafted; the drafts and a bonus token join the sequence."""
         self.round_id += 1
         request = DraftAdvance(self.round_id, 0, (), 4)
         proposal = await self.drafting.propose(self.sequence.tokens.copy(), request)
@@ -89,7 +89,7 @@ class Generation:
 
 
 def registry(*names, breaker=None):
-    """Drafters by these names, each with a service of its own; the first is the default."""
+    """Drafters with these names, each with its own service; the first is the default."""
     make = breaker or (lambda: Breaker(10.0, 10.0, jitter=lambda: 0.0))
     services = [Draft(name) for name in names]
     drafters = registry_of(services[0], breaker=make)

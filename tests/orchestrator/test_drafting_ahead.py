@@ -1,4 +1,4 @@
-"""Drafting ahead: what follows a proposal is drafted while the target checks it."""
+"""Drafting ahead: the drafter continues a proposal while the target verifies it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts of a text's second token on: the drafter reads the prompt while the target does."""
+"""Drafting from a text's second token on: drafter and target read the prompt at the same time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ K = 6
 
 
 class FromTheSecondToken(FixedPace):
-    """One plain token, then K drafts a round; the drafter is asked with the prompt."""
+    """One plain token, then K drafts per round; the drafter is queried with the prompt."""
 
     def __init__(self, patience_ns: int | None = None) -> None:
         super().__init__(0)

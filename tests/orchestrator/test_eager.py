@@ -1,4 +1,4 @@
-"""Eager mode: what a client is left with after every retraction is what it is sent without."""
+"""Eager mode: after all retractions, a client has the text it would get without eager mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALPHABET = tuple(TOKENIZER.encode("数😀ab \n", add_special_tokens=False))
 
 
 class Client:
-    """Does what a client must: joins, cuts, and never looks at a token that was final again."""
+    """Does what a client must: appends, cuts, and never revisits a final token."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -1,4 +1,4 @@
-"""Exact twins: what is compared, what is a violation, and who goes first."""
+"""Exact twins: what is compared, what is a violation, and which request goes first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDE = replace(FLY, rule=LOOSE)
 
 
 def twin_stack(model_dirs, **options):
-    """A stack in which each lossy text has a twin, on a target whose bits batches do not change."""
+    """A stack in which each lossy text has a twin, on a batch-invariant target."""
     verify = {"batch_invariant": True, "max_sessions": 8}
     return start_stack(model_dirs, verify=verify, **{"exact_twin_share": 1.0, **options})
 
@@ -71,7 +71,7 @@ async def test_exact_and_undrafted_texts_have_no_twins(model_dirs):
 
 
 async def test_what_is_loosened_in_silence_is_a_violation(model_dirs):
-    """A target that takes another token than its own, and does not say so."""
+    """A target that accepts a token other than its own without reporting it."""
     async with twin_stack(model_dirs) as stack:
         judge = stack.verify_engine._judge
         decide = judge.decide

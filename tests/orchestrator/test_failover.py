@@ -1,4 +1,4 @@
-"""Several replicas of the target: balance, failover, return, and one that runs another model."""
+"""Several replicas of the target: balancing, failover, return, and one with another model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def two_targets(model_dirs):
 
 
 async def until_ready(admin, number: int) -> None:
-    """Wait until so many targets can be used."""
+    """Wait until that many targets are usable."""
 
     async def are_ready() -> bool:
         return sum(target.ready for target in (await admin.status()).targets) == number

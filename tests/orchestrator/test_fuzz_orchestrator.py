@@ -1,4 +1,4 @@
-"""Hostile messages to clients' and operators' ports: refused by the right status, others fine."""
+"""Hostile messages to clients' and operators' ports: the right status, and no effect on others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_hostile_messages_change_nothing(model_dirs, monkeypatch, server, 
 
 
 async def test_a_deadline_that_passes_leaves_no_trace(stack):
-    """Its status cannot be sent any more; that is no error of the server."""
+    """Its status can no longer be sent; that is not a server error."""
     address = f"127.0.0.1:{stack.orchestrator.ports[0]}"
     request = generation_pb2.GenerateRequest(text="The cat", max_tokens=200, ignore_eos=True)
     async with grpc.aio.insecure_channel(address) as channel:

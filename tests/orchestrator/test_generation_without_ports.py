@@ -38,7 +38,7 @@ PROMPT = [5, 6, 7]
 
 @pytest.fixture(autouse=True)
 def no_ports(monkeypatch):
-    """Nothing is listened at and nothing is connected to."""
+    """No port is opened and no connection is made."""
 
     def refuse(*args, **options):
         raise AssertionError("gRPC in a generation without it")

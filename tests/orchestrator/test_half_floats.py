@@ -1,4 +1,4 @@
-"""Rows of half floats, read at once: as one by one."""
+"""Reading rows of half floats at once gives the same as one by one."""
 
 import math
 import struct

@@ -85,7 +85,7 @@ def test_rejections_of_tokens_that_match_are_no_mismatches():
 
 
 class TwoMismatches(World):
-    """All agree but for two drafts that the rule would let stand: positions 5 and 11."""
+    """All agree except two drafts that the rule would accept: positions 5 and 11."""
 
     def own(self, prefix):
         return 3

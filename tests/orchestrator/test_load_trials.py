@@ -1,4 +1,4 @@
-"""Generations at once draft only where all of them together are faster for it."""
+"""Concurrent generations draft only if that makes all of them together faster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class World:
         self._random = random.Random(7)
 
     def run(self, seconds: float) -> tuple[float, float]:
-        """Tokens a second beside plain decoding's, and the share of tokens that was drafted."""
+        """Tokens per second relative to plain decoding's, and the share of drafted tokens."""
         spent_ns, tokens, drafted, pace = 0.0, 0, 0, 1.0
         trial = self.trials.at(self.running)
         assert trial is not None

@@ -68,7 +68,7 @@ def test_the_first_cycle_is_told():
 
 
 class Steady(World):
-    """The target says 3 for ever; the drafter too, but for a 4 at the positions in `wrong`."""
+    """The target always says 3; so does the drafter, but with 4 at the positions in `wrong`."""
 
     wrong: ClassVar[set[int]] = set()
 

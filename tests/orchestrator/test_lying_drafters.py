@@ -1,4 +1,4 @@
-"""A drafter that lies: no request fails, no exact text changes, it is out after a few faults."""
+"""A lying drafter: no request fails, no exact text changes, and it is soon excluded."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ EXACT = GenerateOptions(
     rule=Rule("exact"), num_speculative_tokens=4, max_tokens=24, ignore_eos=True
 )
 MOST_REQUESTS = 60
-"""It is out after a few; here its rests between those are waited for."""
+"""It is excluded after a few faults; this waits for the rests between them."""
 
 
 @pytest.fixture(scope="module")
 async def probed(model_dirs):
-    """A stack whose drafters are tried again soon."""
+    """A stack that retries drafters soon."""
     torch.set_num_threads(1)
     async with start_stack(model_dirs, probe_interval_s=0.02) as stack:
         yield stack
@@ -49,7 +49,7 @@ async def fault_free(probed):
 
 @asynccontextmanager
 async def liar(stack):
-    """A drafter `liar` beside the honest one, which has not lied yet."""
+    """A drafter `liar` next to the honest one; it has not lied yet."""
     async with LyingDrafter(f"127.0.0.1:{stack.draft_server.port}") as drafter:
         await stack.admin.register_drafter("liar", drafter.address, "model")
         try:
@@ -59,7 +59,7 @@ async def liar(stack):
 
 
 def options_for(lie):
-    """What asks the liar, by name, for what the lie is about; all give the exact text."""
+    """Requests that ask the liar for what the lie is about; all give the exact text."""
     rule = Rule("exact")
     if lie.top_k is not None:  # accepts matches alone
         rule = Rule("fuzzy", divergence_threshold=0.0, divergence_top_k=lie.top_k)
@@ -69,7 +69,7 @@ def options_for(lie):
 
 
 async def told(stack, address):
-    """What the status says of that replica."""
+    """The status of that replica."""
     return next(d for d in (await stack.admin.status()).drafters if d.address == address)
 
 
@@ -183,7 +183,7 @@ async def test_after_its_rest_a_drafter_is_tried_again(probed, fault_free):
 
 
 async def test_streams_at_once_end_whole_while_the_drafter_of_all_lies(model_dirs, fault_free):
-    """Sampled or not, they get the text that they get without drafts."""
+    """Sampled or greedy, they get the text they would get without drafts."""
     async with start_stack(model_dirs, probe_interval_s=0.02) as stack:
         async with liar(stack) as drafter:
             await stack.admin.activate_drafter("liar")

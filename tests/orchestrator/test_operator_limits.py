@@ -1,4 +1,4 @@
-"""Named rules and the operator's limits: what a rules file may say, and what requests then may."""
+"""Named rules and the operator's limits: valid rules files, and their effect on requests."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_limits_by_measure_refuse_other_measures() -> None:
 
 
 def test_the_released_divergences_have_limits_of_their_own() -> None:
-    """JS is at most ln 2, the reversed form has no bound: one number cannot speak of both."""
+    """JS is at most ln 2, the reversed form is unbounded: one number cannot limit both."""
     book = limited(max_divergence_threshold={"js": 0.1, "reference_js": 0.4})
     assert book.resolve(Rule("fuzzy"), 15)
     assert book.resolve(Rule("fuzzy-reference", divergence_threshold=0.4), 15)

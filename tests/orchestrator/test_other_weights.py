@@ -1,4 +1,4 @@
-"""Targets that are not what the others are: other weights, other numerics, another model."""
+"""Targets that differ from the others in weights, numerics or model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def greedy_of(directory: str):
 
 
 async def restart_as(stack, servicer) -> None:
-    """End the stack's verify service; what serves there from now on is `servicer`."""
+    """Replace the stack's verify service by `servicer`, at the same address."""
     stack.verify_servicer = servicer
     await stack.restart_verify()
 
@@ -86,7 +86,7 @@ async def test_a_replica_that_does_not_fit_is_a_metric(model_dirs, other_dirs):
 async def test_a_target_that_comes_back_with_other_weights_ends_its_streams(
     model_dirs, other_dirs, greedy, k
 ):
-    """None goes on with the text of another model; new ones are the other model's."""
+    """No model continues another's text; new texts are the new model's."""
     async with (
         start_stack(model_dirs) as one,
         start_stack(other_dirs) as two,
@@ -118,7 +118,7 @@ async def test_a_target_that_comes_back_with_other_weights_ends_its_streams(
 
 
 async def test_a_session_says_which_model_it_began_with(model_dirs, other_dirs, greedy):
-    """A target that changed since it was last asked what it is refuses what another one began."""
+    """A target that has changed since its last probe refuses what its predecessor began."""
     async with (
         start_stack(model_dirs) as one,
         start_stack(other_dirs) as two,
@@ -132,7 +132,7 @@ async def test_a_session_says_which_model_it_began_with(model_dirs, other_dirs, 
 
 
 async def test_rolling_to_another_target(model_dirs, other_dirs, greedy, monkeypatch):
-    """One replica after the other changes; each text is of one model."""
+    """Replicas change one after the other; each text comes from a single model."""
     monkeypatch.setattr(target_module, "REMEMBERED_S", 0.5)
     other = greedy_of(other_dirs[0])
     async with (
@@ -168,7 +168,7 @@ async def test_rolling_to_another_target(model_dirs, other_dirs, greedy, monkeyp
 
 
 async def test_most_replicas_decide_and_texts_stay_where_they_are(model_dirs, other_dirs, greedy):
-    """With two of three new, new generations follow; what runs on the old one ends there."""
+    """With two of three replaced, new generations use the new model; running ones keep the old."""
     async with (
         start_stack(model_dirs) as old,
         start_stack(model_dirs) as one,

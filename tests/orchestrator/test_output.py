@@ -1,4 +1,4 @@
-"""Streaming text against the whole text: nothing split, nothing leaked, nothing lost."""
+"""Streamed text equals the whole text: nothing is split, leaked or lost."""
 
 from __future__ import annotations
 

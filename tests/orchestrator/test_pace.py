@@ -1,4 +1,4 @@
-"""How many tokens rounds draft: the Ks of an earlier run, and K that adapts to what it finds."""
+"""How many tokens rounds draft: the Ks of an earlier run, and adaptive K."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def drafted(k: int, accepted: int, round_ns: int = 10 * MS, **proposal) -> Check
     data=st.data(),
 )
 def test_what_was_recorded_is_repeated(ks, data):
-    """Whatever the verdicts accept, and however many tokens of plain decoding one has."""
+    """Whatever the verdicts accept, and however many plain tokens each has."""
     rest = FixedPace(5)
     pace, left = RepeatedPace(ks, rest), list(ks)
     while left:
@@ -202,7 +202,7 @@ PAYS_NOT = [
 @pytest.mark.parametrize("confident", [False, True])
 @pytest.mark.parametrize(("costs", "agreement"), PAYS_NOT)
 def test_where_drafts_do_not_pay_it_is_as_fast_as_plain_decoding(costs, agreement, confident):
-    """An orchestrator's first text pays for what it has to find out."""
+    """An orchestrator's first text pays for its measurements."""
     assert costs.best_ns(agreement, MOST) > 0.98 * costs.step_ns
     took = [0.0, 0.0, 0.0]
     for seed in range(5):
@@ -218,7 +218,7 @@ def test_where_drafts_do_not_pay_it_is_as_fast_as_plain_decoding(costs, agreemen
 
 
 def test_a_drafter_that_is_sure_of_itself_is_believed_at_once():
-    """By its confidence, before there is any evidence; where that proves wrong, not for long."""
+    """By its confidence, before there is any evidence; if that proves wrong, not for long."""
     drafted = []
     quick = Costs(step_ns=MS // 2, row_ns=5_000, draft_ns=50_000, hop_ns=50_000, prompt_ns=0)
     for agreement in (1.0, 0.0):
@@ -296,7 +296,7 @@ def test_the_first_proposal_is_short_and_a_text_that_samples_plain_decoding_undi
 
 
 def test_texts_are_drafted_from_their_start_as_long_as_that_saves_time():
-    """Now and then one is not, so that plain decoding is still known."""
+    """Occasionally one is not, to keep the measurement of plain decoding current."""
     at_once = AtOnce()
     chosen = []
     for _ in range(2 * PLAIN_EVERY):
@@ -325,7 +325,7 @@ def test_the_slower_the_target_the_sooner_the_drafter_is_asked(step_ns, rest):
 
 
 def test_texts_are_told_apart_by_how_sure_the_target_is_of_them():
-    """Where drafts pay in texts of a kind the drafter is asked soon, where they do not seldom."""
+    """The drafter is queried early in kinds of text where drafts pay off, and rarely in others."""
     costs = Costs(step_ns=MS // 2, row_ns=10_000, draft_ns=25_000, hop_ns=MS // 2, prompt_ns=0)
     experience = Simulation(costs, steady(0.0)).experience()
     shares, asked = [], []
@@ -405,7 +405,7 @@ def test_ending_plain_decoding_for_a_proposal_that_is_empty_is_no_time_of_a_toke
 
 
 def test_a_lossy_drafter_goes_on_where_it_is_unsure_as_far_as_that_is_let_stand():
-    """It stops where so much doubt has mostly been refused."""
+    """It stops where drafts of such confidence were mostly rejected."""
     stops = []
     for loosened in (True, False):
         simulation = Simulation(Costs(), steady(0.9))
@@ -464,7 +464,7 @@ SHARES = st.sampled_from([0.0, 1e-30, 0.1, 0.5, 0.99, 1.0])
 
 @st.composite
 def happenings(draw, k):
-    """What may come of a turn of K drafts."""
+    """The possible outcomes of a turn of K drafts."""
     timings = DraftTimings(draw(NS), draw(NS), draw(NS))
     verify = VerifyTimings(forward_ns=draw(NS))
     if not k or draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""Requests checked and completed, field by field."""
+"""Requests are validated and completed, field by field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken of a drafter's answer, piece by piece, and what is not."""
+"""What is accepted of a drafter's answer, chunk by chunk, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.upstreams.proposal_checks import LIMITS, Answer, DrafterFaultE
 
 
 def answer_to(spec):
-    """The answer to a question for two tokens behind [3, 4], by a drafter of eight ids."""
+    """The answer to a request for two tokens after [3, 4], by a drafter with eight token IDs."""
     open_ = DraftOpen((3, 4), SamplingParams(), 0, distribution=spec, drafter_vocab_size=8)
     return Answer(DraftAdvance(1, 2, (), 2), open_, 4, 0)
 

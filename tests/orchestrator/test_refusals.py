@@ -1,4 +1,4 @@
-"""What clients of a full, limited or draining orchestrator are told, through real services."""
+"""What clients of a full, limited or draining orchestrator see, through real services."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHORT = GenerateOptions(rule=EXACT, max_tokens=4)
 
 
 async def running(stack, options=LONG):
-    """A generation that has begun."""
+    """A generation that has started."""
     task = asyncio.create_task(stack.client.complete(PROMPT, options))
     await stack.until(active_generations=1)
     return task

@@ -1,4 +1,4 @@
-"""Replicas: who is chosen, who is watched, who is cut."""
+"""Replicas: which are chosen, watched and disconnected."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Session:
 
 
 class Said(str):
-    """What a service says of itself: "fine", and which process it is."""
+    """A service's description: "fine", and its process."""
 
     process = ProcessInfo("one")
 
 
 class Service:
-    """Says what it is told to."""
+    """Gives scripted answers."""
 
     def __init__(self, address, says):
         self.address, self._says, self.closed = address, says, False

@@ -95,7 +95,7 @@ class Generations(RuleBasedStateMachine):
         self.done = self.fakes.output.finish_reason is not None
 
     def check_services(self, round_, tokens):
-        """Both services had the sequence that the history comes to, and nothing else."""
+        """Both services had exactly the sequence that results from the history."""
         if round_.verdict is None:
             return
         round_id = round_.verdict.round_id
@@ -204,14 +204,14 @@ class Generations(RuleBasedStateMachine):
 
 
 def history_of(fakes: Fakes, round_: RoundOutcome) -> list[list[int]]:
-    """The drafts of the rounds that this is for the replay: of plain decoding, one a token."""
+    """The drafts of the rounds that this stands for in the replay: one round per plain token."""
     if round_.verdict is None or not round_.verdict.decisions:
         return [[]] * (1 + len(round_.verdict.plain_token_ids) if round_.verdict else 1)
     return [list(fakes.verify.rounds[round_.verdict.round_id].draft_token_ids)]
 
 
 class WilfulPace(FixedPace):
-    """Does as it is told to."""
+    """Follows a script."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -219,7 +219,7 @@ class WilfulPace(FixedPace):
         self.likely = False
 
     def will(self, whim: Whim) -> None:
-        """What it does until it is told again."""
+        """Set its behaviour from now on."""
         self._turn, self.following, self.likely = whim.turn, whim.following, whim.likely
 
     def follows(self, num_tokens: int) -> int:
@@ -230,7 +230,7 @@ class WilfulPace(FixedPace):
 
 
 class Whim(NamedTuple):
-    """A pace's mind, a drafter's manner, and whether the target has room for all drafts."""
+    """The pace's choices, the drafter's behaviour, and whether the target takes all drafts."""
 
     turn: NextRound
     following: int
@@ -272,7 +272,7 @@ class WilfulGenerations(Generations):
 
 
 def tell(fakes: Fakes, whim: Whim) -> None:
-    """Everyone has another mind."""
+    """Change everyone's behaviour."""
     fakes.pace.will(whim)
     offer, fakes.verify.full = fakes.offer, whim.full
     offer.delay, offer.confidences, offer.scores = whim.delay, whim.confidences, whim.scores
@@ -293,7 +293,7 @@ WORLDS = st.builds(
 
 
 async def whole(fakes: Fakes, minds: Sequence[Whim] = ()) -> list[int]:
-    """The text of a generation that changes its mind with every round."""
+    """The text of a generation whose choices change with every round."""
     final: list[int] = []
     for whim in minds[:1]:
         tell(fakes, whim)

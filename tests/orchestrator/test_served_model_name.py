@@ -1,4 +1,4 @@
-"""What clients call the models: never where they are."""
+"""Model names for clients never reveal paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two orchestrators over the same four slots: who arrived first is served first, few wait."""
+"""Two orchestrators over the same four slots: first come, first served, and few wait."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Shared:
         self.seen[name] = others if others or waiting else None
 
     async def look(self) -> None:
-        """The orchestrators ask the service, and look whom that lets in."""
+        """The orchestrators probe the service and admit whom they can."""
         for name, admission in self.admissions.items():
             self.see(name)
             admission._look()
@@ -170,7 +170,7 @@ async def test_an_orchestrator_alone_keeps_its_queue_to_itself():
 
 
 class Reader:
-    """A generation of which no more than the first event is read, until it is told to go on."""
+    """A generation of which only the first event is read until the test continues it."""
 
     def __init__(self, client: Client) -> None:
         self.started, self.go_on = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Services in processes of their own whose models fall ill: nothing fails, and they end."""
+"""Services in their own processes whose models fail: no request fails, and the services exit."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ REASONS = {
     "device": "its device failed",
 }
 CALLS = 20
-"""Steps of the sick model that work."""
+"""Steps before the model fails."""
 WAIT_S = 240.0
 FOREVER_S = 3600.0
-"""Timeouts of the orchestrator's: they are not what helps."""
+"""The orchestrator's timeouts, too long to be what helps."""
 SERVING = health_pb2.HealthCheckResponse.ServingStatus
 
 
 @asynccontextmanager
 async def sick(kind, module, model_dir):
-    """A service that falls ill, what it says, and its port."""
+    """A service whose model fails, its output, and its port."""
     port, said = free_port(), []
     flags = ["--model", model_dir, "--port", str(port), "--device", "cpu", "--dtype", "float64",
              "--threads", "1", "--max-sessions", "16", "--metrics-port", "-1",
@@ -57,7 +57,7 @@ async def sick(kind, module, model_dir):
 
 @asynccontextmanager
 async def orchestrator(verify_address, draft_address):
-    """A client of an orchestrator whom nothing else than the services tells of what is wrong."""
+    """A client of an orchestrator that learns of failures only from the services."""
     running = Orchestrator(
         OrchestratorSettings(
             port=0,
@@ -78,7 +78,7 @@ async def orchestrator(verify_address, draft_address):
 
 
 async def watch_health(address) -> list[int]:
-    """What the service's health is told to be, from now to its end."""
+    """Return the service's reported health, from now until it exits."""
     found = []
     async with grpc.aio.insecure_channel(address) as channel:
         try:
@@ -91,7 +91,7 @@ async def watch_health(address) -> list[int]:
 
 
 async def ask_until_ended(client, child, greedy) -> None:
-    """Requests, six at a time, until the service has ended and once more; all are right."""
+    """Send requests, six at a time, until the service has exited, and once more; check all."""
     ended = False
     async with asyncio.timeout(WAIT_S):
         while not ended:

@@ -1,4 +1,4 @@
-"""Clients that do not read: their generations wait, then end, and nothing piles up."""
+"""Clients that do not read: their generations wait, then end, and nothing accumulates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WIND
 
 
 class Endless(generation_pb2_grpc.GenerationServiceServicer):
-    """Writes as fast as the client takes it; counts what was taken and which calls ended."""
+    """Writes as fast as the client reads; counts the messages read and the calls that ended."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -42,7 +42,7 @@ class Endless(generation_pb2_grpc.GenerationServiceServicer):
 
 
 async def read_rest(call, sizes: list[int]) -> None:
-    """Read to the end; raises if that is an error."""
+    """Read to the end; raise if it ends with an error."""
     while (message := await call.read()) is not grpc.aio.EOF:
         sizes.append(message.ByteSize())
 
@@ -113,7 +113,7 @@ async def takes() -> None:
 
 
 class Taker:
-    """A call's context: its first message is taken, `take` does what becomes of the others."""
+    """A call's context: its first message is read at once; `take` handles the others."""
 
     def __init__(self, take=takes, left_s: float | None = None) -> None:
         self.take, self.left_s = take, left_s

@@ -1,4 +1,4 @@
-"""Swapping drafters through the admin port while generations run, and what clients are told."""
+"""Swapping drafters through the admin port during generations, and what clients see of it."""
 
 from __future__ import annotations
 

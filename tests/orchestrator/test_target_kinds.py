@@ -1,4 +1,4 @@
-"""Which of two models most replicas run."""
+"""Determining which of two models most replicas run."""
 
 from __future__ import annotations
 

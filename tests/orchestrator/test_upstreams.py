@@ -1,4 +1,4 @@
-"""What the orchestrator does when a service is slow, silent, lost, or does not fit."""
+"""The orchestrator's reaction to a service that is slow, silent, lost or unsuitable."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ async def test_a_drafter_that_scores_what_it_was_not_asked_about_is_not_believed
 
 
 async def test_a_drafter_that_sends_no_distributions_is_given_up():
-    """The rule needs them: prompt lookup says that all of the probability is on its tokens."""
+    """The rule needs distributions: prompt lookup gives its tokens probability 1."""
     world = World(seed=3)
     fakes = Fakes(world, plan_of(distribution=FULL, max_tokens=20), TOKENIZER)
     forgetful = fakes.draft.stub.Draft
@@ -197,7 +197,7 @@ def test_distributions_travel_in_pieces_before_their_round(monkeypatch):
 
 
 async def test_bytes_are_those_of_the_messages():
-    """Counted on the wire's own side: what the fake services were sent and sent back."""
+    """Compared with the bytes that the fake services received and sent."""
     for distribution in (None, DistributionSpec(4)):
         counted = {"round": 0, "distributions": 0}
         fakes = Fakes(World(seed=5), plan_of(distribution=distribution), TOKENIZER)
@@ -281,7 +281,7 @@ def test_distributions_of_a_padded_vocabulary_cover_the_targets():
 @pytest.mark.parametrize("renormalise", [False, True])
 @pytest.mark.parametrize("width", [5, 9])
 def test_what_was_fitted_is_read(width, renormalise):
-    """Beyond what both models have nothing is likely; the rest keeps its proportions."""
+    """Tokens that only one model has get no probability; the others keep their proportions."""
     sent = np.log(np.arange(1, width + 1) / sum(range(1, width + 1)))
     whole = TokenDistribution(_halves(*sent))
     read = decode([fit(whole, 7)], [2], 7, renormalise=renormalise)

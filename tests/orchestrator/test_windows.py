@@ -28,7 +28,7 @@ def look_up(tokens, count):
 
 
 def generate(models, guess, prompt, k, window_size, max_tokens, **budgets):
-    """The output by the definitions: what replaying the history comes to, round after round."""
+    """The output by definition: the result of replaying the history round by round."""
     plan = plan_of(
         prompt_token_ids=list(prompt),
         max_tokens=max_tokens,
@@ -96,7 +96,7 @@ async def test_margin_across_rounds(
 
 
 async def test_a_target_restarted_in_an_open_window_goes_on(near_dirs):
-    """The target is lost again and again; the text is the one of an undisturbed run."""
+    """The target is lost repeatedly; the text is that of an undisturbed run."""
     rule = replace(MARGIN, fly_window_size=9)
     options = GenerateOptions(rule=rule, num_speculative_tokens=2, max_tokens=60, ignore_eos=True)
     async with start_stack(near_dirs) as stack:

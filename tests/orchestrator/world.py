@@ -1,4 +1,4 @@
-"""A target, a drafter and a rule as keyed functions of the prefix: random, and always the same."""
+"""A target, a drafter and a rule as keyed functions of the prefix: random but reproducible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EOS = 1
 
 @dataclass(frozen=True)
 class World:
-    """What target, drafter and rule say of a prefix: random, and always the same."""
+    """The target's, drafter's and rule's answers for a prefix: random but reproducible."""
 
     seed: int = 0
     alphabet: tuple[int, ...] = (3, 4, 5, 6)
@@ -42,30 +42,30 @@ class World:
         return self._token("guess", prefix)
 
     def confidence(self, prefix) -> float:
-        """How probable the drafter holds its token: eighths."""
+        """The drafter's probability for its token, in eighths."""
         return 0.125 * (1 + self.choice(prefix, 8))
 
     def choice(self, prefix, count: int) -> int:
-        """One of so many, for what is left open."""
+        """A keyed choice among so many."""
         return int(self._draw("choice", prefix) * count)
 
     def gap(self, prefix, token) -> float:
-        """What the token costs: eighths, so that sums are exact."""
+        """The token's cost, in eighths so that sums are exact."""
         return 0.125 * (1 + int(8 * self._draw("gap", [*prefix, token])))
 
     def passes(self, prefix, token) -> bool:
-        """Whether the rule's criterion and guards let a mismatch stand."""
+        """Whether the rule's criterion and guards accept a mismatch."""
         if EOS in (token, self.own(prefix)):
             return False
         return self._draw("passes", [*prefix, token]) < self.tolerance
 
     def logprobs(self, prefix, token) -> TokenLogprobs:
-        """Told for a token: an eighth."""
+        """A token's reported value, in eighths."""
         return TokenLogprobs(-self.gap(prefix, token), (token,), (-self.gap(prefix, token),))
 
 
 def judge(world: World, prefix, round_: VerifyRound, window_size: int) -> Verdict:
-    """A rule with a window across rounds, by the semantics that `judge` of the service has."""
+    """A rule with a window across rounds, with the semantics of the service's `judge`."""
     drafts, budget = list(round_.draft_token_ids), round_.budget
     tokens_left, cost_left = budget.loose_tokens, budget.loose_cost_nats
     start = len(prefix)

@@ -1,4 +1,4 @@
-"""Ranks find out whether their hosts have the same weights, by one number from each host."""
+"""Ranks check that their hosts have the same weights, by one number from each host."""
 
 from __future__ import annotations
 

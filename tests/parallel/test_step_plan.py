@@ -1,4 +1,4 @@
-"""A step plan comes back as it was sent, whatever its length; a cut one is refused."""
+"""A step plan survives the round trip, whatever its length; a truncated one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tensor-parallel target: the same tokens, a share of the weights each, one end for all ranks.
+"""A tensor-parallel target: the same tokens, a share of the weights per rank, a common end.
 
 The verify service runs as it is deployed, a process that starts the others; an orchestrator in this
 process talks to it.
@@ -420,7 +420,7 @@ group.leave()
 
 
 def test_ranks_agree_on_the_least():
-    """Of bytes that each has room for, more than 32 bits of them."""
+    """Bytes of room on each, more than 32 bits."""
     port = free_port()
     ranks = [
         subprocess.Popen(

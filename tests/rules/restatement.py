@@ -1,4 +1,4 @@
-"""The rules once more: slow, obvious, from the definitions alone, and sharing no code with them.
+"""A reimplementation of the rules: slow, obvious, from the definitions, without shared code.
 
 Each verdict looks ahead as far as it likes. It also notes which boundaries of the definitions a
 case touches, so that tests can count them.
@@ -22,7 +22,7 @@ from rule_definitions import (
 
 
 def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
-    """(number, by how much it passes, whether 0 is enough) at j; None: nothing ever passes."""
+    """(value, margin by which it passes, whether 0 is enough) at j; None: nothing ever passes."""
     p = probabilities(processed(case, j))
     if case.rule in ("fly", "fly-paper", "fly-reference"):
         theta, measure = setting(case, "theta"), setting(case, "measure")
@@ -57,7 +57,7 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
 
 
 class Judgement:
-    """What the definitions say of one case, put together position by position."""
+    """The definitions applied to one case, position by position."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.x = case, drafted(case)
@@ -80,7 +80,7 @@ class Judgement:
         return self.x[j - 1] in (self.y[j - 1], self.second[j - 1])
 
     def criterion(self, j: int) -> bool:
-        """Look, note the number, compare."""
+        """Measure, record the value, compare."""
         case, result = self.case, self.result
         found = looked(case, j, self.x[j - 1])
         if found is None:
@@ -139,7 +139,7 @@ class Judgement:
         return self.criterion(j)
 
     def ends(self) -> bool:
-        """Whether all drafts standing ends the sequence."""
+        """Whether accepting all drafts ends the sequence."""
         last = self.length > 0 and self.x[-1] in self.case.eos
         return last or self.y[self.length] in self.case.eos or self.length == 0
 
@@ -195,7 +195,7 @@ class Judgement:
         return self.stop(self.length, self.y[self.length])
 
     def across_rounds(self, j: int) -> str:
-        """What becomes of the mismatch at j that has passed all else: looks ahead in the round."""
+        """Decide on a mismatch at j that passed everything else, looking ahead in the round."""
         m = self.next_mismatch(j)
         if any(token in self.case.eos for token in self.x[j : j + self.window]):
             self.tags.add("EOS in a window")

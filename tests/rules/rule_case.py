@@ -1,4 +1,4 @@
-"""A round to be judged, as plain numbers, and what its target says: float64, no code of the rules.
+"""A round to be judged and its target's answers, as plain numbers in float64, without rule code.
 
 Positions are j = 1..K as in the design's text, `rows[j - 1]` are the target's logits there.
 """
@@ -26,7 +26,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class Open(NamedTuple):
-    """A window that is open: where, what takes the token's place, how many matches it lacks."""
+    """An open window: its position, the replacement token, and the matches still needed."""
 
     position: int
     target: int
@@ -128,7 +128,7 @@ def processed(case: Case, j: int) -> np.ndarray:
 
 
 def perturbed(case: Case, j: int, stream: int) -> np.ndarray:
-    """What the target's token at j is the argmax of."""
+    """The scores whose argmax is the target's token at j."""
     row = processed(case, j)
     if case.temperature == 0:
         return row

@@ -52,7 +52,7 @@ def draw_case(
     gen: np.random.Generator,
     before: tuple[Case, Expected] | None = None,
 ) -> tuple[Case, Expected]:
-    """One case and what the definitions say of it; `before` is the round that it may go on from."""
+    """One case and its verdict by definition; `before` is the round it may continue."""
     vocab = rng.randint(12, 40)
     easy = rule not in ("exact", "rejection") and rng.random() < 0.35
     length = rng.choice(SHORT_LENGTHS if scope == "across" and not easy else LENGTHS)
@@ -161,7 +161,7 @@ def draw_adjustments(case: Case, rng: random.Random, vocab: int) -> None:
 def continue_from(
     case: Case, rng: random.Random, scope: str | None, before: tuple[Case, Expected] | None
 ) -> None:
-    """Give a round across rounds an open window: the previous verdict's, or any."""
+    """Give a round with windows across rounds an open window: the previous verdict's, or any."""
     if scope != "across":
         return
     opened = before[1].open if before else None

@@ -57,12 +57,12 @@ def compare(what: str, got: float | None, expected: float | None, tolerance: flo
 
 @cache
 def first_cases(rule: str, count: int, scope: str | None) -> list[tuple[Case, Expected]]:
-    """Kept for the mutants; the long forms make theirs as they go."""
+    """Kept for the mutants; the long forms generate theirs."""
     return list(cases(rule, count, scope))
 
 
 def run(rule: str, count: int, scope: str | None = None) -> tuple[Counter[str], list[str]]:
-    """How often each boundary occurred, and all that differed."""
+    """How often each boundary occurred, and all differences."""
     tags: Counter[str] = Counter()
     found = []
     drawn = first_cases(rule, count, scope) if count < 5000 else cases(rule, count, scope)

@@ -1,4 +1,4 @@
-"""The rules' measures once more: numpy in float64, from the definitions, sharing no code with them.
+"""The rules' measures reimplemented in numpy float64, from the definitions, without shared code.
 
 Nothing here is fast or careful about range; cases are small.
 """
@@ -22,7 +22,7 @@ def mix(z: int) -> int:
 
 
 def uniforms(seed: int, position: int, stream: int, vocab: int) -> np.ndarray:
-    """One number in (0, 1) a token. The key in plain integers, the tokens' hash in numpy's."""
+    """One number in (0, 1) per token; the key in plain integers, the tokens' hash in numpy's."""
     h = mix((seed + G) % 2**64)
     h = mix(((h ^ position) + G) % 2**64)
     key = mix(((h ^ stream) + G) % 2**64)

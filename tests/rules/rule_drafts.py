@@ -1,4 +1,4 @@
-"""Random distributions of drafters, near to the target's or not, in every form that can arrive."""
+"""Random draft distributions, close to the target's or not, in every possible form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flyspec.engine.distributions import Distributions
 
 
 def draw_q(case: Case, rng: random.Random, gen: np.random.Generator, j: int) -> np.ndarray:
-    """A distribution over the vocabulary, mostly near to the target's."""
+    """A distribution over the vocabulary, mostly close to the target's."""
     row = case.rows[j - 1] if case.rule == "fuzzy-reference" else processed(case, j)
     if rng.random() < 0.5:
         row = np.where(np.isneginf(row), row.max() - 6.0, row)  # more support than the target

@@ -1,4 +1,4 @@
-"""What criteria measure, where rounding or a probability of 0 could spoil it."""
+"""Criteria where rounding or a probability of 0 could distort them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_point_masses_are_infinitely_far_by_kl_and_not_by_js() -> None:
 
 
 def test_half_floats_that_add_up_to_one_rule_nothing_out() -> None:
-    """q has 1e-5 outside of its list, which rounding hides: KL must stay finite."""
+    """q has 1e-5 outside its list, which rounding hides: KL must stay finite."""
     logits = torch.tensor([[8.0, 7.0, *[-4.0] * 30]])
     q = logits.log_softmax(-1)[:, :2].half().float()
     q[0, 0] += 1.0 - q.exp().sum()

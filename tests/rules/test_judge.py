@@ -1,4 +1,4 @@
-"""`judge` on single rounds: what it says, what it looks at, what it refuses."""
+"""`judge` on single rounds: its verdicts, what it reads, what it refuses."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_looks_no_further_than_it_must(device: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_short_round_keeps_the_window_that_was_requested() -> None:
-    """Without one that is given, W is the default K's: 6, in a round of 4 as in one of 8."""
+    """If not given, W is the default K's: 6, in a round of 4 as in one of 8."""
     rows = wanting([0, 1, 2, 3, 4, 5, 6, 7, 0], gap=0.5)
     assert outcomes(judge("fly", [7, 1, 2, 3], rows[:5]))[0] is REJECTED
     assert outcomes(judge(Rule("fly", 3), [7, 1, 2, 3], rows[:5]))[0] is LOOSE

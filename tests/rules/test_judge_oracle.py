@@ -1,4 +1,4 @@
-"""`judge` against the rules' restatement, on random cases, and mutants that must be caught."""
+"""`judge` compared with the rules' restatement on random cases, and mutants that must be caught."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def off_the_last_bit(rule: str) -> list[tuple[Case, Expected]]:
 def test_reading_all_rows_at_once_changes_nothing(
     rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is done for a GPU, on a CPU."""
+    """The GPU's code path, on a CPU."""
 
     def at_once(whole: Any, columns: Any, rows: int, _: torch.device) -> Any:
         return readings.read(whole, columns, rows, torch.device("cuda"))

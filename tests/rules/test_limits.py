@@ -1,4 +1,4 @@
-"""Parameters at which a lossy rule is `exact`, verdict by verdict."""
+"""Parameters for which a lossy rule equals `exact`, verdict by verdict."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verify_service.rules import judge
 
 
 def closed_rules() -> list[Rule]:
-    """The limits that give `exact`, whatever the window."""
+    """The parameters that give `exact`, whatever the window."""
     normalized = EntropyMeasure.NORMALIZED
     rules = [
         Rule(name, 0, 1.0, None, normalized, scope)

@@ -1,4 +1,4 @@
-"""A round of more drafts than were requested is judged as several rounds, one behind the other."""
+"""A round with more drafts than requested is judged as several consecutive rounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RULES = {
 
 
 class Text(NamedTuple):
-    """What target and drafter say at each position, whatever stands before it."""
+    """The target's and drafter's token at each position, whatever precedes it."""
 
     logits: Tensor
     drafts: list[int]
@@ -54,7 +54,7 @@ class Text(NamedTuple):
 def tokens_of(
     text: Text, rule: Rule, k: int, judged: int, budget: Budget, temperature: float
 ) -> list[int]:
-    """What rounds of `k` drafts make of it."""
+    """The result with rounds of `k` drafts."""
     tokens: list[int] = []
     while len(tokens) + k < LENGTH and EOS not in tokens:
         start = len(tokens)

@@ -1,4 +1,4 @@
-"""`rejection` follows the target's distribution, and the test would notice if it did not.
+"""`rejection` follows the target's distribution, and the test would detect it if it did not.
 
 The target and the drafter are tables: what follows depends on the last token alone. Runs differ by
 position instead of by seed, so that drafting is one tensor operation. A run emits two tokens, in
@@ -55,7 +55,7 @@ class Drafter:
         return round_off(rows, self.spec).draw(positions, SEED)
 
     def read(self) -> list[Distributions]:
-        """What the verify service knows of q after each token."""
+        """What the verify service knows about q after each token."""
         if self.spec is None:
             favourites = self.logits.argmax(dim=-1).tolist()
             points = [

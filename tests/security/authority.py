@@ -1,4 +1,4 @@
-"""A certificate authority of its own, and the files that it hands out."""
+"""A certificate authority and the files it issues."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Authority:
         end: datetime.timedelta = DAY,
         stem: str = "",
     ) -> Pair:
-        """A certificate for a name and others, valid now if not told otherwise."""
+        """A certificate for a name and others, currently valid unless specified otherwise."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(subject, key, min(begin, end - DAY), end).add_extension(
@@ -93,7 +93,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def files(pair: Pair | None, authority: Authority | None) -> TlsFiles:
-    """What a port or channel is told."""
+    """Settings of a port or channel."""
     return TlsFiles(
         pair.certfile if pair else "",
         pair.keyfile if pair else "",
@@ -102,7 +102,7 @@ def files(pair: Pair | None, authority: Authority | None) -> TlsFiles:
 
 
 def credentials(authority: Authority | None = None, pair: Pair | None = None, **more):
-    """What a client is told."""
+    """Settings of a client."""
     return Credentials(
         ssl_ca_certs=authority.file if authority else "",
         ssl_certfile=pair.certfile if pair else "",
@@ -112,6 +112,6 @@ def credentials(authority: Authority | None = None, pair: Pair | None = None, **
 
 
 def flags(pair: Pair, authority: Authority | None) -> tuple[str, ...]:
-    """What a service is told."""
+    """Settings of a service."""
     found = ("--ssl-certfile", pair.certfile, "--ssl-keyfile", pair.keyfile)
     return (*found, "--ssl-ca-certs", authority.file) if authority else found

@@ -1,4 +1,4 @@
-"""Servers with nothing but health, and a method that streams for as long as it is read."""
+"""Servers with only health and a method that streams as long as it is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys at a running orchestrator: who may do what, and how much of it."""
+"""API keys on a running orchestrator: permissions and limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GENERATE = frozenset({Scope.GENERATE})
 
 
 class Keys:
-    """A file of keys, and clients that have one."""
+    """A file of keys, and clients with one."""
 
     def __init__(self, file) -> None:
         self.file = file

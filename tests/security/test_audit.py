@@ -1,4 +1,4 @@
-"""The audit fails loudly when it has nothing to go by."""
+"""The audit fails loudly when it has no data."""
 
 from __future__ import annotations
 

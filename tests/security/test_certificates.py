@@ -1,4 +1,4 @@
-"""Certificate files: what is wrong is said at once, what changes is used once it is whole."""
+"""Certificate files: errors are reported at once, and changes are used once complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that makes certificates to try TLS with."""
+"""The script that creates certificates for trying TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint runs no code: none of its own, none in pickles, whatever its files say."""
+"""A checkpoint never runs code: neither its own nor from pickles, whatever its files say."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Spiteful:
 
 
 def pickle_weights(model: Path) -> list[str]:
-    """Put the weights, and something that runs code, into a pickle; the names of the weights."""
+    """Write the weights, and something that runs code, to a pickle; return the weights' names."""
     weights = load_file(model / WEIGHTS)
     torch.save({**weights, "x": Spiteful(model / "ran")}, model / "pytorch_model.bin")
     (model / WEIGHTS).unlink()

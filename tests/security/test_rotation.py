@@ -1,4 +1,4 @@
-"""Certificates are changed under load: no stream ends, and new connections use the new ones."""
+"""Certificates change under load: no stream ends, and new connections use the new ones."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def go_on(*readers: Reader) -> None:
 
 
 async def served(address: str, link_files) -> str:
-    """The name in the certificate that a new connection is shown."""
+    """The name in the certificate that a new connection gets."""
     context = ssl.create_default_context(cafile=link_files.ca_certs)
     context.load_cert_chain(link_files.certfile, link_files.keyfile)
     _, writer = await asyncio.open_connection(*address.split(":"), ssl=context)

@@ -1,4 +1,4 @@
-"""TLS at a port: who gets a connection, and what the others are told."""
+"""TLS on a port: which clients get a connection, and what the others see."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ async def health(address: str, given: Credentials) -> str:
 
 
 async def refused(address: str, given: Credentials) -> str:
-    """What a client is told that gets no connection."""
+    """The error of a client that gets no connection."""
     with pytest.raises(UnavailableError) as caught:
         await health(address, given)
     return str(caught.value)
 
 
 def unchecked(authority, pair) -> grpc.ChannelCredentials:
-    """What a client makes of files that it does not look at."""
+    """A client's credentials, from files it does not check."""
     contents = [Path(name).read_bytes() for name in (authority.file, pair.keyfile, pair.certfile)]
     return grpc.ssl_channel_credentials(*contents)
 

@@ -1,4 +1,4 @@
-"""Sessions that live in a crowd, what they were told there, and the same told to them alone.
+"""Sessions in a crowd, their answers there, and their answers when alone.
 
 A member drafts by asking a scout, a session of the same engine that decodes plainly from where the
 member is, and then spoils some of the tokens. So there are two sorts of sessions, long ones and a
@@ -70,7 +70,7 @@ _PREFIXES = [[0, *random.Random(i).choices(range(3, VOCAB_SIZE), k=25 + 20 * i)]
 
 
 class CountingRunner(ModelRunner):
-    """Counts sequences a step, pieces of prompts, copies between slots; two steps of one slot."""
+    """Counts sequences per step, prompt chunks, copies between slots; two steps of one slot."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -91,7 +91,7 @@ class CountingRunner(ModelRunner):
 async def running(
     target_dir, num_slots, budget=None, runner_class=CountingRunner, max_queue=1024, **options
 ):
-    """An engine over a target of its own; yields it and its runner."""
+    """An engine over its own target; yields it and its runner."""
     loaded = load_model(target_dir, "cpu", "float64")
     runner = runner_class(loaded, num_slots, **options)
     engine = VerifyEngine(
@@ -110,7 +110,7 @@ async def running(
 
 
 async def answers(engine, session, round_, distributions=()) -> list[Verdict]:
-    """All that is said of a round, token by token if decoded plainly; raises what ended it."""
+    """Return a round's verdicts, per token in plain decoding; raise what ended it."""
     inbox, result = engine.submit(session, round_, distributions), []
     while not result or not result[-1].last:
         answer = await asyncio.wait_for(inbox.get(), 120)
@@ -121,7 +121,7 @@ async def answers(engine, session, round_, distributions=()) -> list[Verdict]:
 
 
 async def no_sessions(engine, runner):
-    """Wait until the engine's thread has closed all; what it says of its sessions."""
+    """Wait until the engine's thread has closed everything; return its session status."""
     await until(lambda: runner.cache.num_free == runner.cache.num_slots)
     assert engine.sessions.active == 0
     assert not runner.clashes
@@ -130,7 +130,7 @@ async def no_sessions(engine, runner):
 
 @dataclass
 class Record:
-    """A session and all that it asked and was told."""
+    """A session with all its requests and answers."""
 
     open: VerifyOpen
     rounds: list[tuple[VerifyRound, Sequence[TokenDistribution], list[Verdict]]] = field(
@@ -143,7 +143,7 @@ class Record:
         return verdicts
 
     async def check(self, engine, fresh: bool = False) -> None:
-        """Ask the same of an engine that serves nobody else.
+        """Send the same to an engine that serves nothing else.
 
         `fresh`: each round of a session of its own, which nothing was ever taken back from.
         """
@@ -166,7 +166,7 @@ class Record:
 
 
 def _exact(verdict: Verdict):
-    """What must be the very same."""
+    """What must be identical."""
     return replace(
         verdict,
         timings=None,
@@ -178,7 +178,7 @@ def _exact(verdict: Verdict):
 
 
 def _numbers(verdict: Verdict) -> list[float]:
-    """What forwards of another shape may change in the last places."""
+    """What forwards of another shape may change in the last digits."""
 
     def of(entry: TokenLogprobs | None) -> list[float]:
         return [] if entry is None else [entry.logprob, *entry.top_logprobs]
@@ -194,13 +194,13 @@ def _numbers(verdict: Verdict) -> list[float]:
 
 
 def make_prompt(rng: random.Random, longest: int) -> list[int]:
-    """Some tokens behind one of a few prefixes."""
+    """Some tokens after one of a few prefixes."""
     prefix = rng.choice(_PREFIXES)
     return prefix + rng.choices(range(3, VOCAB_SIZE), k=rng.randint(0, longest - len(prefix)))
 
 
 class Member:
-    """A session with a life: K and drafts as it likes, cuts of its own, leaving and coming back."""
+    """A session with random behaviour: any K and drafts, cuts, leaving and returning."""
 
     def __init__(self, number: int, longest_output: int) -> None:
         self.rng = rng = random.Random(number)
@@ -218,7 +218,7 @@ class Member:
         self.loose = self.rollbacks = self.returns = 0
 
     async def live(self, engine, scouting: asyncio.Semaphore) -> None:
-        """From the first round to the last; whatever happens, the session ends closed."""
+        """Run from the first round to the last; the session is closed whatever happens."""
         rng, sequence = self.rng, self.sequence
         session = engine.open(self.record.open)
         try:
@@ -278,7 +278,7 @@ class Member:
         self.loose += sum(decision.outcome in loose for decision in verdict.decisions)
 
     async def _drafts(self, engine, count: int, scouting) -> list[int]:
-        """The target's own continuation, somewhat spoilt."""
+        """The target's own continuation with some errors."""
         open_ = replace(
             self.record.open, token_ids=self.sequence.tokens[:], rule=EXACT, logprobs=None
         )

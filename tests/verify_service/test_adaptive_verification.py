@@ -1,4 +1,4 @@
-"""Which drafts a step checks, against every other choice."""
+"""Which drafts a step verifies, compared with every other choice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = st.lists(st.integers(1, 20), min_size=1, max_size=4).map(
 
 
 def rate(survivals, counts, others, costs):
-    """Tokens a ns."""
+    """Tokens per ns."""
     expected = len(survivals) + sum(
         sum(chances[:count]) for chances, count in zip(survivals, counts, strict=True)
     )
@@ -54,6 +54,6 @@ def test_where_rows_cost_nothing_all_are_checked():
 
 
 def test_chances_that_rise_are_taken_in_order():
-    """Nobody should send such; the later draft is then as likely as the one before it."""
+    """Invalid, but handled: the later draft then counts as likely as the one before it."""
     costs = StepCosts([MeasuredStep(1, 10), MeasuredStep(2, 11), MeasuredStep(9, 18)])
     assert admit([[0.05, 0.9], [0.5]], 5, costs) == [0, 1]

@@ -1,4 +1,4 @@
-"""Continuous batching: whoever else is there, a session is told what it is told alone (float64)."""
+"""Continuous batching: a session gets the same answers in a batch as alone (float64)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = StepBudget(max_tokens=160, prefill_chunk=24)
 
 
 async def crowd(engine, members, concurrent, scouts):
-    """Let all live, `concurrent` of them at once, each joining when it likes."""
+    """Run all sessions, `concurrent` of them at once, joining at random times."""
     scouting, room = asyncio.Semaphore(scouts), asyncio.Semaphore(concurrent)
     rng = random.Random(len(members))
 
@@ -28,7 +28,7 @@ async def crowd(engine, members, concurrent, scouts):
 
 
 async def check_crowd(target_dir, members, slots, concurrent, every_scout, **options):
-    """Run the crowd, then everybody alone, every other round by round in sessions of their own."""
+    """Run the crowd, then each session alone, every second one with a new session per round."""
     scouts = slots - concurrent
     async with running(target_dir, slots, SMALL, **options) as (engine, runner):
         await crowd(engine, members, concurrent, scouts)

@@ -1,4 +1,4 @@
-"""What goes wrong with one session of a batch, and too many at once, leaves the others alone."""
+"""A failing session in a batch, or too many sessions, do not affect the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def opening(tokens: list[int]) -> VerifyOpen:
 
 
 class GatedRunner(CountingRunner):
-    """Runs a step when the gate lets it. Keeps what ran: how many tokens of which slot."""
+    """Runs a step when the gate permits, and records it: how many tokens of which slot."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -48,12 +48,12 @@ class GatedRunner(CountingRunner):
         self.gate.release(100_000)
 
     async def at_gate(self, step: int):
-        """Wait until the engine's thread stands before its `step`th step, from 1 on."""
+        """Wait until the engine's thread is about to run step `step`, from 1."""
         await until(lambda: self.entered >= step)
 
 
 class FragileRunner(GatedRunner):
-    """Fails in the midst of the model where a step holds the poison."""
+    """Fails inside the model if a step contains the poison."""
 
     def __init__(self, loaded, *args, **kwargs):
         super().__init__(loaded, *args, **kwargs)
@@ -74,7 +74,7 @@ class FragileRunner(GatedRunner):
 
 
 async def alone(target_dir, *records):
-    """Check what was said against an engine that serves nobody else."""
+    """Compare the answers with those of an engine that serves nothing else."""
     async with running(target_dir, 1) as (engine, runner):
         runner.cache.reuse = False
         for record in records:
@@ -82,7 +82,7 @@ async def alone(target_dir, *records):
 
 
 async def rounds(engine, record, count):
-    """Some rounds of a session, each with drafts that cannot all be right; then it is closed."""
+    """Run some rounds of a session, each with drafts that cannot all be right; then close it."""
     session, length = engine.open(record.open), len(record.open.token_ids)
     for round_id in range(count):
         drafts = some_tokens(4, round_id)

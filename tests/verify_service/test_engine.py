@@ -93,7 +93,7 @@ async def test_long_prompts_are_read_in_chunks(engine, greedy):
 
 
 async def test_rollback_is_a_length(engine, greedy):
-    """Any cut back, at any time, gives what a fresh session gives."""
+    """Any truncation, at any time, gives what a fresh session gives."""
     rng = random.Random(7)
     session, sequence = engine.open(opening(PROMPT)), TokenSequence(PROMPT)
     for round_id in range(1, 30):
@@ -181,7 +181,7 @@ async def test_bad_openings_are_refused_by_name(engine, open_, message):
 
 @pytest.mark.parametrize("sampling", [SamplingParams(1.0), SamplingParams(0.7, 0.9, 50)])
 async def test_sampling_does_not_depend_on_drafts(engine, sampling):
-    """DESIGN, principle 4: the same seed gives the same text whatever was drafted."""
+    """The same seed gives the same text whatever was drafted."""
     session = engine.open(opening(PROMPT, sampling=sampling, seed=99))
     verdicts = await answers(
         engine, session, VerifyRound(1, len(PROMPT), [], [], max_plain_tokens=40)

@@ -1,4 +1,4 @@
-"""Hostile messages to the verify service: refused by the right status, and nothing else changes."""
+"""Hostile messages to the verify service: the right status, and no other effect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_MESSAGE = b"\xff\xff\xff"
 
 @asynccontextmanager
 async def address_of(engine, loaded, max_streams=MAX_STREAMS, **options):
-    """A server's address, for clients that are none of ours."""
+    """A server's address, for clients other than flyspec's."""
     servicer = VerifyServicer(engine, loaded.tokenizer, VerifySettings(model="x", **options))
     add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
     server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME], max_streams)
@@ -94,7 +94,7 @@ async def test_a_call_without_its_request_is_told_so(engine, loaded, method, mon
 
 
 async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
-    """Nor does it help to open more of them than one connection may have."""
+    """Nor does opening more of them than one connection allows."""
     async with (
         address_of(engine, loaded, max_streams=300, idle_timeout_s=2.0) as address,
         grpc.aio.insecure_channel(address) as silent,

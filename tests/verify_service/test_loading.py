@@ -1,4 +1,4 @@
-"""Model directories that cannot be served: refused with what is wrong, before anything listens."""
+"""Model directories that cannot be served are refused with the reason, before anything listens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain decoding: several tokens a verdict, until it ends by itself or the next round arrives."""
+"""Plain decoding: several tokens per verdict, until it ends or the next round arrives."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SAMPLINGS = [
 
 
 def endless(tokens: Sequence[int]) -> list[float]:
-    """Logits that depend on all that came before, never for the end."""
+    """Logits that depend on everything before, never favouring the end."""
     digest = hashlib.blake2b(bytes(tokens), digest_size=VOCAB).digest()
     return [byte / 32 - (99.0 if token == EOS else 0.0) for token, byte in enumerate(digest)]
 
 
 def ending(tokens: Sequence[int]) -> list[float]:
-    """As these, but the end is likely now and then."""
+    """Likewise, but the end is sometimes likely."""
     digest = hashlib.blake2b(bytes(tokens), digest_size=VOCAB).digest()
     return [byte / 32 + (7.0 if token == EOS else 0.0) for token, byte in enumerate(digest)]
 

@@ -1,4 +1,4 @@
-"""The verify service over gRPC: statuses, messages, what stays behind."""
+"""The verify service over gRPC: statuses, messages, leaks."""
 
 from __future__ import annotations
 

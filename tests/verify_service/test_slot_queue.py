@@ -1,4 +1,4 @@
-"""Who gets a slot next: by the ages of requests, whichever orchestrator opens them."""
+"""The next slot goes to the oldest request, whichever orchestrator opened it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from verify_service.slot_queue import SlotQueue
 
 
 class Line:
-    """Sessions by name, over a queue whose clock is moved by hand."""
+    """Named sessions, over a queue with a manual clock."""
 
     def __init__(self, num_slots: int, max_waiting: int | None = None) -> None:
         self.now = 1000.0

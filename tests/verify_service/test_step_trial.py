@@ -1,4 +1,4 @@
-"""What the target's steps take, as it is found out at start; a clock that counts."""
+"""Measuring the target's step times at startup, with a fake clock."""
 
 from __future__ import annotations
 

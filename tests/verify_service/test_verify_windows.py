@@ -53,7 +53,7 @@ def some_other(token):
 
 
 async def test_a_window_fails_in_a_later_round(engine, log_softmax):
-    """Loose at the first position, one match; then a mismatch: back to the first position."""
+    """Loose at the first position, then a match, then a mismatch: back to the first position."""
     session = engine.open(opening(PROMPT, rule=across()))
     own = target_token(log_softmax, PROMPT)
     loose = some_other(own)
@@ -90,7 +90,7 @@ async def test_a_window_fails_in_a_later_round(engine, log_softmax):
 
 
 async def test_a_window_closes_in_a_session_opened_anew(engine, log_softmax):
-    """The window is the client's: another session takes it on."""
+    """The window is the client's: another session continues it."""
     own = target_token(log_softmax, PROMPT)
     tokens = [*PROMPT, some_other(own)]
     for _ in range(4):
@@ -125,7 +125,7 @@ async def test_bad_windows_are_refused_by_name(engine, window, message):
 
 
 async def test_a_window_without_drafts_fails_once(engine):
-    """Plain decoding does not go on in the round, which would fail the window again."""
+    """Plain decoding does not continue in the round, which would fail the window again."""
     session = engine.open(VerifyOpen([*PROMPT, 5, 6], len(PROMPT), across(), GREEDY, 0))
     window = OpenWindow(len(PROMPT), 7, 1, 0.5)
     round_ = VerifyRound(1, len(PROMPT) + 2, [], [], max_plain_tokens=8, open_window=window)
@@ -214,7 +214,7 @@ def point_masses(count, round_id, first):
 
 
 def too_large(distribution):
-    """Refused as it comes, before any round."""
+    """Refused on arrival, before any round."""
     return wire.encode(DraftDistributions(1, 4, [distribution]))
 
 
@@ -257,7 +257,7 @@ async def test_distributions_that_do_not_fit_are_refused(service, engine, messag
 
 
 async def test_distributions_in_pieces_decide(service, log_softmax):
-    """A draft whose distribution is the target's stands; one that is a point mass elsewhere not."""
+    """A draft with the target's distribution is accepted, one with a point mass elsewhere not."""
     prompt = [0, 17, 45, 120]
     logp = log_softmax(prompt, 1)[0]
     second = int(logp.topk(2).indices[1])
