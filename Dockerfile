@@ -2,15 +2,15 @@
 #
 #   BASE_IMAGE       Debian-like, with python3 (3.11 or newer), venv and CA certificates
 #   VARIANT          cpu (default) or cuda: which build of torch draft and verify get
-#   TORCH_CPU_INDEX  where CPU builds of torch are; empty: pip's own configuration knows
+#   TORCH_CPU_INDEX  index of CPU builds of torch; empty: use pip's own configuration
 #
-# A pip.conf with mirrors or credentials: --secret id=pip.conf,src=FILE; it stays out of the image.
-# The targets draft-demo and verify-demo also hold the bundled models, the others hold no weights.
-# HEALTHCHECK is kept by docker, and by buildah and podman with --format docker.
+# Pass a pip.conf with mirrors or credentials as --secret id=pip.conf,src=FILE; it stays out of the image.
+# The targets draft-demo and verify-demo contain the bundled models, the others no weights.
+# buildah and podman only keep HEALTHCHECK with --format docker.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${BASE_IMAGE} AS builder
-# pip is not needed at run time: it has a virtual environment of its own.
+# pip is not needed at run time, so it is in a separate virtual environment.
 RUN python3 -m venv /opt/pip && python3 -m venv --without-pip /opt/venv
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1 PIP_PYTHON=/opt/venv/bin/python
 
@@ -18,8 +18,8 @@ FROM builder AS requirements
 COPY pyproject.toml constraints.txt deploy/image_requirements.py /src/
 RUN python3 /src/image_requirements.py /src/pyproject.toml /src/constraints.txt /requirements
 
-# Bytecode is made here, since the root file system is read-only at run time. It is never compared
-# with the source's time, which copying between stages may change.
+# Bytecode is compiled here, since the root file system is read-only at run time, and is not checked
+# against the source's time, which copying between stages may change.
 FROM builder AS core
 COPY --from=requirements /requirements/core.txt /requirements/
 COPY constraints.txt /requirements/
@@ -32,7 +32,7 @@ FROM core AS models
 ARG VARIANT=cpu
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 COPY --from=requirements /requirements/torch.txt /requirements/models.txt /requirements/
-# PyPI's own torch is a CUDA build, with the CUDA libraries: several GB.
+# PyPI's torch is a CUDA build, with several GB of CUDA libraries.
 RUN --mount=type=cache,target=/root/.cache/pip \
     --mount=type=secret,id=pip.conf,target=/etc/pip.conf,required=false \
     version="$(cat /requirements/torch.txt)" \
@@ -45,8 +45,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && /opt/venv/bin/python -m compileall -q -j 0 --invalidation-mode unchecked-hash \
          -x 'torch/(testing|include)/' /opt/venv/lib
 
-# flyspec itself, small, apart from what it depends on: a new version of it is a small layer. The
-# native step is compiled here, for every instruction set; what runs needs no compiler.
+# flyspec itself, separate from its dependencies, so that a new version is a small layer. The native
+# step is compiled here, for every instruction set; the images need no compiler.
 FROM core AS app
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY pyproject.toml README.md /src/
@@ -60,8 +60,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     && ls /opt/flyspec/flyspec/engine/native/*.so \
     && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/flyspec
 
-# What the three have in common at run time: a user without a name to log in with, and two
-# directories to write to, everything else can be read-only.
+# Common to the three at run time: a user without a login name, and two writable directories;
+# everything else can be read-only.
 FROM ${BASE_IMAGE} AS runtime
 RUN groupadd --gid 10001 flyspec \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /var/cache/flyspec \
@@ -87,13 +87,13 @@ USER 10001:10001
 FROM runtime AS runtime-models
 COPY --from=models /opt/venv /opt/venv
 COPY --from=app /opt/flyspec /opt/flyspec
-# For nvidia's container toolkit; without it they mean nothing.
+# For NVIDIA's container toolkit; without it they have no effect.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 FROM runtime-models AS verify
 ENV FLYSPEC_VERIFY_HOST=0.0.0.0
 EXPOSE 50052 9466
-# Loading may take long: until the first success failures do not count.
+# Loading may take long: failures only count after the first success.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30m --retries=3 \
     CMD ["flyspec", "healthcheck", "--address", "localhost:50052"]
 ENTRYPOINT ["python", "-m", "verify_service"]
@@ -119,7 +119,7 @@ COPY --from=core /opt/venv /opt/venv
 COPY --from=app /opt/flyspec /opt/flyspec
 ENV FLYSPEC_ORCHESTRATOR_HOST=0.0.0.0
 EXPOSE 50050 50053 9464
-# It listens once the target is there.
+# It listens once the target is ready.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30m --retries=3 \
     CMD ["flyspec", "healthcheck", "--address", "localhost:50050"]
 ENTRYPOINT ["python", "-m", "orchestrator"]

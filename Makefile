@@ -105,13 +105,13 @@ check-rules-table: $(VENV)/.installed ## what every rule wins and loses, on 500 
 check-cancel: $(VENV)/.installed-dev ## cancelled requests leave nothing behind
 	@$(BIN)/python -m pytest tests/e2e/test_cancellation.py $(PYTEST_ARGS)
 
-pin-images: ## write the digests that registries have now behind the images of others, in .env
-	@python3 deploy/pin_images.py
+pin-images: ## append current digests to the third-party images in .env
+	@sh deploy/pin_images.sh
 
 chaos: $(VENV)/.installed ## five minutes of killed, held and cut services under 32 streams
 	@$(BIN)/python -m bench.chaos --seconds 300 $(ARGS)
 
-images-check: $(VENV)/.installed-dev ## build the images, run cpu-demo in podman, hold and kill it (root, Debian, half an hour)
+images-check: $(VENV)/.installed-dev ## build the images, run cpu-demo with podman, test it (root, Debian, half an hour)
 	@$(BIN)/python -m deploy.images_check $(ARGS)
 
 # Each piece is a file that is made once: what was interrupted goes on, `make build/performance/NAME.json` is one piece.
@@ -213,7 +213,7 @@ fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each;
 
 audit: $(VENV)/.installed-dev ## known vulnerabilities of the versions in constraints.txt; needs a registry's advisories
 	@$(call install,audit)
-	@$(BIN)/python deploy/audit.py $(ARGS)
+	@$(BIN)/pip-audit -r constraints.txt --no-deps --disable-pip --strict $(ARGS)
 
 clean: ## remove what make made
 	rm -rf $(VENV) .venv-manifests node_modules build *.egg-info

@@ -1,1 +1,1 @@
-"""What belongs to deploying flyspec: checks of manifests and images, compose's configuration."""
+"""Checks of manifests and images, and what images and compose are built from."""

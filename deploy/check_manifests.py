@@ -1,16 +1,14 @@
-"""Checks the manifests that are deployed: `make manifests`.
+"""Check what is deployed: `make manifests`, within a minute on one core.
 
 - kubectl renders every overlay of k8s/ into build/manifests/.
-- kubernetes-validate (strict) holds them against Kubernetes' schemas. It has none for custom kinds:
-  those of Prometheus' operator and cert-manager are held against the types that @kubernetes-models
-  has of them; a LeaderWorkerSet against its definition's schema (leader_worker_set.yaml), and its
-  pods' templates as Pods.
-- checkov looks for what is unsafe; k8s/checkov.yaml has what is left out, with reasons.
-- Grafana's dashboards are held against @grafana/schema's types.
-- docker-compose reads the compose files, with every profile.
+- kubernetes-validate checks the result strictly against Kubernetes' schemas.
+- Custom resources are checked against the types of @kubernetes-models; LeaderWorkerSets, which have
+  none, against deploy/leader_worker_set.yaml, and their pod templates as Pods.
+- checkov looks for unsafe settings; k8s/checkov.yaml lists what is skipped, with reasons.
+- The compose files are checked against the schema of the Compose Specification.
 
-The tools come from the registries, into .venv-manifests and node_modules. One that cannot be had is
-said loudly, and its checks are not counted. The exit code is 1 if a check failed.
+The tools are installed into .venv-manifests and node_modules. If one cannot be installed, its
+checks are skipped, visibly. The exit code is 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -26,32 +24,31 @@ from typing import Any
 
 import yaml
 
-from deploy import leader_worker_set
 from deploy.findings import Log
 
 ROOT = Path(__file__).resolve().parent.parent
+OUTPUT = ROOT / "build" / "manifests"
 TOOLS = ROOT / ".venv-manifests"
 REQUIREMENTS = ROOT / "deploy" / "manifest-tools.txt"
-COMPOSE_REQUIREMENTS = ROOT / "deploy" / "compose-tool.txt"
-OUTPUT = ROOT / "build" / "manifests"
+NODE_MODULES = ROOT / "node_modules"
+COMPOSE_FILES = ("docker-compose.yml", "docker-compose.tls.yml")
 KUBERNETES = "1.34"
-CUSTOM_GROUPS = ("monitoring.coreos.com/", "cert-manager.io/", "leaderworkerset.x-k8s.io/")
 MODELS = {
     "monitoring.coreos.com/v1": "prometheus-operator",
     "cert-manager.io/v1": "cert-manager",
 }
-NODE_MODULES = ROOT / "node_modules"
-COMPOSE_PROFILES = "cpu,gpu,observability,second-drafter"
+"""Packages of @kubernetes-models, by API."""
+Object = dict[str, Any]
 
 
 class Missing(Exception):
-    """A tool that cannot be had here."""
+    """A tool that is not available here."""
 
 
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command at the root of the checkout, its output as text."""
+    """Run a command in the root of the checkout, with its output as text."""
     return subprocess.run(
-        [str(c) for c in command],
+        command,
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
@@ -60,16 +57,21 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def install_tools(environment: Path, requirements: Path, *flags: str) -> None:
-    """Make a virtual environment as a file of requirements says. Raises `Missing`."""
-    stamp = environment / "installed.txt"
-    wanted = requirements.read_text()
+def check(log: Log, name: str, *command: str | Path) -> None:
+    """Run a command that fails, and says why, if something is wrong."""
+    done = run(*command)
+    log.check(name, not done.returncode, done.stdout + done.stderr if done.returncode else "")
+
+
+def install_python_tools() -> None:
+    """Install manifest-tools.txt into .venv-manifests. Raises `Missing`."""
+    stamp, wanted = TOOLS / "installed.txt", REQUIREMENTS.read_text()
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    print(f"  installing {requirements.relative_to(ROOT)} into {environment.relative_to(ROOT)}")
+    print(f"  installing {REQUIREMENTS.relative_to(ROOT)} into {TOOLS.name}")
     steps: list[list[str | Path]] = [
-        [sys.executable, "-m", "venv", environment],
-        [environment / "bin" / "pip", "install", "--quiet", *flags, "-r", requirements],
+        [sys.executable, "-m", "venv", TOOLS],
+        [TOOLS / "bin" / "pip", "install", "--quiet", "-r", REQUIREMENTS],
     ]
     for step in steps:
         done = run(*step)
@@ -78,112 +80,10 @@ def install_tools(environment: Path, requirements: Path, *flags: str) -> None:
     stamp.write_text(wanted)
 
 
-def render(overlay: Path) -> Path:
-    """An overlay's manifests in one file. Raises `Missing`, and `ValueError` if it is wrong."""
-    if shutil.which("kubectl") is None:
-        raise Missing("kubectl is not installed")
-    done = run("kubectl", "kustomize", overlay)
-    if done.returncode:
-        raise ValueError(done.stderr.strip())
-    rendered = OUTPUT / f"{overlay.name}.yaml"
-    rendered.write_text(done.stdout)
-    return rendered
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file."""
-    return [document for document in yaml.safe_load_all(path.read_text()) if document]
-
-
-def pods_of(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The pods that a LeaderWorkerSet makes, as Pods."""
-    template = workload["spec"]["leaderWorkerTemplate"]
-    for role in ("leaderTemplate", "workerTemplate"):
-        if role in template:
-            name = f"{workload['metadata']['name']}-{role.removesuffix('Template')}"
-            metadata = {**template[role].get("metadata", {}), "name": name}
-            metadata["namespace"] = workload["metadata"]["namespace"]
-            yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
-                   "spec": template[role]["spec"]}  # fmt: skip
-
-
-def split(rendered: Path) -> tuple[Path, Path]:
-    """What Kubernetes itself knows, and the custom kinds, in a file each."""
-    known, custom = [], []
-    for document in read(rendered):
-        if not document["apiVersion"].startswith(CUSTOM_GROUPS):
-            known.append(document)
-            continue
-        custom.append(document)
-        if document["kind"] == "LeaderWorkerSet":
-            known += pods_of(document)
-    paths = tuple(rendered.with_suffix(f".{part}.yaml") for part in ("known", "custom"))
-    for path, documents in zip(paths, (known, custom), strict=True):
-        path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
-    return paths[0], paths[1]
-
-
-def check_known(paths: list[Path], log: Log) -> None:
-    """Hold files against Kubernetes' schemas."""
-    done = run(TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", KUBERNETES, *paths)
-    name = f"{sum(len(read(path)) for path in paths)} objects of Kubernetes {KUBERNETES}"
-    log.check(name, not done.returncode, done.stdout + done.stderr if done.returncode else "")
-
-
-def check_custom(paths: list[Path], log: Log) -> None:
-    """Hold custom kinds against the types there are; name the others. Raises `Missing`.
-
-    @kubernetes-models has the definitions as TypeScript, whose compiler finds unknown keys too.
-    """
-    lines, count = [], 0
-    for path in paths:
-        for document in read(path):
-            package = MODELS.get(document["apiVersion"])
-            kind = document["kind"]
-            if kind == "LeaderWorkerSet":
-                found = leader_worker_set.errors(document)
-                log.check(f"{kind} {document['metadata']['name']}", not found, "\n".join(found))
-                continue
-            if package is None:
-                print(f"  unchecked but for its pods: {kind} {document['metadata']['name']} "
-                      f"({path.name}): no schema to be had")  # fmt: skip
-                continue
-            count += 1
-            module = f"@kubernetes-models/{package}/{document['apiVersion']}"
-            lines.append(f'import type {{ I{kind} as K{count} }} from "{module}";')
-            lines.append(f"export const o{count}: K{count} = {json.dumps(document)};")
-    if count:
-        name = f"{count} objects of custom kinds ({', '.join(MODELS)})"
-        check_types(OUTPUT / "custom.mts", lines, name, log)
-
-
-def check_dashboards(log: Log) -> None:
-    """Hold Grafana's dashboards against its own types. Raises `Missing`."""
-    lines = [
-        'import type { Dashboard } from "@grafana/schema";',
-        "// An enum's values as JSON has them.",
-        "type Plain<T> = T extends string ? `${T}` : { [K in keyof T]: Plain<T[K]> };",
-    ]
-    paths = sorted((ROOT / "k8s" / "monitoring" / "dashboards").glob("*.json"))
-    for index, path in enumerate(paths):
-        lines.append(f"export const d{index}: Plain<Dashboard> = {path.read_text()};")
-    check_types(OUTPUT / "dashboards.mts", lines, f"{len(paths)} dashboards of Grafana", log)
-
-
-def check_types(source: Path, lines: list[str], name: str, log: Log) -> None:
-    """Have TypeScript's compiler check a program. Raises `Missing`."""
-    install_types()
-    source.write_text("\n".join(lines) + "\n")
-    done = run(NODE_MODULES / ".bin" / "tsc", "--noEmit", "--strict", "--skipLibCheck",
-               "--module", "esnext", "--moduleResolution", "bundler", source)  # fmt: skip
-    log.check(name, not done.returncode, done.stdout + done.stderr if done.returncode else "")
-
-
 def install_types() -> None:
-    """Have npm install what package.json names. Raises `Missing`."""
-    wanted = [NODE_MODULES / ".bin" / "tsc", NODE_MODULES / "@grafana" / "schema"]
-    wanted += [NODE_MODULES / "@kubernetes-models" / package for package in MODELS.values()]
-    if all(path.exists() for path in wanted):
+    """Install what package.json names. Raises `Missing`."""
+    wanted = [NODE_MODULES / "@kubernetes-models" / package for package in MODELS.values()]
+    if all(path.exists() for path in (NODE_MODULES / ".bin" / "tsc", *wanted)):
         return
     if shutil.which("npm") is None:
         raise Missing("npm is not installed")
@@ -192,9 +92,54 @@ def install_types() -> None:
         raise Missing("npm could not install what package.json names")
 
 
+def render(log: Log) -> dict[str, list[Object]]:
+    """Return the objects of every overlay. Raises `Missing`."""
+    if shutil.which("kubectl") is None:
+        raise Missing("kubectl is not installed")
+    found = {}
+    for overlay in sorted((ROOT / "k8s" / "overlays").iterdir()):
+        done = run("kubectl", "kustomize", overlay)
+        log.check(f"k8s/overlays/{overlay.name} renders", not done.returncode, done.stderr)
+        (OUTPUT / f"{overlay.name}.yaml").write_text(done.stdout)
+        found[overlay.name] = [o for o in yaml.safe_load_all(done.stdout) if o]
+    return found
+
+
+def pods_of(workload: Object) -> Iterator[Object]:
+    """The pod templates of a LeaderWorkerSet, as Pods."""
+    own, template = workload["metadata"], workload["spec"]["leaderWorkerTemplate"]
+    for role in ("leaderTemplate", "workerTemplate"):
+        if role in template:
+            name = f"{own['name']}-{role.removesuffix('Template')}"
+            metadata = {**template[role].get("metadata", {}), "name": name}
+            metadata["namespace"] = own["namespace"]
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata,
+                   "spec": template[role]["spec"]}  # fmt: skip
+
+
+def check_objects(overlays: dict[str, list[Object]], log: Log) -> None:
+    """Check what Kubernetes itself knows, and LeaderWorkerSets. Raises `Missing`."""
+    install_python_tools()
+    paths = []
+    for overlay, objects in overlays.items():
+        sets = [o for o in objects if o["kind"] == "LeaderWorkerSet"]
+        known = [o for o in objects if o["apiVersion"] not in MODELS and o not in sets]
+        known += [pod for workload in sets for pod in pods_of(workload)]
+        paths.append(OUTPUT / f"{overlay}.known.yaml")
+        paths[-1].write_text(yaml.safe_dump_all(known, sort_keys=False))
+        for workload in sets:
+            path = OUTPUT / f"{overlay}.{workload['metadata']['name']}.json"
+            path.write_text(json.dumps(workload))
+            check(log, f"LeaderWorkerSet of {overlay}", TOOLS / "bin" / "check-jsonschema",
+                  "--schemafile", ROOT / "deploy" / "leader_worker_set.yaml", path)  # fmt: skip
+    check(log, f"overlays against Kubernetes {KUBERNETES}",
+          TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", KUBERNETES, *paths)  # fmt: skip
+    check_safety(paths, log)
+
+
 def check_safety(paths: list[Path], log: Log) -> None:
-    """Let checkov look at the rendered files."""
-    files = [part for path in paths for part in ("-f", str(path))]
+    """Let checkov look at files of objects."""
+    files = [part for path in paths for part in ("-f", path)]
     config = ROOT / "k8s" / "checkov.yaml"
     done = run(TOOLS / "bin" / "checkov", "--config-file", config, *files, LOG_LEVEL="ERROR")
     try:
@@ -204,60 +149,54 @@ def check_safety(paths: list[Path], log: Log) -> None:
         return
     summary = found.get("summary", found)
     if summary["passed"] == 0 or summary["parsing_errors"]:
-        log.check("checkov looked at something", False, done.stdout)
+        log.check("checkov read the files", False, done.stdout)
         return
     failed = found["results"]["failed_checks"] if summary["failed"] else []
-    log.check(f"checkov: {summary['passed']} checks passed, none failed", not failed, "\n".join(
+    log.check(f"checkov: {summary['passed']} checks passed", not failed, "\n".join(
         f"{f['check_id']} {f['check_name']}: {f['resource']} ({Path(f['file_path']).name})"
         for f in failed
     ))  # fmt: skip
 
 
+def check_custom(overlays: dict[str, list[Object]], log: Log) -> None:
+    """Have TypeScript's compiler check custom resources and their keys. Raises `Missing`."""
+    install_types()
+    lines = []
+    custom = [o for objects in overlays.values() for o in objects if o["apiVersion"] in MODELS]
+    for index, resource in enumerate(custom):
+        kind, api = resource["kind"], resource["apiVersion"]
+        module = f"@kubernetes-models/{MODELS[api]}/{api}"
+        lines.append(f'import type {{ I{kind} as K{index} }} from "{module}";')
+        lines.append(f"export const o{index}: K{index} = {json.dumps(resource)};")
+    source = OUTPUT / "custom.mts"
+    source.write_text("\n".join(lines) + "\n")
+    check(log, f"{len(custom)} custom resources ({', '.join(MODELS)})",
+          NODE_MODULES / ".bin" / "tsc", "--noEmit", "--strict", "--skipLibCheck",
+          "--module", "esnext", "--moduleResolution", "bundler", source)  # fmt: skip
+
+
 def check_compose(log: Log) -> None:
-    """Let docker-compose read the compose files, alone and with the overrides."""
-    environment = TOOLS / "compose"
-    install_tools(environment, COMPOSE_REQUIREMENTS, "--no-deps")
-    for files in (["docker-compose.yml"], ["docker-compose.yml", "docker-compose.tls.yml"]):
-        flags = [part for file in files for part in ("-f", file)]
-        command = environment / "bin" / "docker-compose"
-        done = run(command, *flags, "config", "-q", COMPOSE_PROFILES=COMPOSE_PROFILES)
-        log.check(f"{' + '.join(files)}: every profile", not done.returncode,
-                  (done.stderr or done.stdout) if done.returncode else "")  # fmt: skip
+    """Check the compose files against the schema. Raises `Missing`."""
+    install_python_tools()
+    check(log, " and ".join(COMPOSE_FILES), TOOLS / "bin" / "check-jsonschema",
+          "--builtin-schema", "vendor.compose-spec", *COMPOSE_FILES)  # fmt: skip
 
 
 def main() -> int:
-    """Run every check there are tools for; 1 if one failed."""
+    """Run every check whose tools are available; 1 if one failed."""
     log = Log()
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    known, custom = [], []
-    for overlay in sorted((ROOT / "k8s" / "overlays").iterdir()):
-        try:
-            parts = split(render(overlay))
-        except Missing as error:
-            log.skipped("manifests", error)
-            break
-        except ValueError as error:
-            log.check(f"k8s/overlays/{overlay.name} renders", False, error)
-        else:
-            known.append(parts[0])
-            custom.append(parts[1])
-            log.check(f"k8s/overlays/{overlay.name} renders", True)
+    steps: dict[str, Callable[[], None]] = {"compose files": lambda: check_compose(log)}
     try:
-        install_tools(TOOLS, REQUIREMENTS)
+        overlays = render(log)
     except Missing as error:
-        log.skipped("kubernetes-validate and checkov", error)
+        log.skipped("Kubernetes manifests", error)
     else:
-        if known:
-            check_known(known, log)
-            check_safety(known, log)
-    rest: dict[str, Callable[[], None]] = {
-        "custom kinds": lambda: check_custom(custom, log),
-        "dashboards": lambda: check_dashboards(log),
-        "docker-compose.yml": lambda: check_compose(log),
-    }
-    for what, check in rest.items():
+        steps["Kubernetes objects"] = lambda: check_objects(overlays, log)
+        steps["custom resources"] = lambda: check_custom(overlays, log)
+    for what, step in steps.items():
         try:
-            check()
+            step()
         except Missing as error:
             log.skipped(what, error)
     return int(log.failures > 0)

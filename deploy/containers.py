@@ -1,7 +1,7 @@
-"""buildah and podman with a store of their own: nothing of the machine's own containers is touched.
+"""buildah and podman with storage of their own, apart from the machine's containers.
 
-They work without a daemon, systemd or an image registry: images are built with --isolation chroot,
-containers run by runc with cgroups that podman makes itself, in a bridge network.
+Needs no daemon, systemd or image registry: images are built with --isolation chroot, and containers
+are run by runc in a bridge network, with cgroups that podman manages itself.
 """
 
 from __future__ import annotations
@@ -12,162 +12,142 @@ import os
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 BASE = "localhost/flyspec-base:check"
 PACKAGES = "python3,python3-venv,ca-certificates"
-# What podman says for want of systemd, whenever an image has a HEALTHCHECK.
+NETWORK = "flyspec-images-check"
+SUBNET = "10.89.77.0/24"
+# Podman's warnings about missing systemd, for every image with a HEALTHCHECK.
 NOISE = re.compile(r"systemd|static macs")
 
 
 class CommandError(Exception):
-    """A command failed; what it said."""
+    """A command failed; contains its output."""
 
 
 class Containers:
-    """Images and containers in `work`, a directory that is deleted at the end.
+    """Images and containers below the directory `work`.
 
-    `names` are what containers can resolve, beyond DNS: name -> address in the network.
+    `addresses` maps names that containers can resolve to addresses in `SUBNET`.
     """
 
-    NETWORK = "flyspec-images-check"
-    SUBNET = "10.89.77.0/24"
-
-    def __init__(self, work: Path, names: dict[str, str]) -> None:
-        self.work = work
-        hosts = work / "hosts"
-        hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{a} {n}\n" for n, a in names.items()))
-        configuration = work / "containers.conf"
-        configuration.write_text(
+    def __init__(self, work: Path, addresses: dict[str, str]) -> None:
+        self.work, self._addresses = work, addresses
+        hosts = "".join(f"{address} {name}\n" for name, address in addresses.items())
+        (work / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        (work / "containers.conf").write_text(
             f'[containers]\ndefault_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]\n'
-            f'base_hosts_file = "{hosts}"\n'
+            f'base_hosts_file = "{work}/hosts"\n'
             f'[engine]\ncgroup_manager = "cgroupfs"\nruntime = "runc"\nevents_logger = "file"\n'
+            f'tmp_dir = "{work}/tmp"\n'
             f'[network]\nnetwork_config_dir = "{work}/networks"\n'
         )
-        self._environment = {**os.environ, "CONTAINERS_CONF": str(configuration)}
-        self._store = ["--root", str(work / "store"), "--runroot", str(work / "run"),
-                       "--storage-driver", "overlay"]  # fmt: skip
+        (work / "storage.conf").write_text(
+            f'[storage]\ndriver = "overlay"\ngraphroot = "{work}/store"\nrunroot = "{work}/run"\n'
+        )
+        self.environment = os.environ | {
+            "CONTAINERS_CONF": f"{work}/containers.conf",
+            "CONTAINERS_STORAGE_CONF": f"{work}/storage.conf",
+        }
+        """With this environment, `podman` and `buildah` use these images and containers."""
 
-    def run(self, command: Iterable[str], timeout_s: float = 1800) -> str:
-        """Run a command to its end; its standard output. Raises `CommandError`."""
-        arguments = [str(part) for part in command]
+    def run(self, *command: str | Path) -> str:
+        """Return a command's standard output. Raises `CommandError`."""
         done = subprocess.run(
-            arguments,
-            env=self._environment,
+            command,
+            env=self.environment,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=1800,
             check=False,
         )
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if not NOISE.search(line)]
-            raise CommandError(f"{' '.join(arguments[:1] + arguments[-3:])}: code "
-                               f"{done.returncode}\n" + "\n".join(said[-15:]))  # fmt: skip
+            lines = [line for line in done.stderr.splitlines() if not NOISE.search(line)]
+            shown = " ".join(map(str, command[:2] + command[-3:]))
+            raise CommandError(f"{shown}: code {done.returncode}\n" + "\n".join(lines[-15:]))
         return done.stdout.strip()
 
-    def buildah(self, *arguments: str) -> str:
-        """buildah on this store."""
-        return self.run(["buildah", *self._store, *arguments])
-
-    def podman(self, *arguments: str, timeout_s: float = 600) -> str:
-        """podman on this store."""
-        tmp = str(self.work / "tmp")
-        return self.run(["podman", *self._store, "--tmpdir", tmp, *arguments], timeout_s)
-
     def make_base(self) -> str:
-        """A base image of this machine's Debian, by debootstrap; its name."""
+        """Build a base image of this machine's Debian with debootstrap; return its name."""
         root = self.work / "base"
         release = Path("/etc/os-release").read_text()
         suite = re.search(r"^VERSION_CODENAME=(\w+)$", release, re.MULTILINE)
         if suite is None:
-            raise CommandError("/etc/os-release names no suite of Debian; give --base")
-        self.run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite[1], str(root)])
+            raise CommandError("/etc/os-release names no Debian suite; pass --base")
+        self.run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", suite[1], root)
         shutil.rmtree(root / "var/cache/apt/archives", ignore_errors=True)
         archive = self.work / "base.tar"
-        self.run(["tar", "-C", str(root), "-cf", str(archive), "."])
+        self.run("tar", "-C", root, "-cf", archive, ".")
         shutil.rmtree(root)
-        container = self.buildah("from", "scratch")
-        self.buildah("add", "-q", container, str(archive), "/")
-        self.buildah("commit", "-q", "--rm", container, BASE)
+        container = self.run("buildah", "from", "scratch")
+        self.run("buildah", "add", "-q", container, archive, "/")
+        self.run("buildah", "commit", "-q", "--rm", container, BASE)
         archive.unlink()
         return BASE
 
     def pull(self, image: str) -> bool:
-        """Whether the image is here, or a registry has it for us."""
+        """Pull an image unless it is here; False if that is not possible."""
         try:
-            self.run(["buildah", *self._store, "inspect", "--type", "image", image])
-        except CommandError:
-            pass
-        else:
-            return True
-        try:
-            self.run(["timeout", "60", "buildah", *self._store, "pull", "-q", image])
+            self.run("timeout", "60", "buildah", "pull", "-q", image)
         except CommandError:
             return False
         return True
 
-    def build(self, context: Path, target: str, tag: str, arguments: dict[str, str]) -> float:
-        """Build a target of the Dockerfile; seconds that it took.
-
-        pip in the build is configured as pip here is: its mirrors, certificates, local files.
-        """
-        began = time.monotonic()
+    def build(self, context: Path, target: str, tag: str, arguments: dict[str, str]) -> None:
+        """Build a target of the Dockerfile, with pip configured as it is on this machine."""
         configuration, paths = pip_configuration()
         secret = self.work / "pip.conf"
         secret.write_text(configuration)
-        self.buildah(
-            "bud", "--pull-never", "--format", "docker", "--layers", "--isolation", "chroot",
+        self.run(
+            "buildah", "bud", "--pull-never", "--format", "docker", "--layers",
+            "--isolation", "chroot",
             *(part for item in arguments.items() for part in ("--build-arg", "=".join(item))),
             "--secret", f"id=pip.conf,src={secret}",
             *(part for path in paths for part in ("-v", f"{path}:{path}:ro")),
-            "--target", target, "-t", tag, str(context),
+            "--target", target, "-t", tag, context,
         )  # fmt: skip
-        return time.monotonic() - began
 
     def image(self, name: str) -> dict[str, Any]:
-        """What podman knows of an image."""
-        found: list[dict[str, Any]] = json.loads(self.podman("image", "inspect", name))
+        """What podman knows about an image."""
+        found: list[dict[str, Any]] = json.loads(self.run("podman", "image", "inspect", name))
         return found[0]
 
     def inside(self, image: str, program: str) -> str:
-        """Run a Python program in a new container that may do nothing; its output."""
-        return self.podman(
-            "run", "--rm", "--network", "none", "--read-only", "--read-only-tmpfs=false",
-            "--cap-drop", "all", "--security-opt", "no-new-privileges",
+        """Run a Python program in an unprivileged container; return its output."""
+        return self.run(
+            "podman", "run", "--rm", "--network", "none", "--read-only",
+            "--read-only-tmpfs=false", "--cap-drop", "all", "--security-opt", "no-new-privileges",
             "--entrypoint", "python", image, "-c", program,
         )  # fmt: skip
 
-    def state(self, container: str) -> dict[str, Any]:
-        """A container's state: Status, Pid, ExitCode, StartedAt, ..."""
-        found = json.loads(self.podman("container", "inspect", container))[0]
-        return {**found["State"], "Restarts": found["RestartCount"]}
-
     @contextmanager
-    def network(self) -> Iterator[str]:
-        """A bridge network for as long as this lasts."""
-        self.podman("network", "create", "--subnet", self.SUBNET, self.NETWORK)
+    def play(self, manifest: str) -> Iterator[None]:
+        """Run a manifest's pods, one for each of `addresses`, in the order of those."""
+        path = self.work / "manifest.yaml"
+        path.write_text(manifest)
+        addresses = [part for a in self._addresses.values() for part in ("--ip", a)]
+        self.run("podman", "network", "create", "--subnet", SUBNET, NETWORK)
         try:
-            yield self.NETWORK
+            self.run("podman", "play", "kube", "--network", NETWORK, *addresses, path)
+            try:
+                yield
+            finally:
+                self.run("podman", "play", "kube", "--down", path)
         finally:
-            self.podman("network", "rm", "-f", self.NETWORK)
+            self.run("podman", "network", "rm", "-f", NETWORK)
 
     def clean_up(self) -> None:
-        """Delete everything that was made here."""
-        for arguments in (
-            ["pod", "rm", "-fa", "-t", "1"],
-            ["rm", "-fa", "-t", "1"],
-            ["volume", "rm", "-fa"],
-            ["network", "rm", "-f", self.NETWORK],
-        ):
+        """Delete all containers, and everything below `work`."""
+        for command in ("pod rm -fa -t 1", "rm -fa -t 1", "volume rm -fa"):
             try:
-                self.podman(*arguments)
+                self.run("podman", *command.split())
             except CommandError:
                 continue
-        # Only what is below the store is unmounted, the deepest first.
+        # Unmount what is below `work`, innermost mounts first.
         mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
         for mount in sorted((m for m in mounts if m.startswith(f"{self.work}/")), reverse=True):
             subprocess.run(["umount", "-l", mount], check=False, capture_output=True)
@@ -175,7 +155,7 @@ class Containers:
 
 
 def pip_configuration() -> tuple[str, list[str]]:
-    """pip's settings on this machine as a pip.conf, and the paths here that they name."""
+    """Return this machine's pip settings as a pip.conf, and the local paths that they name."""
     listed = subprocess.run(
         ["python3", "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     ).stdout

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Certificates to try TLS with, by openssl alone: an authority, and for each name a folder with
-# tls.crt, tls.key and ca.crt, as cert-manager lays them out.
+# Makes certificates to try TLS with, using only openssl: an authority, and for each name a folder with
+# tls.crt, tls.key and ca.crt, laid out as by cert-manager.
 #
-#   deploy/demo_certificates.sh certificates                 the names below
-#   deploy/demo_certificates.sh certificates verify          one of them anew, by the same authority
+#   deploy/demo_certificates.sh certificates                 for the names below
+#   deploy/demo_certificates.sh certificates verify          renews one of them
 #
-# The authority's key lies beside them: for a demonstration. DAYS (30) is how long they are valid.
+# For demonstrations only: the authority's key is beside them. They are valid for DAYS (30).
 set -eu
 
 folder=${1:?"usage: $0 FOLDER [NAME]..."}

@@ -1,9 +1,9 @@
-"""Writes what is generated here: `python k8s/monitoring/generate.py [DIRECTORY]`.
+"""Write the generated files: `python -m k8s.monitoring.generate [DIRECTORY]`.
 
-- dashboards/*.json, for Grafana, of on_call.py and services.py;
+- dashboards/*.json, for Grafana, from on_call.py and services.py;
 - prometheus-rule.yaml: the groups of rules.yaml as an object of the Prometheus operator.
 
-All of it is committed; a test writes it anew and compares.
+They are committed; a test regenerates and compares them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import json
 import sys
 from pathlib import Path
 
-from grafana import dashboard
-from on_call import ON_CALL
-from services import SERVICES
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+
+from k8s.monitoring.on_call import ON_CALL
+from k8s.monitoring.panels import build
+from k8s.monitoring.services import SERVICES
 
 HERE = Path(__file__).resolve().parent
 DASHBOARDS = {
     "flyspec-on-call": ("flyspec: on call", ON_CALL),
     "flyspec-services": ("flyspec: services", SERVICES),
 }
-
 RULE_HEADER = """\
 # The groups of rules.yaml for the Prometheus operator; written by generate.py.
 apiVersion: monitoring.coreos.com/v1
@@ -35,20 +36,15 @@ spec:
 """
 
 
-def prometheus_rule(rules: str) -> str:
-    """rules.yaml as an object of the Prometheus operator."""
-    groups = rules[rules.index("groups:") :]
-    return RULE_HEADER + "".join(f"  {line}".rstrip() + "\n" for line in groups.splitlines())
-
-
 def generate(out: Path) -> None:
-    """Write everything below `out`."""
+    """Write the files below `out`."""
     (out / "dashboards").mkdir(parents=True, exist_ok=True)
     for uid, (title, rows) in DASHBOARDS.items():
-        document = json.dumps(dashboard(uid, title, rows), indent=2)
+        document = json.dumps(build(uid, title, rows), cls=JSONEncoder, indent=2)
         (out / "dashboards" / f"{uid}.json").write_text(document + "\n")
-    rules = (HERE / "rules.yaml").read_text()
-    (out / "prometheus-rule.yaml").write_text(prometheus_rule(rules))
+    _, groups = (HERE / "rules.yaml").read_text().split("groups:\n")
+    indented = "".join(f"  {line}".rstrip() + "\n" for line in ["groups:", *groups.splitlines()])
+    (out / "prometheus-rule.yaml").write_text(RULE_HEADER + indented)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prometheus and promtool for the tests, from Debian's packages: `make prometheus`. Where they cannot
-# be installed this says so loudly; the tests that need them are then skipped.
+# Installs Prometheus and promtool for the tests from Debian's packages: `make prometheus`. If that is
+# not possible, it says so loudly, and the tests that need them are skipped.
 set -u
 
 command -v prometheus >/dev/null 2>&1 && command -v promtool >/dev/null 2>&1 && exit 0
@@ -15,7 +15,7 @@ skip() {
 
 command -v apt-get >/dev/null 2>&1 || skip "apt-get is not here; install prometheus and promtool"
 [ "$(id -u)" = 0 ] || skip "not root; run: sudo apt-get install prometheus"
-# Its own service must not start: the tests run one themselves.
+# Its service must not start: the tests run their own.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod +x "$policy" && trap 'rm -f "$policy"' EXIT

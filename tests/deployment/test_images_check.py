@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from deploy.tls_check import mount_directories
+from deploy.images_check import mount_directories
 from tests.deployment.rendered import SERVICES, render
 
 

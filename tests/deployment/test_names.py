@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from deploy import leader_worker_set
+from tests.deployment import leader_worker_set
 from tests.deployment.rendered import (
     OVERLAYS,
     Object,
@@ -75,22 +75,6 @@ def test_ranks_find_their_leader_before_it_is_ready(overlay: str) -> None:
         assert not spec.get("publishNotReadyAddresses")
         reached = {p["metadata"]["name"] for p in made if matches(spec["selector"], p)}
         assert reached == {f"{workload['metadata']['name']}-0"}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_sets_of_leaders_and_workers_are_as_their_definition_says(overlay: str) -> None:
-    for workload in of_kind(overlay, "LeaderWorkerSet"):
-        assert leader_worker_set.errors(workload) == []
-        spec = workload["spec"]
-        wrong = {**workload, "spec": {**spec, "startupPolicy": "Soon", "size": 2, "replicas": "1"}}
-        assert leader_worker_set.errors(wrong) == [
-            "spec.replicas: '1' has the wrong type",
-            "spec.startupPolicy: 'Soon' is none of LeaderCreated, LeaderReady",
-            "spec.size is unknown",
-        ]
-        assert leader_worker_set.errors({**workload, "spec": {}}) == [
-            "spec.leaderWorkerTemplate is missing"
-        ]
 
 
 def test_grafana_has_no_password_to_guess() -> None:

@@ -117,6 +117,17 @@ def test_compose_starts_the_demo_if_nothing_is_said() -> None:
             assert (ROOT / path).exists(), path
 
 
+def test_compose_names_what_it_declares() -> None:
+    document = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    files = ("docker-compose.yml", "docker-compose.tls.yml")
+    for name, service in compose(*files).items():
+        assert set(service.get("networks", ())) <= set(document["networks"]), name
+        assert set(service.get("depends_on", ())) <= set(document["services"]), name
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert source[0] in "./$" or source in document["volumes"], name
+
+
 def test_images_get_what_they_copy() -> None:
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
             if line.startswith("!")]  # fmt: skip

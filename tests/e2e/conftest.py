@@ -1,28 +1,80 @@
-"""The bundled models in separate processes, started once for all tests here."""
+"""The installation under test: the bundled models, started once for all tests here, or --address."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from tests.e2e.installation import PORTS, Installation, credentials_from
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("e2e", "testing an installation that runs (tests/e2e)")
+    for port in PORTS:
+        name = "generation" if port == "address" else port.removesuffix("_address")
+        group.addoption(
+            f"--{port.replace('_', '-')}", default="", metavar="HOST:PORT",
+            help=f"Address of the installation's {name} port.",
+        )  # fmt: skip
+    group.addoption("--api-key", default="", help="API key.")
+    group.addoption(
+        "--certificates", type=Path, metavar="FOLDER",
+        help="Use TLS, with the certificates `client` and `operator` in this folder, as "
+        "deploy/demo_certificates.sh makes it.",
+    )  # fmt: skip
+    group.addoption(
+        "--podman", action="store_true",
+        help="Podman runs the installation on this machine, by `podman play kube`: also pause, "
+        "kill and stop its containers.",
+    )  # fmt: skip
+
+
+def pytest_collection_modifyitems(config, items):
+    """With --address, skip tests that do not ask the installation under test."""
+    if config.getoption("--address", ""):
+        skip = pytest.mark.skip(reason="needs services started here; --address is given")
+        for item in items:
+            if Path(__file__).parent in item.path.parents and "stack" not in item.fixturenames:
+                item.add_marker(skip)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def bundled_models():
-    """Skip with a message if there are none."""
+def bundled_models(pytestconfig):
+    """Skip with a message if models must be started and there are none."""
     for name in ("target", "draft"):
-        if not (DEMO_MODELS / name / "model.safetensors").is_file():
+        if not (
+            pytestconfig.getoption("--address", "")
+            or (DEMO_MODELS / name / "model.safetensors").is_file()
+        ):
             pytest.skip(f"demo/models/{name} has no weights; run `make models`")
 
 
 @pytest.fixture(scope="session")
-async def stack(bundled_models):
-    """float64: no numerical ties. Sequences shorter than the model's limit, for memory."""
+async def bundled_stack(pytestconfig, bundled_models):
+    """The bundled models, started here; in float64, in which there are no ties."""
+    if pytestconfig.getoption("--address", ""):
+        yield None
+        return
     options = StackOptions(
         dtype="float64",
         draft_dtype="float64",
         log_level="warning",
-        max_model_len=2560,
+        max_model_len=2560,  # shorter than the model's limit, for memory
     )
     async with Stack(options) as running:
-        yield running
+        yield Installation(*(getattr(running, port) for port in PORTS))
+
+
+@pytest.fixture(scope="session")
+async def stack(pytestconfig, bundled_stack):
+    """The installation under test."""
+    if bundled_stack is not None:
+        return bundled_stack
+    addresses = [pytestconfig.getoption(f"--{port.replace('_', '-')}") for port in PORTS]
+    folder, key = pytestconfig.getoption("--certificates"), pytestconfig.getoption("--api-key")
+    client, operator = (credentials_from(folder, name, key) for name in ("client", "operator"))
+    installation = Installation(*addresses, client, operator)
+    await installation.ready()
+    return installation

@@ -8,17 +8,17 @@ import sys
 from dataclasses import replace
 
 from demo.corpus import problems
-from flyspec.cli.stack import Stack
-from flyspec.client import AdminClient, Chat, Client, GenerateOptions
+from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
+from tests.e2e.installation import Installation
 from tests.waiting import idle
 
 LONG = GenerateOptions(rule=Rule("exact"), max_tokens=2000, ignore_eos=True)
 
 
-async def rests(stack: Stack) -> bool:
+async def rests(stack: Installation) -> bool:
     """Wait until every session is gone."""
-    async with AdminClient(stack.admin_address) as admin:
+    async with stack.admin() as admin:
         return await idle(admin)
 
 
@@ -38,6 +38,7 @@ async def test_a_killed_client_leaves_no_session(stack):
             "never",
             "import os\n",
             stdout=asyncio.subprocess.PIPE,
+            env=stack.environment(),
         )
         assert client.stdout is not None
         await client.stdout.read(16)
@@ -50,7 +51,7 @@ async def test_a_killed_client_leaves_no_session(stack):
 async def test_two_hundred_cancelled_requests(stack):
     (problem,) = problems("cancellation", 1)
     prompt = Chat.of_user(problem.question)
-    async with Client(stack.address) as client:
+    async with stack.client() as client:
         before = await client.complete(prompt, replace(LONG, max_tokens=40))
         for wait in (0.05, 1.0):
             tasks = [asyncio.create_task(client.complete(prompt, LONG)) for _ in range(200)]

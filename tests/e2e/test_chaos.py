@@ -13,7 +13,7 @@ from bench.chaos.report import show
 from bench.chaos.run import ChaosOptions, run
 from bench.chaos.work import Request, TextJob
 from demo.corpus import problems
-from flyspec.client import Chat, Client, GenerateOptions
+from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.rounds import Outcome
 
@@ -60,7 +60,7 @@ async def told(stack, rule, k):
         rule=rule, num_speculative_tokens=k, max_tokens=60, seed=1, return_rounds=True
     )
     prompt = Chat.of_user(problem.question)
-    async with Client(stack.address) as client:
+    async with stack.client() as client:
         generation = await client.complete(prompt, options)
     return Request(1, TextJob(prompt, options), options, 0.0, generation=generation)
 
@@ -73,10 +73,10 @@ def changed(request, index, **fields):
     return replace(request, generation=replace(generation, rounds=rounds))
 
 
-async def test_a_replay_gives_the_same_and_finds_what_is_not(stack):
+async def test_a_replay_gives_the_same_and_finds_what_is_not(bundled_stack):
     with Replay("float64") as replay:
         for rule, k in RULES:
-            request = await told(stack, rule, k)
+            request = await told(bundled_stack, rule, k)
             assert await replay.check(request) == ""
             generation = request.generation
             last = len(generation.rounds) - 1

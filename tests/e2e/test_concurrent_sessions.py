@@ -1,4 +1,4 @@
-"""Sixteen different concurrent requests give the same as each alone (float64)."""
+"""Sixteen requests at once, each of another kind, against the same requests alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from demo.corpus import problems
-from flyspec.client import Chat, Client, GenerateOptions
+from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 
@@ -72,7 +72,8 @@ def told(generation):
 
 async def check(stack, number):
     requests = [request(i) for i in range(number)]
-    async with Client(stack.address) as client:
+    await stack.needs_no_ties()
+    async with stack.client() as client:
         together = await asyncio.gather(*(client.complete(*request) for request in requests))
         alone = [await client.complete(*request) for request in requests]
     for crowded, single, (_, options) in zip(together, alone, requests, strict=True):

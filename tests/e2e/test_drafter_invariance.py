@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from demo.corpus import problems
-from flyspec.client import Chat, Client, GenerateOptions
+from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 
@@ -28,7 +28,8 @@ def options(drafter, k, seed):
 
 async def test_one_text_for_every_drafter_and_k_alone_and_among_sixteen(stack):
     prompts = [Chat.of_user(problems("invariance", 1)[0].question), PYTHON]
-    async with Client(stack.address) as client:
+    await stack.needs_no_ties()
+    async with stack.client() as client:
         for seed, prompt in enumerate(prompts):
             alone = [
                 (await client.complete(prompt, options(drafter, k, seed))).token_ids

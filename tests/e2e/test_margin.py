@@ -11,7 +11,7 @@ import torch
 
 from demo.corpus import problems
 from flyspec.cli.stack import DEMO_MODELS
-from flyspec.client import Chat, Client, GenerateOptions
+from flyspec.client import Chat, GenerateOptions
 from flyspec.engine.loading import load_model
 from flyspec.rules import Rule
 from flyspec.values.tokens import Origin
@@ -97,14 +97,14 @@ class Reference:
             self.round()
 
 
-async def test_margin_rolls_back_and_equals_its_definition(stack, pair):
+async def test_margin_rolls_back_and_equals_its_definition(bundled_stack, pair):
     options = GenerateOptions(
         rule=Rule("margin", margin_threshold=TAU),
         num_speculative_tokens=K,
         max_tokens=MAX_TOKENS,
     )
     rollbacks = loose = 0
-    async with Client(stack.address) as client:
+    async with bundled_stack.client() as client:
         for prompt in PROMPTS:
             got = await client.complete(prompt, options)
             reference = Reference(pair, list(got.started.prompt_token_ids))

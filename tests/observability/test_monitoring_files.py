@@ -16,6 +16,7 @@ from tests.observability.tools import tool
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "k8s" / "monitoring"
+GENERATE = "k8s.monitoring.generate"
 RULES = yaml.safe_load((MONITORING / "rules.yaml").read_text())
 ALERTS = {
     rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule
@@ -23,11 +24,11 @@ ALERTS = {
 
 
 def test_generated_files_are_those_that_would_be_generated(tmp_path):
-    subprocess.run([sys.executable, MONITORING / "generate.py", tmp_path], check=True)
+    subprocess.run([sys.executable, "-m", GENERATE, tmp_path], cwd=ROOT, check=True)
     fresh = {p.relative_to(tmp_path): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
     assert len(fresh) == 3
     stale = [str(name) for name, text in fresh.items() if (MONITORING / name).read_text() != text]
-    assert not stale, f"run python k8s/monitoring/generate.py: {stale}"
+    assert not stale, f"run python -m {GENERATE}: {stale}"
 
 
 def test_the_operators_rules_are_the_plain_ones():

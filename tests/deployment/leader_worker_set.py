@@ -1,59 +1,16 @@
-"""Holds a LeaderWorkerSet against the schema of its CustomResourceDefinition, and says how its
-controller names what it makes."""
+"""What the controller of a LeaderWorkerSet makes of it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import yaml
+from tests.deployment.rendered import Object
 
-SCHEMA = Path(__file__).with_name("leader_worker_set.yaml")
 LABEL = "leaderworkerset.sigs.k8s.io"
-_TYPES = {"object": dict, "array": list, "string": str, "integer": int}
-_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-Object = dict[str, Any]
-
-
-def errors(workload: Object) -> list[str]:
-    """What is wrong with a LeaderWorkerSet: unknown keys, types, values, what is missing."""
-    name = workload["metadata"]["name"]
-    found = list(_errors(workload.get("spec"), yaml.safe_load(SCHEMA.read_text()), "spec"))
-    if not _DNS_LABEL.fullmatch(name):
-        found.append(f"metadata.name: {name!r} cannot be the name of a Service")
-    return found
-
-
-def _errors(value: Any, schema: Object, path: str) -> Iterator[str]:
-    if schema.get("x-kubernetes-int-or-string"):
-        types: Any = (int, str)
-    else:
-        types = _TYPES[schema["type"]]
-    if not isinstance(value, types) or isinstance(value, bool):
-        yield f"{path}: {value!r} has the wrong type"
-        return
-    if value not in schema.get("enum", [value]):
-        yield f"{path}: {value!r} is none of {', '.join(schema['enum'])}"
-    if isinstance(value, int) and value < schema.get("minimum", value):
-        yield f"{path}: {value} is less than {schema['minimum']}"
-    if not isinstance(value, dict):
-        return
-    for key in schema.get("required", ()):
-        if key not in value:
-            yield f"{path}.{key} is missing"
-    properties = schema.get("properties")
-    if properties is not None:
-        for key, inner in value.items():
-            if key in properties:
-                yield from _errors(inner, properties[key], f"{path}.{key}")
-            else:
-                yield f"{path}.{key} is unknown"
 
 
 def headless_services(workload: Object) -> list[Object]:
-    """The Services that the controller makes, unless there is one of the same name."""
+    """The headless Services: made unless there is a Service of the same name."""
     name, namespace = workload["metadata"]["name"], workload["metadata"]["namespace"]
     selector = {f"{LABEL}/name": name}
     made = {name: selector}
@@ -68,7 +25,7 @@ def headless_services(workload: Object) -> list[Object]:
 
 
 def pods(workload: Object) -> Iterator[Object]:
-    """The Pods that the controller makes, with their names, labels, subdomains and variables."""
+    """The Pods, with their names, labels, subdomains and variables."""
     name, namespace = workload["metadata"]["name"], workload["metadata"]["namespace"]
     template = workload["spec"]["leaderWorkerTemplate"]
     size = template.get("size", 1)
