@@ -75,14 +75,14 @@ class ServerSettings(BaseSettings):
     )
     ssl_certfile: str = Field(
         "",
-        description="PEM file with this process's certificate chain, for its ports and for the "
-        "services it calls",
+        description="PEM file with this process's certificate chain, for its ports and its calls "
+        "to other services",
     )
     ssl_keyfile: str = Field(
-        "", description="PEM file with that certificate's key, without a password"
+        "", description="PEM file with the certificate's private key, without a password"
     )
     ssl_ca_certs: str = Field(
-        "", description="PEM file with the CAs that peers' certificates must chain to"
+        "", description="PEM file with the CAs to trust in peers' certificates"
     )
     ssl_client_auth: ClientAuth | None = Field(
         None,
@@ -108,12 +108,11 @@ class ServerSettings(BaseSettings):
 
     @property
     def tls_files(self) -> TlsFiles:
-        """The certificate files."""
         return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
 
     @property
     def port_security(self) -> PortSecurity:
-        """What the port (an orchestrator's generation port) requires of its clients."""
+        """What the port (the orchestrator's generation port) requires of its clients."""
         return PortSecurity(
             self.host,
             self.tls_files,
@@ -246,8 +245,8 @@ class VerifySettings(ModelServerSettings):
     )
     batch_invariant: bool | None = Field(
         None,
-        description="make logits bit-for-bit independent of what else is in a step; unset: only "
-        "in bfloat16 on CPUs where it costs little",
+        description="make logits bitwise independent of what else is in a step; unset: only in "
+        "bfloat16 on CPUs where it costs little",
     )
     tensor_parallel_size: int = Field(
         1,
@@ -385,7 +384,6 @@ class OrchestratorSettings(ServerSettings):
 
     @property
     def port_security(self) -> PortSecurity:
-        """What the generation port requires of its clients."""
         return replace(super().port_security, keys=bool(self.api_keys_file))
 
     @property

@@ -31,7 +31,6 @@ class _Admin(Credentials):
     json: Annotated[bool, Flag("Print one JSON document.")] = False
 
     def ask(self, call: Callable[[AdminClient], Awaitable[T]]) -> T:
-        """Call the admin port."""
         from flyspec.cli.runtime import run_async
         from flyspec.client import AdminClient
 
@@ -42,7 +41,6 @@ class _Admin(Credentials):
         return run_async(asked())
 
     def show(self, drafter: DrafterStatus) -> None:
-        """Print a drafter."""
         if self.json:
             _print({"drafter": _document(drafter)})
         else:
@@ -98,12 +96,15 @@ def activate(
     share: Annotated[
         float | None,
         Flag(
-            "Fraction of new generations, as a canary (0: end the canary). If not given: all "
+            "Fraction of new generations for a canary (0: end the canary). If not given: all "
             "generations, including running ones."
         ),
     ] = None,
 ) -> None:
-    """Make a drafter the default, or give it a share of the generations that name none."""
+    """Make a drafter the default, or a canary.
+
+    It gets the generations that name no drafter, or with --share a fraction of them.
+    """
     admin.show(admin.ask(lambda client: client.activate_drafter(name, share)))
 
 
@@ -114,7 +115,10 @@ def drain(
     name: Name,
     wait: Annotated[float, Flag("Seconds to wait for its generations to leave.", min=0)] = 10.0,
 ) -> None:
-    """Give a drafter no new generations; running ones move to another at their next round."""
+    """Stop giving a drafter new generations.
+
+    Its running ones move to another drafter at their next round.
+    """
     admin.show(admin.ask(lambda client: client.drain_drafter(name, wait)))
 
 
@@ -156,7 +160,6 @@ def _document(drafter: DrafterStatus) -> dict[str, Any]:
 
 
 def _table(drafters: list[DrafterStatus]) -> None:
-    """Print drafters."""
     from rich.console import Console
     from rich.table import Table
 

@@ -80,7 +80,7 @@ def generate(
 
 @dataclass(frozen=True)
 class _Output:
-    """Output format of results."""
+    """Format of results."""
 
     json: bool
     color: bool
@@ -116,7 +116,6 @@ def _wants_color(color: Color) -> bool:
 async def _one(
     client: Client, prompt: Prompt, options: GenerateOptions, chat: bool, output: _Output
 ) -> None:
-    """Stream one generation."""
     from flyspec.cli import render
     from flyspec.cli.runtime import error_console, print_json
     from flyspec.client import Chat, Chunk, Completion, Generation, Retract, Started, Transcript
@@ -172,7 +171,6 @@ def _screen(color: bool) -> Screen:
 
 
 def _warn(console: Console, warnings: Sequence[str]) -> None:
-    """Print the server's warnings on standard error."""
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
 

@@ -98,7 +98,6 @@ async def _stop(stack: Stack, again: asyncio.Event) -> None:
 
 
 def _document(stack: Stack) -> dict[str, object]:
-    """The document for `--json`."""
     return {
         "address": stack.address,
         "admin_address": stack.admin_address,
@@ -110,12 +109,10 @@ def _document(stack: Stack) -> dict[str, object]:
 
 
 def _metrics_ports(stack: Stack) -> dict[str, int | None]:
-    """The metrics port of each service; None if it has none."""
     return {name: service.facts.get("metrics_port") for name, service in stack.services.items()}
 
 
 def _welcome(stack: Stack) -> str:
-    """The addresses of the stack, and commands to try."""
     o = stack.options
     flag = "" if stack.address == "127.0.0.1:50050" else f" --address {stack.address}"
     admin = "" if stack.admin_address == "127.0.0.1:50053" else (

@@ -1,4 +1,4 @@
-"""Certificate files: read, checked so that what is wrong is said at once, and read again."""
+"""Reads and checks certificate files."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from flyspec.security.watched_files import Watched, read_bytes
 log = logging.getLogger(__name__)
 
 WARN_SHARE = 0.1
-"""A certificate that is loaded with less of its lifetime left should have been renewed."""
+"""Warn about certificates with less than this fraction of their lifetime left."""
 WHAT = "the certificates"
 SYSTEM = "system"
-"""In the place of a file of authorities: those that gRPC brings along."""
+"""Instead of a file of CAs: gRPC's default CAs."""
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Where certificates are: PEM files, each empty for none.
-
-    `certfile` (its chain included) and `keyfile` are this process's own, `ca_certs` the authorities
-    that peers must chain to.
-    """
+    """Paths of PEM files, empty if none: our certificate chain, its key, and CAs of peers."""
 
     certfile: str = ""
     keyfile: str = ""
@@ -36,16 +32,13 @@ class TlsFiles:
 
     @property
     def paths(self) -> list[str]:
-        """The files to look at."""
+        """The files to watch."""
         return [p for p in (self.certfile, self.keyfile, self.ca_certs) if p and p != SYSTEM]
 
 
 @dataclass(frozen=True, eq=False)
 class Certificates:
-    """The content of `TlsFiles`, checked; None for what is not given.
-
-    `expires` is when the first certificate of `chain` does.
-    """
+    """Checked content of `TlsFiles`, and when our certificate expires; None where not given."""
 
     chain: bytes | None
     key: bytes | None
@@ -54,12 +47,12 @@ class Certificates:
 
 
 def watch_certificates(files: TlsFiles) -> Watched[Certificates]:
-    """The certificates of these files, as they are now. Raises `ConfigError`."""
+    """Read certificates and reload them when the files change. Raises `ConfigError`."""
     return Watched(WHAT, files.paths, lambda: read_certificates(files))
 
 
 def read_certificates(files: TlsFiles) -> Certificates:
-    """Read and check. Raises `ConfigError` that names the setting and what is wrong."""
+    """Read and check certificates. Raises `ConfigError`, naming the setting."""
     if bool(files.certfile) != bool(files.keyfile):
         given, lacking = ("ssl-certfile", "ssl-keyfile")[:: 1 if files.certfile else -1]
         raise ConfigError(f"--{given} is given without --{lacking}; give both")
@@ -75,8 +68,8 @@ def read_certificates(files: TlsFiles) -> Certificates:
 
 
 def _check_pair(files: TlsFiles, chain: bytes, key: bytes) -> datetime.datetime:
-    """When a certificate expires that is valid now and fits its key."""
-    # Loaded here, since only who uses TLS needs it.
+    """Check that the certificate is valid and matches its key; return when it expires."""
+    # Only needed for TLS.
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
         PublicFormat,
@@ -89,13 +82,13 @@ def _check_pair(files: TlsFiles, chain: bytes, key: bytes) -> datetime.datetime:
         private = load_pem_private_key(key, None)
     except (ValueError, TypeError) as error:  # TypeError: it has a password
         raise ConfigError(
-            f"--ssl-keyfile {files.keyfile}: is no PEM private key without a password: {error}"
+            f"--ssl-keyfile {files.keyfile}: not a PEM private key without a password: {error}"
         ) from None
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if own.public_key().public_bytes(*form) != private.public_key().public_bytes(*form):
         raise ConfigError(
-            f"{where}: is not the certificate of the key in --ssl-keyfile {files.keyfile}; the "
-            "first one in the file must be"
+            f"{where}: the first certificate does not match the key in "
+            f"--ssl-keyfile {files.keyfile}"
         )
     now = datetime.datetime.now(datetime.UTC)
     expires: datetime.datetime = own.not_valid_after_utc
@@ -103,7 +96,7 @@ def _check_pair(files: TlsFiles, chain: bytes, key: bytes) -> datetime.datetime:
         raise ConfigError(f"{where}: expired at {expires:%Y-%m-%d %H:%M} UTC; renew it")
     if own.not_valid_before_utc > now:
         raise ConfigError(
-            f"{where}: is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; is the "
+            f"{where}: not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; is the "
             "clock right?"
         )
     if expires - now < WARN_SHARE * (expires - own.not_valid_before_utc):
@@ -112,10 +105,9 @@ def _check_pair(files: TlsFiles, chain: bytes, key: bytes) -> datetime.datetime:
 
 
 def _load(pem: bytes, where: str) -> list[Any]:
-    """The certificates in a file, at least one."""
     from cryptography import x509
 
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise ConfigError(f"{where}: holds no PEM certificate: {error}") from None
+        raise ConfigError(f"{where}: contains no PEM certificate: {error}") from None

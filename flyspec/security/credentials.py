@@ -1,4 +1,4 @@
-"""gRPC credentials that follow their files: new connections use what the files hold now."""
+"""gRPC credentials from PEM files, reloaded when the files change."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from flyspec.security.watched_files import Watched
 
 
 def server_credentials(files: TlsFiles, require_client: bool) -> grpc.ServerCredentials:
-    """Credentials of a port; gRPC asks at every handshake whether the files have changed.
+    """Return a port's credentials; each handshake checks whether the files have changed.
 
-    With `require_client` a client without a certificate of `files.ca_certs` gets no connection.
-    Raises `ConfigError`.
+    `require_client` refuses clients without a certificate from `files.ca_certs`. Raises
+    `ConfigError`.
     """
     if not files.certfile:
         raise ConfigError("--ssl-ca-certs is given without --ssl-certfile and --ssl-keyfile")
     if require_client and not files.ca_certs:
         raise ConfigError(
-            "--ssl-client-auth required: give the authorities of the clients' certificates, "
+            "--ssl-client-auth required: give the CAs of the clients' certificates with "
             "--ssl-ca-certs"
         )
 
@@ -35,23 +35,23 @@ def server_credentials(files: TlsFiles, require_client: bool) -> grpc.ServerCred
     def look() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
         before, used = used, watched.current()
-        return None if used is before else used  # None: as it was
+        return None if used is before else used  # None: unchanged
 
     return grpc.dynamic_ssl_server_credentials(used, look, require_client)
 
 
 class ChannelSecurity:
-    """How channels to servers are secured: trust in `files.ca_certs`, our own certificate if any.
+    """TLS of channels to servers: trusted CAs and, optionally, our own certificate.
 
-    The authorities `system` are those that gRPC brings along. `target_name` is the name that the
-    servers' certificates must have; empty: that of their address. Raises `ConfigError`.
+    `target_name` is the name that servers' certificates must have (empty: that of the address).
+    Raises `ConfigError`.
     """
 
     def __init__(self, files: TlsFiles, target_name: str = "") -> None:
         if not files.ca_certs:
             raise ConfigError(
-                "--ssl-certfile is given without --ssl-ca-certs: give the authorities of the "
-                f"server's certificate, or `{SYSTEM}` for well-known ones"
+                "--ssl-certfile is given without --ssl-ca-certs: give the CAs of the server's "
+                f"certificate, or `{SYSTEM}` for gRPC's default CAs"
             )
         self.target_name = target_name
         self._files = files
@@ -59,7 +59,7 @@ class ChannelSecurity:
 
     @property
     def credentials(self) -> grpc.ChannelCredentials:
-        """Those to open a channel with now; the same object as long as the files are the same."""
+        """The current credentials; the same object while the files are unchanged."""
         return self._watched.current()
 
     def _make(self) -> grpc.ChannelCredentials:

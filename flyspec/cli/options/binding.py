@@ -28,7 +28,6 @@ class _Field(NamedTuple):
         return get_origin(self.kind) in (Sequence, tuple)
 
     def option(self, default: Any) -> inspect.Parameter:
-        """Return the parameter for typer."""
         flag, kind = self.flag, self.kind
         if self.several:
             kind, default = list[str if flag.read else get_args(kind)[0]] | None, None  # type: ignore[misc]

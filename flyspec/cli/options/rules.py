@@ -15,21 +15,21 @@ _RULE = "Rule parameters (an error if the rule does not have them)"
 
 def _flag(parameter: Parameter) -> tuple[Any, Flag]:
     """Return the type of a parameter's flag, and the flag."""
-    rules = [name for name, preset in RULE_PRESETS.items() if parameter.name in preset.defaults]
     defaults: dict[str, list[str]] = {}
-    for name in rules:
-        value = RULE_PRESETS[name].defaults[parameter.name]
-        shown = "min(6, K - 1)" if value is None else parameter.show(value)
-        defaults.setdefault(shown, []).append(name)
-    default = "; ".join(f"{', '.join(names)} {shown}" for shown, names in defaults.items())
+    for name, preset in RULE_PRESETS.items():
+        if parameter.name in preset.defaults:
+            value = preset.defaults[parameter.name]
+            shown = "min(6, K - 1)" if value is None else parameter.show(value)
+            defaults.setdefault(shown, []).append(name)
+    default = "; ".join(f"{shown} for {', '.join(names)}" for shown, names in defaults.items())
     ranges = "; ".join(dict.fromkeys(map(str, parameter.ranges.values())))
     facts = ", ".join(filter(None, (parameter.symbol, ranges)))
     members = tuple(map(member_name, parameter.members or ()))
     kind: Any = Literal[members] if members else parameter.kind
     return kind | None, Flag(
-        f"{rules[0]}{', ...' if rules[1:] else ''}: {parameter.help}{facts and f' ({facts})'}.",
+        f"{parameter.help[0].upper()}{parameter.help[1:]}{facts and f' ({facts})'}.",
         next((range_ for range_ in parameter.ranges.values() if range_.integers), None),
-        default=default if defaults.keys() - {shown} else shown,
+        default=default,
         group=_RULE,
         read=parameter.read if members else None,
     )
