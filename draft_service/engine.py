@@ -26,11 +26,9 @@ class Engine(StepLoop[Drafted]):
         self.model = model
 
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[Drafted]:
-        """Return the tokens drawn for each proposal."""
         return self.model.draw(wants, self.arrival)
 
     def spoiled(self, slot: int) -> None:
-        """Forget what the slot caches after a failed step."""
         self.model.cache.forget(slot)
 
     def steps_of(self, want: Draw, result: Drafted) -> int:

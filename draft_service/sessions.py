@@ -61,7 +61,6 @@ class Sessions:
         self._active = self._opened_total = 0
 
     def describe(self) -> DraftServiceInfo:
-        """Return the answer to `Describe`."""
         return DraftServiceInfo(
             drafters=tuple(d.info for d in self._drafters.values()),
             sessions=SessionStatus(self._active, self.settings.max_sessions, self._opened_total),

@@ -180,7 +180,6 @@ class Generations:
             raise error
 
     def models(self) -> Models:
-        """Return the target, the drafters and the acceptance rules, defaults first."""
         info = self._fleet.target.info
         drafters = tuple(drafter.name for drafter in self._fleet.drafters.all)
         return Models(

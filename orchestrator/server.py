@@ -99,7 +99,6 @@ class Orchestrator:
 
     @property
     def ports(self) -> tuple[int, int]:
-        """The generation and admin ports."""
         generation, admin = self._servers
         return generation.port, admin.port
 

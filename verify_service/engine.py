@@ -64,7 +64,6 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
 
     @property
     def info(self) -> ModelInfo:
-        """The target model."""
         return self.model.info
 
     @property
@@ -187,11 +186,9 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         ]
 
     def spoiled(self, slot: int) -> None:
-        """Forget what the slot caches after a failed step."""
         self.model.cache.forget(slot)
 
     def steps_of(self, want: Draw, result: Rows | Drafted) -> int:
-        """Return one step per drawn token, at least one."""
         return max(1, len(result.token_ids)) if isinstance(result, Drafted) else 1
 
     def _round(

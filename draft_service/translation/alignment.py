@@ -55,7 +55,6 @@ class Alignment:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The target's sequence, including the proposal."""
         return self._stream.token_ids
 
     @property
@@ -134,7 +133,6 @@ class Alignment:
         return self._rendering.take(limit)
 
     def _drop(self, count: int) -> None:
-        """Keep the draft's first `count` tokens."""
         del self.draft_ids[count:], self._ends[count:]
         self._unchanged = min(self._unchanged, count)
 

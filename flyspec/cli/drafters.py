@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.runtime import print_json, run_async
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 
@@ -31,7 +32,6 @@ class _Admin(Credentials):
     json: Annotated[bool, Flag("Print one JSON document.")] = False
 
     def ask(self, call: Callable[[AdminClient], Awaitable[T]]) -> T:
-        from flyspec.cli.runtime import run_async
         from flyspec.client import AdminClient
 
         async def asked() -> T:
@@ -42,7 +42,7 @@ class _Admin(Credentials):
 
     def show(self, drafter: DrafterStatus) -> None:
         if self.json:
-            _print({"drafter": _document(drafter)})
+            print_json({"drafter": _document(drafter)})
         else:
             _table([drafter])
 
@@ -58,7 +58,7 @@ def list_drafters(admin: _Admin) -> None:
     """List drafters with their state, load and acceptance rate."""
     drafters = admin.ask(lambda client: client.list_drafters())
     if admin.json:
-        _print({"drafters": [_document(d) for d in drafters]})
+        print_json({"drafters": [_document(d) for d in drafters]})
     else:
         _table(drafters)
 
@@ -82,7 +82,7 @@ def register(
     """Test a drafter and add it, so that requests can name it. A known name gets a replica."""
     drafter, probe_ns = admin.ask(lambda client: client.register_drafter(name, address, kind))
     if admin.json:
-        _print({"drafter": _document(drafter), "probe_ns": probe_ns})
+        print_json({"drafter": _document(drafter), "probe_ns": probe_ns})
     else:
         _table([drafter])
         print(f"its test proposal took {probe_ns / 1e6:.1f} ms")
@@ -132,15 +132,9 @@ def remove(
     """Remove a drained drafter."""
     admin.ask(lambda client: client.remove_drafter(name, force))
     if admin.json:
-        _print({"removed": name})
+        print_json({"removed": name})
     else:
         print(f"{name} removed")
-
-
-def _print(document: dict[str, Any]) -> None:
-    from flyspec.cli.runtime import print_json
-
-    print_json(document)
 
 
 def _document(drafter: DrafterStatus) -> dict[str, Any]:

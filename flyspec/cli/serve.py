@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from flyspec.cli.options import ListeningFlags, with_flags
+from flyspec.cli.runtime import error_console, narrate, print_json, run_async
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.cli.supervisor import supervise
 from flyspec.flags import Flag
@@ -34,8 +35,6 @@ def serve(
 
     A service that dies is restarted.
     """
-    from flyspec.cli.runtime import run_async
-
     options = replace(
         stack,
         admin_host=stack.admin_host or stack.host,
@@ -46,8 +45,6 @@ def serve(
 
 async def _serve(options: StackOptions, json: bool) -> int:
     """Serve until SIGINT or SIGTERM, restarting services that die. Return exit code 0."""
-    from flyspec.cli.runtime import error_console, narrate, print_json
-
     console = error_console()
     stop = asyncio.Event()
     with narrate(console) as say:
@@ -85,8 +82,6 @@ async def _serve(options: StackOptions, json: bool) -> int:
 
 async def _stop(stack: Stack, again: asyncio.Event) -> None:
     """Drain and stop; a second Ctrl-C stops at once."""
-    from flyspec.cli.runtime import error_console
-
     error_console().print("stopping; press Ctrl-C again to stop at once", style="dim", markup=False)
     draining = asyncio.ensure_future(stack.stop())
     impatient = asyncio.ensure_future(again.wait())

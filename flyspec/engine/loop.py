@@ -120,7 +120,6 @@ class StepLoop(ABC, Generic[R]):
         """Run all draws in one call of the model, and return the result of each."""
 
     def steps_of(self, want: Draw, result: R) -> int:
-        """Return how many steps of the model a result took."""
         return 1
 
     def spoiled(self, slot: int) -> None:

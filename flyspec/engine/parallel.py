@@ -178,7 +178,6 @@ class RankGroup:
         return decode(torch.cat([first, rest]))
 
     def send_idle(self) -> None:
-        """Show the others that rank 0 is alive (rank 0)."""
         self.send(encode((), (), Kind.IDLE))
 
     def stop(self) -> None:

@@ -297,10 +297,6 @@ class Verdict:
         return max(0, self.keep_length - self.start_length - len(self.plain_token_ids))
 
     @property
-    def num_loose(self) -> int:
-        return sum(decision.outcome is Outcome.LOOSE for decision in self.decisions)
-
-    @property
     def loose_cost_nats(self) -> float:
         loose = (d for d in self.decisions if d.outcome is Outcome.LOOSE)
         return sum(decision.gap_nats or 0.0 for decision in loose)

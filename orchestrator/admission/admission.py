@@ -92,7 +92,6 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Number of generations waiting for a slot."""
         return len(self._queue)
 
     @property
@@ -102,7 +101,6 @@ class Admission:
 
     @property
     def refused_total(self) -> int:
-        """Requests refused for lack of capacity or because of client limits."""
         return sum(self.refusals.values()) - self.refusals["draining"]
 
     def visit(self, client: str, deadline: float | None = None, key: ApiKey | None = None) -> Visit:
@@ -123,7 +121,6 @@ class Admission:
         return Visit(self, client, deadline)
 
     def drain(self) -> None:
-        """Stop admitting requests, and refuse those waiting."""
         self.draining = True
         for future in self._queue.values():
             if not future.done():
@@ -133,13 +130,11 @@ class Admission:
         self._queued_tokens = 0
 
     def resume(self) -> None:
-        """Admit requests again."""
         self.draining = False
 
     # --- called by visits ---------------------------------------------------------------------
 
     async def _enter(self, visit: Visit, tokens: int) -> None:
-        """Wait until the visit holds a slot."""
         self._arrived(visit)
         self._check_draining()
         visit.tokens = min(tokens, self._max_tokens) if self._max_tokens else tokens
@@ -164,7 +159,6 @@ class Admission:
             self._admit()
 
     def _leave(self, visit: Visit) -> None:
-        """Release the visit's slot."""
         if visit.running:
             visit.running = False
             self._asking.discard(visit)
@@ -174,7 +168,6 @@ class Admission:
             self._admit()
 
     def _end(self, visit: Visit) -> None:
-        """Record the end of the visit."""
         self._arrived(visit)
         self._clients.leave(visit.client)
 
@@ -223,7 +216,6 @@ class Admission:
         self.outstanding_tokens += visit.tokens
 
     def _admit(self) -> None:
-        """Admit waiting visits in order, as far as they fit."""
         while self._queue:
             visit, future = next(iter(self._queue.items()))
             if future.done():  # its task was cancelled but has not run since

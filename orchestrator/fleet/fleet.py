@@ -217,14 +217,12 @@ class Fleet:
 
     @property
     def max_draft_tokens(self) -> int:
-        """Maximum draft tokens per round."""
         limit = self.target.info.max_speculative_tokens
         drafter = self.drafters.active.max_draft_tokens
         return limit if drafter is None else min(limit, drafter)
 
     @property
     def max_sessions(self) -> int:
-        """Generations that the services can hold, as last reported."""
         usable = self._targets_asked
         limit: int = sum(r.info.sessions.limit for r in usable)
         pool = self.drafters.active.pool
@@ -249,7 +247,6 @@ class Fleet:
         return [r for r in replicas if r.usable] or replicas
 
     async def close(self) -> None:
-        """Stop watching and close the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -36,11 +36,6 @@ class Target:
     bundle: TokenizerBundle
 
 
-def is_same_model(one: ModelInfo, other: ModelInfo) -> bool:
-    """Whether both are the same model, ignoring numerics."""
-    return all(getattr(one, name) == getattr(other, name) for name, _ in _FACTS)
-
-
 def difference(known: ModelInfo, other: ModelInfo, allow_mixed_numerics: bool) -> str:
     """Return why `other` cannot replace `known`; empty if it can."""
     for name, fact in _FACTS:

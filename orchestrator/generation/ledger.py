@@ -44,7 +44,6 @@ class RoundOutcome:
 
     @property
     def record(self) -> RoundRecord:
-        """The round as reported to clients, with everything its verdict depended on."""
         asked, verdict = self.request or VerifyRound(0, 0, (), ()), self.verdict
         if verdict is None:  # a window failed for lack of drafts
             (back,) = (c for c in self.commands if isinstance(c, RollBack))

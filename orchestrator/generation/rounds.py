@@ -195,7 +195,6 @@ class Rounds:
 
     @property
     def _remaining(self) -> int:
-        """Maximum tokens still to be generated."""
         return self._state.limit - len(self._sequence)
 
     def _draft_limit(self, num_more: int) -> int:

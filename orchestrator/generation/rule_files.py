@@ -61,7 +61,6 @@ class _NamedRule(BaseModel):
     guarded_token_ids: list[Annotated[int, Field(ge=0)]] = []
 
     def to_rule(self) -> Rule:
-        """Return it as a rule of its preset."""
         given = {name: getattr(self, name) for name in PARAMETERS}
         return Rule(self.preset, **given, guarded_token_ids=tuple(self.guarded_token_ids))
 

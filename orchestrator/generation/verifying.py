@@ -117,12 +117,10 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the request arrived."""
         return time.monotonic() - self._arrived
 
     @property
     def mixed_numerics(self) -> bool:
-        """Whether the generation has used replicas with different numerics."""
         return self._targets.mixed_numerics
 
     def keep(self, length: int) -> None:

@@ -106,7 +106,6 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.round(round_, len(update.final))
 
     def recovered(self, recovery: Recovery) -> None:
-        """Record a recovery from a failure."""
         kind = recovery.kind.name.lower()
         self._metrics.recoveries.labels(kind).inc()
         self._metrics.recovery_seconds.labels(kind).observe(recovery.delay_ns / 1e9)
@@ -122,7 +121,6 @@ class Observation(AbstractContextManager["Observation"]):
             )
 
     def completed(self, output: Output, ledger: Ledger) -> None:
-        """Record that the output is complete."""
         assert self._counter is not None
         assert output.finish_reason is not None
         self._counter.finish()
@@ -146,7 +144,6 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.describe(_of_output(output, ledger, first_s, timings.queue_ns / 1e9))
 
     def _end(self, status: str) -> None:
-        """Record the end of the request."""
         ended_ns = time.perf_counter_ns()
         if status == "CANCELLED" and self._finish_reason:
             status = "OK"  # the client disconnected after receiving the completion

@@ -47,7 +47,6 @@ class GrpcUpstream(Generic[Info]):
 
     @property
     def stub(self) -> Any:
-        """The service's stub on the current channel."""
         channel = self._link.channel
         if self._made[0] is not channel:
             self._made = channel, self._stub(channel)
@@ -58,7 +57,6 @@ class GrpcUpstream(Generic[Info]):
         return Attempt(self.service, self.address, timeout_s)
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> Info:
-        """Query the service's description. Raises `UnavailableError` if it does not answer."""
         async with self.attempt(timeout_s):
             said = await self.stub.Describe(self._describe_request())
             return wire.decode(self._info, _readable(said))
@@ -71,7 +69,6 @@ class GrpcUpstream(Generic[Info]):
         await self._link.close()
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._link.close()
 
 
@@ -106,7 +103,6 @@ class GrpcSession(Generic[Open]):
             self._synced = len(tokens)
 
     def close(self) -> None:
-        """End the stream, upon which the service frees the session."""
         if self._call is not None:
             self._call.cancel()
 

@@ -55,7 +55,6 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
         return info
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
-        """Send the target's tokenizer to the service. Raises `FlyspecError`."""
         async with self.attempt(self.timeout_s):
             facts = bundle.facts(vocab_size)
             messages = wire.tokenizer_messages(facts, bundle.tokenizer_json)
@@ -64,7 +63,6 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
     def open(
         self, open_: DraftOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> GrpcDraftSession:
-        """Return a session, which is opened by its first proposal."""
         return GrpcDraftSession(self, open_, metrics, correlation)
 
 
@@ -93,18 +91,15 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
 
     @property
     def held(self) -> int:
-        """Tokens of the sequence already processed by the service."""
         return self._synced
 
     def keep(self, length: int) -> None:
-        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         if length < self._synced:
             self._synced, self._proposed, self._ahead = length, (), None
 
     async def propose(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """Propose a continuation of `token_ids`, which must not change meanwhile."""
         async with self._upstream.attempt(timeout_s):
             if self._ahead is not None:
                 proposal = await self._take_ahead(self._ahead, token_ids, request.max_tokens)
@@ -113,7 +108,6 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             return await self._propose(token_ids, request)
 
     async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
-        """Request a draft of what follows `length` tokens, the last of which were just proposed."""
         if not 0 < length - self._synced <= len(self._proposed):
             return  # that proposal came from another session
         async with self._upstream.attempt(self._upstream.timeout_s):
@@ -195,7 +189,6 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
                 return answer.proposal
 
     async def _next(self) -> Any:
-        """Return the next message."""
         try:
             return await read(self._call)
         except UnreadableError:

@@ -119,7 +119,6 @@ class Answer:
 
     @property
     def round_id(self) -> int:
-        """The round of the request."""
         return self._request.round_id
 
     @property

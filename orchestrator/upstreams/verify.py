@@ -41,7 +41,6 @@ class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
         return self._describe(orchestrator_id=self.orchestrator_id)
 
     async def tokenizer(self) -> TokenizerBundle:
-        """Return the target's tokenizer."""
         async with self.attempt(self.timeout_s):
             call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
             return wire.tokenizer_of([message async for message in call])
@@ -49,7 +48,6 @@ class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
     def open(
         self, open_: VerifyOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> GrpcVerifySession:
-        """Return a session, which is opened by its first round."""
         open_ = replace(open_, orchestrator_id=self.orchestrator_id)
         return GrpcVerifySession(self, open_, metrics, correlation)
 
@@ -60,7 +58,6 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
     _method = "Verify"
 
     async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
-        """Open the session, wait for a slot, and return the service's session counts."""
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(token_ids, waited_ms=round(1e3 * waited_s))
             granted = wire.decode(Verdict, await read(self._call))
@@ -69,7 +66,6 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
             return granted.sessions
 
     def keep(self, length: int) -> None:
-        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         self._synced = min(self._synced, length)
 
     async def send(
@@ -78,7 +74,6 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
     ) -> None:
-        """Send a round and its prefix, after opening the session if this is the first."""
         tokens = sequence.tokens
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(tokens)
@@ -101,7 +96,6 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
             self._synced = len(tokens)
 
     async def read(self, round_id: int) -> Verdict:
-        """Return the next verdict on a round."""
         async with self._upstream.attempt(self._upstream.timeout_s):
             while True:
                 message = await read(self._call)

@@ -45,10 +45,8 @@ class Purse:
         return self._tokens <= 0 or self._cost <= 0.0
 
     def affords(self, cost_nats: float) -> bool:
-        """Whether one more loose token of this cost fits."""
         return not self.spent and cost_nats <= self._cost
 
     def pay(self, cost_nats: float) -> None:
-        """Deduct one loose token of this cost."""
         self._tokens -= 1
         self._cost -= cost_nats

@@ -58,8 +58,7 @@ class NativeModel:
     def warm_up(self) -> None:
         """Do nothing: the trial has already run (`choice`)."""
 
-    def synchronize(self) -> None:
-        """Do nothing: results are complete when a call returns."""
+    def synchronize(self) -> None: ...
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """As `Model.forward`; rows are float32.
