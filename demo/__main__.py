@@ -1,6 +1,6 @@
-"""`python -m demo` (`make demo`): the three services on the bundled models, at work.
+"""`python -m demo` (`make demo`): demonstrates the services on the bundled models.
 
-Starts the stack once, then runs the commands that a user would type against it, and says which.
+Starts the stack once, then shows and runs commands as a user would type them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ PROBLEM_SEED = "demo"
 
 
 def say(text: str) -> None:
-    """Tell what comes next, on standard error like all progress."""
     print(f"\n== {text}", file=sys.stderr, flush=True)
 
 
 async def flyspec(*arguments: str) -> None:
-    """Run a `flyspec` command, shown as it would be typed; raises when it fails."""
+    """Show and run a `flyspec` command. Raises `FlyspecError` if it fails."""
     print("$ flyspec " + shlex.join(arguments), file=sys.stderr, flush=True)
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "flyspec.cli", *arguments)
     if await process.wait():
@@ -35,7 +34,6 @@ async def flyspec(*arguments: str) -> None:
 
 
 async def run() -> None:
-    """The demonstration."""
     (problem,) = problems(PROBLEM_SEED, 1)
     say("starting draft service, verify service and orchestrator on the bundled models")
     options = StackOptions(log_level="warning")
@@ -43,17 +41,17 @@ async def run() -> None:
         options, on_event=lambda event: print(f"   {event}", file=sys.stderr)
     ) as stack:
         color = ["--color", "always"]
-        say("a word problem, solved; colours tell where each token came from")
+        say("solving a word problem; colors show where each token came from")
         await flyspec(
             "generate", "--address", stack.address, "--rule", "fly", *color, "--chat",
             problem.question,
         )  # fmt: skip
-        say("a Python file, continued; with exact decoding")
+        say("continuing a Python file, with exact decoding")
         await flyspec(
             "generate", "--address", stack.address, "--rule", "exact", *color,
             "--max-tokens", "96", PYTHON_PROMPT,
         )  # fmt: skip
-        say("plain decoding, exact and fly over fresh word problems, in turn")
+        say("comparing plain decoding, exact and fly on fresh word problems")
         await flyspec(
             "bench", "--address", stack.address, "--problems", "8", "--repeats", "2",
         )  # fmt: skip
@@ -61,7 +59,6 @@ async def run() -> None:
 
 
 def main() -> int:
-    """Run; an error is one line."""
     try:
         asyncio.run(run())
     except FlyspecError as error:
@@ -69,7 +66,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print("Done. `.venv/bin/flyspec serve` starts the same stack; README.md goes on from here.")
+    print("Done. `.venv/bin/flyspec serve` starts the same stack; see README.md for next steps.")
     return 0
 
 

@@ -1,9 +1,7 @@
 """Measures the bundled models and prints the table of docs/demo-models.md.
 
-Belongs here: greedy decoding in batches, exact answers, bits per byte, agreement, entropies.
-
-    python -m demo.evaluate            # a few minutes on two cores
-    python -m demo.evaluate --json
+python -m demo.evaluate            # a few minutes on two cores
+python -m demo.evaluate --json
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from demo.problems import Problem
 from flyspec.tables import markdown
 
 MODELS = Path(__file__).parent / "models"
-THRESHOLD = 0.3  # of both entropy measures, as FLy's presets have it
+THRESHOLD = 0.3  # for both entropy measures, as in FLy's presets
 
 
 @dataclass(slots=True)
 class Row:
-    """One model's line of the table; None: not measured for it."""
+    """One model's row of the table; None: not measured."""
 
     model: str
     parameters: int
@@ -46,7 +44,7 @@ class Row:
 
 @dataclass(slots=True)
 class Freedom:
-    """How often the target is undecided along its own solutions."""
+    """How often the target is undecided in its own solutions."""
 
     positions: int
     normalized_entropy_share: float
@@ -54,18 +52,16 @@ class Freedom:
 
 
 def load(folder: Path) -> tuple[LlamaForCausalLM, Tokenizer]:
-    """A model in float32 and its tokenizer."""
+    """Load a model, in float32, and its tokenizer."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def pad_id(model: LlamaForCausalLM) -> int:
-    """The padding token's id."""
     return int(model.config.pad_token_id or 0)
 
 
 def end_ids(model: LlamaForCausalLM) -> set[int]:
-    """Ids of the tokens that end a text."""
     ends = model.config.eos_token_id
     return set(ends) if isinstance(ends, list) else {int(ends or 0)}
 
@@ -74,7 +70,7 @@ def end_ids(model: LlamaForCausalLM) -> set[int]:
 def continuations(
     model: LlamaForCausalLM, prompts: Sequence[Sequence[int]], limit: int, batch: int = 64
 ) -> list[list[int]]:
-    """Greedy continuations up to and with the token that ends them."""
+    """Return greedy continuations, including the token that ends them."""
     pad, ends = pad_id(model), end_ids(model)
     results: list[list[int]] = []
     for first in range(0, len(prompts), batch):
@@ -96,13 +92,12 @@ def continuations(
 
 
 def encode_prompts(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[list[int]]:
-    """Prompts as the chat template gives them."""
     texts = [corpus.chat_prompt(problem.question) for problem in problems]
     return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def read_answers(tokenizer: Tokenizer, outputs: Sequence[Sequence[int]]) -> list[int | None]:
-    """Answers of outputs; none where a solution did not end by itself."""
+    """Return the answers in outputs; None if a solution was cut off."""
     end = tokenizer.token_to_id(corpus.END)
     return [
         corpus.extract_answer(tokenizer.decode(list(output[:-1]))) if output[-1] == end else None
@@ -113,14 +108,13 @@ def read_answers(tokenizer: Tokenizer, outputs: Sequence[Sequence[int]]) -> list
 def answers(
     model: LlamaForCausalLM, tokenizer: Tokenizer, problems: Sequence[Problem]
 ) -> list[int | None]:
-    """The model's answers, greedily decoded."""
     limit = 220 if tokenizer.get_vocab_size() > 1000 else 900
     outputs = continuations(model, encode_prompts(tokenizer, problems), limit)
     return read_answers(tokenizer, outputs)
 
 
 def _windows(tokenizer: Tokenizer, texts: Sequence[str], length: int = 512) -> list[list[int]]:
-    """Texts cut into windows, each behind a BOS."""
+    """Cut texts into windows, each starting with a BOS."""
     bos = int(tokenizer.token_to_id(corpus.BOS) or 0)
     cut: list[list[int]] = []
     for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False):
@@ -132,21 +126,20 @@ def _windows(tokenizer: Tokenizer, texts: Sequence[str], length: int = 512) -> l
 def _logits(
     model: LlamaForCausalLM, rows: Sequence[Sequence[int]], batch: int = 8
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Each row with the logits after each of its tokens."""
+    """Yield each row with the logits after each of its tokens; shortest rows first."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for first in range(0, len(order), batch):
         group = [list(rows[i]) for i in order[first : first + batch]]
         width = max(map(len, group))
         pad = pad_id(model)
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in group])
-        with torch.no_grad():  # padding is on the right, where a causal model does not see it
+        with torch.no_grad():  # right padding is invisible to a causal model
             logits = model(input_ids=ids, use_cache=False).logits
         for row, values in zip(group, logits, strict=True):
             yield row, values[: len(row)]
 
 
 def bits_per_byte(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: Sequence[str]) -> float:
-    """Bits for each byte of held-out text."""
     nats = 0.0
     for row, logits in _logits(model, _windows(tokenizer, texts)):
         nats += float(F.cross_entropy(logits[:-1], torch.tensor(row[1:]), reduction="sum"))
@@ -159,7 +152,7 @@ def agreement(
     rows: Sequence[Sequence[int]],
     prompt_lengths: dict[tuple[int, ...], int] | None = None,
 ) -> float:
-    """Share of positions (after the prompt) where both models' best tokens are the same."""
+    """Return the fraction of positions after the prompt where both models prefer the same token."""
     same = total = 0
     both = zip(_logits(target, rows), _logits(draft, rows), strict=True)
     for (row, of_target), (_, of_draft) in both:
@@ -174,7 +167,7 @@ def freedom(
     rows: Sequence[Sequence[int]],
     prompt_lengths: dict[tuple[int, ...], int],
 ) -> Freedom:
-    """Shares of undecided positions along the target's own outputs."""
+    """Return the fractions of undecided positions in the target's own outputs."""
     normalized, top3 = [], []
     for row, logits in _logits(target, rows):
         logs = F.log_softmax(logits[prompt_lengths[tuple(row)] - 1 : -1].double(), dim=-1)
@@ -190,7 +183,7 @@ def freedom(
 
 
 def evaluate(models: Path, count: int, seed: int) -> tuple[list[Row], Freedom]:
-    """Measure all models found in the folder; the target must be one."""
+    """Measure all models in the folder, which must include the target."""
     problems = corpus.problems(seed, count)
     held_out = corpus.code_split()[1]
     rows: list[Row] = []
@@ -228,7 +221,7 @@ def evaluate(models: Path, count: int, seed: int) -> tuple[list[Row], Freedom]:
 
 
 def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
-    """The results as Markdown."""
+    """Format the results as Markdown."""
 
     def share(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
@@ -246,14 +239,13 @@ def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
         "",
         markdown(columns, found),
         "",
-        f"Along the target's own solutions ({free.positions} positions): normalized entropy >= "
+        f"In the target's own solutions ({free.positions} positions): normalized entropy >= "
         f"{THRESHOLD} at {share(free.normalized_entropy_share)}, top-3 entropy >= {THRESHOLD} nats "
         f"at {share(free.top3_entropy_share)}.",
     ))  # fmt: skip
 
 
 def main() -> int:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.evaluate")
     parser.add_argument("--models", type=Path, default=MODELS)
     parser.add_argument("--problems", type=int, default=500)

@@ -1,8 +1,7 @@
-"""Trains the bundled models from nothing: tokenizers, target, draft, byte-level draft.
+"""Trains the bundled models from scratch: tokenizers, target, draft, byte-level draft.
 
-Belongs here: sizes, optimizers, schedules, checkpoints, saving. Everything drawn depends on the
-seed; the schedule runs over `--steps`, and `--minutes` ends it early (decaying in time) where the
-machine is slower than the one it was set on.
+All randomness depends on the seed. The schedule runs over `--steps`; on slower machines `--minutes`
+ends it earlier, with the learning rate decaying accordingly.
 
     python -m demo.train --what all --seed 1
 """
@@ -39,12 +38,12 @@ class Recipe:
     heads: int
     kv_heads: int
     head_size: int
-    phases: tuple[tuple[float, Mix], ...]  # until which share of the training, which rows
+    phases: tuple[tuple[float, Mix], ...]  # rows, up to that fraction of the training
     steps: int
     minutes: float
     muon_lr: float
     adam_lr: float
-    long: Mix | None = None  # instead of every 16th batch
+    long: Mix | None = None  # replaces every 16th batch
     distilled: bool = False
 
 
@@ -105,7 +104,7 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """A model with random weights."""
+    """Return a model with random weights."""
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=recipe.hidden,
@@ -127,7 +126,7 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
 
 
 def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokenizer:
-    """The model's tokenizer: made for target and bytes, the target's own for the draft."""
+    """Return the model's tokenizer: new for target and bytes, the target's for the draft."""
     path = folder / what / "tokenizer.json"
     if what == "draft":
         path = folder / "target" / "tokenizer.json"
@@ -140,7 +139,7 @@ def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokeni
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Weights in bf16, configs and tokenizer, as `from_pretrained` wants them."""
+    """Save weights in bf16, configs and tokenizer for `from_pretrained`."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     copy.to(dtype=torch.bfloat16)  # type: ignore[call-arg]
@@ -211,7 +210,7 @@ class Trainer:
             print(f"resumed at step {self.step}", flush=True)
 
     def save_checkpoint(self) -> None:
-        """Write the checkpoint beside the old one, then swap."""
+        """Write the checkpoint and replace the old one atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "model": self.model.state_dict(),
@@ -222,13 +221,13 @@ class Trainer:
         self.path.with_suffix(".new").replace(self.path)
 
     def train_step(self, batch: Batch, progress: float) -> torch.Tensor:
-        """One step; the loss is taken only where something is to be learnt."""
+        """Run a step; the loss covers only positions with a weight."""
         rate = min(1.0, (self.step + 1) / 40) * min(1.0, (1.0 - progress) / 0.5 + 0.01)
         for optimizer, lr in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * rate
         flat = batch.weights.flatten()
-        # A fixed number of places, so that nothing is compiled twice.
+        # A fixed number of places, to avoid recompilation.
         capacity = flat.numel() * 13 // 16 if flat.numel() == 24 * 256 else flat.numel()
         places = flat.nonzero().flatten()[:capacity]
         places = F.pad(places, (0, capacity - len(places)))
@@ -256,7 +255,7 @@ class Trainer:
         return loss.detach()
 
     def run(self, steps: int, minutes: float, every: float) -> None:
-        """Train until `steps` or `minutes` are up, whichever is first."""
+        """Train for `steps` steps or `minutes` minutes, whichever ends first."""
         fresh = corpus.problems("watch", 50)
         last, shown, looked = time.monotonic(), 0.0, self.elapsed
         told = self.tokens, self.elapsed
@@ -267,7 +266,7 @@ class Trainer:
             mix = next(mix for until, mix in self.recipe.phases if progress < until)
             if self.recipe.long is not None and self.step % 16 == 15:
                 mix = self.recipe.long
-            # Long rows cover the code from its other end, at their own length.
+            # Long rows cover the code separately, at their own length.
             batch = self.batches.batch(self.step, mix, self.code_rows)
             self.code_rows += mix.code if mix.length != 1024 else 0
             value = self.train_step(batch, progress)
@@ -296,7 +295,6 @@ class Trainer:
 
 
 def train(what: str, seed: int, args: argparse.Namespace) -> None:
-    """Train one model and save it."""
     recipe = RECIPES[what]
     code, _ = corpus.code_split()
     tokenizer = get_tokenizer(what, code, seed, args.models)
@@ -325,16 +323,15 @@ def train(what: str, seed: int, args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.train")
     parser.add_argument("--what", choices=[*RECIPES, "all"], default="all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, help="end of the schedule")
-    parser.add_argument("--minutes", type=float, help="end it by the clock if that is earlier")
+    parser.add_argument("--steps", type=int, help="length of the schedule")
+    parser.add_argument("--minutes", type=float, help="time limit, if reached earlier")
     parser.add_argument("--every", type=float, default=5.0, help="minutes between checkpoints")
-    parser.add_argument("--plain", action="store_true", help="draft: cross-entropy, no teacher")
+    parser.add_argument("--plain", action="store_true", help="train the draft without a teacher")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", type=Path, default=MODELS, help="where models are written")
+    parser.add_argument("--models", type=Path, default=MODELS, help="output folder")
     parser.add_argument("--checkpoints", type=Path, default=Path("out"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

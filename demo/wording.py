@@ -1,10 +1,9 @@
 """Wording of the generated word problems: sentences, names and things.
 
-Belongs here: text that is drawn from, with no logic. Each list of sentences holds at least 20
-ways that begin with different words, so that a model which has learnt the corpus is truly
-undecided there (24 equally likely tokens of 4,096 have a normalised entropy of 0.38). Openings of
-first and middle lines go on fixed for seven words or so, so that a window of six can pass behind
-the choice; openings of last lines are short, so that it cannot.
+Each list of sentences has at least 20 that start with different words, so that a model trained on
+the corpus is truly undecided there (24 equally likely tokens of 4,096 have a normalised entropy of
+0.38). Openings of first and middle lines continue predictably for about seven words, so that a
+window of six can pass after the choice; openings of last lines are short, so that it cannot.
 """
 
 from __future__ import annotations

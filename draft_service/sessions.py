@@ -218,7 +218,6 @@ class ClientSession:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
 
     def _check_open(self, open_: DraftOpen) -> None:
-        """Reject a sequence or parameters that the drafter cannot handle."""
         length = len(open_.token_ids)
         self._check_ids("open.token_ids", open_.token_ids)
         if not length:

@@ -104,11 +104,9 @@ def error_console() -> Console:
 
 
 @contextmanager
-def narrate(console: Console, quiet: bool = False) -> Iterator[Any]:
+def narrate(console: Console) -> Iterator[Any]:
     """Yield a function that reports progress: a spinner on a terminal, else plain lines."""
-    if quiet:
-        yield lambda text: None
-    elif console.is_terminal:
+    if console.is_terminal:
         with console.status("starting", spinner="dots") as status:
             yield lambda text: status.update(text)
     else:

@@ -96,8 +96,8 @@ class Admission:
 
     @property
     def slots(self) -> int:
-        """Number of generations that may currently run at once."""
-        return self._share
+        """Generations that may run here: the capacity that other orchestrators leave free."""
+        return max(0, self._capacity() - (self._others() or 0))
 
     @property
     def refused_total(self) -> int:
@@ -182,18 +182,13 @@ class Admission:
 
     # --- internals ------------------------------------------------------------------------------
 
-    @property
-    def _share(self) -> int:
-        """Generations that may run here: the capacity that other orchestrators leave free."""
-        return max(0, self._capacity() - (self._others() or 0))
-
     def _place(self, arriving: int = 0) -> int:
         """Return the queue position of a new request, after `arriving` others; 0 or less: none."""
         place = len(self._queue) + arriving + 1
         if self._others() is None:
             return place if self._queue else place - max(0, self._capacity() - self.active)
         # Counts of others are stale; whether a request is asking the service now is not.
-        free = self._share - self.active
+        free = self.slots - self.active
         if not self._asking:
             return place - max(free, 1)
         waits = any(self._holds.held_s(visit.started) > ASKING_S for visit in self._asking)
@@ -254,7 +249,7 @@ class Admission:
 
     def _check_room(self, place: int, tokens: int, deadline: float | None) -> None:
         """Refuse a request at `place` in the queue if the queue is full or the wait too long."""
-        capacity = self._share
+        capacity = self.slots
         limit = self._max_waiting
         if limit is None:
             limit = max(1, int(WAITING_SHARE * capacity))
@@ -286,8 +281,7 @@ class Admission:
         return wait
 
     def _retry_after(self, wait_s: float) -> float:
-        """Return the seconds before a refused request should retry."""
-        return self._holds.retry_after_s(wait_s, self._share)
+        return self._holds.retry_after_s(wait_s, self.slots)
 
 
 class Visit:

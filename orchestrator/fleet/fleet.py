@@ -12,7 +12,7 @@ from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
 from flyspec.security import is_loopback
 from flyspec.tokenizer import Tokenizer
-from flyspec.values.admin import DraftServiceInfo, ModelInfo, VerifyServiceInfo
+from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
@@ -51,7 +51,11 @@ class Fleet:
             settings.probe_timeout_s,
             self._misfit,
         )
-        self.drafters = Drafters(self._connect_drafter, self._try_drafter, self._addresses)
+        self.drafters = Drafters(
+            self._connect_drafter,
+            lambda replica, kind: try_drafter(replica, kind, self.target),
+            self._addresses,
+        )
         self._draft_pool: Pool[DraftUpstream] | None = None
         if settings.draft_address:
             self._draft_pool = self._connect_drafter(settings.draft_address, "draft service")
@@ -170,14 +174,6 @@ class Fleet:
         check(self.target)
         self._on_target.append(check)
 
-    async def _accept_drafter(self, service: DraftUpstream, info: DraftServiceInfo) -> str:
-        """Return why a draft service cannot be used; empty if it can."""
-        return await drafter_misfit(service, info, self.target)
-
-    async def _try_drafter(self, replica: Replica[DraftUpstream], kind: str) -> int:
-        """Have a drafter make a trial proposal; return the time taken, in ns."""
-        return await try_drafter(replica, kind, self.target)
-
     def _connect_drafter(self, address: str, name: str) -> Pool[DraftUpstream]:
         """Create the pool of a draft service, not started."""
         settings = self._settings
@@ -185,7 +181,7 @@ class Fleet:
             name,
             self._addresses(address, "address" if name != "draft service" else "--draft-address"),
             self._connector.to_draft,
-            self._accept_drafter,
+            lambda service, info: drafter_misfit(service, info, self.target),
             Breaker,
             settings.probe_interval_s,
             settings.probe_timeout_s,
@@ -264,7 +260,6 @@ def _refuse_misfit(pool: Pool[Any]) -> None:
 
 
 def _named_addresses(setting: str) -> list[tuple[str, str]]:
-    """Parse the names and addresses in `--drafters`."""
     found = []
     for part in setting.split():
         name, equals, address = part.partition("=")

@@ -59,7 +59,6 @@ class Kinds:
         self._said: dict[str, tuple[float, ModelInfo]] = {}
 
     def note(self, address: str, model: ModelInfo) -> None:
-        """Record the model just reported by the replica at `address`."""
         self._said[address] = time.monotonic(), model
 
     def count(self, model: ModelInfo, expected: Collection[str]) -> int:

@@ -89,7 +89,6 @@ class Output:
         self.stop_reason: str | None = None
 
     def apply(self, commands: Sequence[Command]) -> Update:
-        """Execute the commands that concern the client."""
         update = Update()
         for command in commands:
             if self.finish_reason is not None:

@@ -81,7 +81,7 @@ class GenerationMetrics:
             "flyspec_recoveries",
             "Recoveries of generations from failed or removed services, by kind.", ["kind"])
         self.recovery_seconds = seconds(
-            "flyspec_recovery_delay_seconds", "Delay that a recovery added to its stream.", ["kind"])
+            "flyspec_recovery_delay_seconds", "Delay of the stream by a recovery.", ["kind"])
         self.prompt_tokens = make("flyspec_prompt_tokens", "Prompt tokens of admitted requests.")
         self.saved_seconds = make(
             "flyspec_spec_decode_saved_seconds",

@@ -192,7 +192,6 @@ def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> 
 
 
 def _of_output(output: Output, ledger: Ledger, first_s: float, queue_s: float) -> Attributes:
-    """Return a span's attributes known at completion."""
     assert output.finish_reason is not None
     return {
         "gen_ai.response.finish_reasons": [output.finish_reason.name.lower()],

@@ -123,7 +123,6 @@ class GenerationTrace(Correlation):
 
 
 def _attributes(round_: RoundOutcome, open_: _Pending) -> Attributes:
-    """Return the attributes of a round's span."""
     verdict = round_.verdict
     decisions = verdict.decisions if verdict is not None else ()
     return {

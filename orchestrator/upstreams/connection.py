@@ -195,7 +195,6 @@ def _readable(message: Any) -> Any:
 
 
 async def _stream_error(call: Any) -> FlyspecError:
-    """Return why a stream ended."""
     return error_of_end(await call.code(), await call.details() or "")
 
 

@@ -116,6 +116,7 @@ class AttentionBackend(ABC):
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
         """Return the attention for a step of these segments."""
 
+
 def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
     """Return which of the positions `keys` the positions `queries` may read; shapes broadcast."""
     seen = keys <= queries
