@@ -9,11 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from flyspec.errors import (
-    InvalidArgumentError,
-    PermissionDeniedError,
-    ResourceExhaustedError,
-)
+from flyspec.errors import InvalidArgumentError, PermissionDeniedError, ResourceExhaustedError
 from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.security import ApiKey
 

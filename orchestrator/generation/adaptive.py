@@ -16,12 +16,7 @@ from collections.abc import Sequence
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
-from orchestrator.generation.experience import (
-    MOST_ALLOWANCE_NS,
-    Experience,
-    Recent,
-    TextKind,
-)
+from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience, Recent, TextKind
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, NextRound, Pace
 from orchestrator.generation.question import Question

@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flyspec.values.generation import GenerationTimings, RoundRecord, SpeculationMetrics
-from flyspec.values.rounds import (
-    Budget,
-    DraftChunk,
-    OpenWindow,
-    Outcome,
-    Verdict,
-    VerifyRound,
-)
+from flyspec.values.rounds import Budget, DraftChunk, OpenWindow, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import Origin
 from orchestrator.generation.window import Command, RollBack, Token
 

@@ -28,12 +28,7 @@ from orchestrator.fleet.target_replicas import TargetReplicas
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.recoveries import Recoveries
-from orchestrator.upstreams.protocol import (
-    UNKNOWN,
-    Correlation,
-    VerifySession,
-    VerifyUpstream,
-)
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, VerifySession, VerifyUpstream
 
 log = logging.getLogger(__name__)
 

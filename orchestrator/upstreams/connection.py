@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -72,26 +72,21 @@ class GrpcUpstream(Generic[Info]):
         await self._link.close()
 
 
+@dataclass(eq=False)
 class GrpcSession(Generic[Open]):
-    """One generation's stream to a service; `open_.token_ids` is filled in.
+    """One generation's stream to a service; the opening message's `token_ids` are filled in.
 
     The first `_synced` tokens of the service's sequence and of ours agree.
     """
 
     _method: ClassVar[str]
 
-    def __init__(
-        self,
-        upstream: Any,
-        open_: Open,
-        metrics: SpeculationMetrics,
-        correlation: Correlation = UNKNOWN,
-    ) -> None:
-        self._upstream: Any = upstream
-        self._open: Open = open_
-        self._metrics, self._correlation = metrics, correlation
-        self._call: Any = None
-        self._synced = 0
+    _upstream: Any
+    _open: Open
+    _metrics: SpeculationMetrics
+    _correlation: Correlation = UNKNOWN
+    _call: Any = field(default=None, init=False)
+    _synced: int = field(default=0, init=False)
 
     async def _begin(self, tokens: Sequence[int], **changes: Any) -> None:
         """Open the stream if it is not open yet; `changes` are applied to the opening message."""

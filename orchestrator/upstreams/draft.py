@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -16,12 +16,7 @@ from flyspec.prefix import num_same
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
 from flyspec.values.generation import SpeculationMetrics
-from flyspec.values.rounds import (
-    MAX_SCORED,
-    DraftAdvance,
-    DraftChunk,
-    DraftOpen,
-)
+from flyspec.values.rounds import MAX_SCORED, DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams.connection import (
     DESCRIBE_TIMEOUT_S,
@@ -31,11 +26,7 @@ from orchestrator.upstreams.connection import (
     read,
     write,
 )
-from orchestrator.upstreams.proposal_checks import (
-    Answer,
-    DraftFault,
-    check_description,
-)
+from orchestrator.upstreams.proposal_checks import Answer, DraftFault, check_description
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation, UnreadableError
 
 
@@ -66,6 +57,7 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
         return GrpcDraftSession(self, open_, metrics, correlation)
 
 
+@dataclass(eq=False)
 class GrpcDraftSession(GrpcSession[DraftOpen]):
     """A session that requests proposals. The service holds `_synced` tokens and its last proposal.
 
@@ -75,19 +67,11 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     """
 
     _method = "Draft"
-    _proposed: Sequence[int] = ()
-    _ahead: DraftAdvance | None = None
 
-    def __init__(
-        self,
-        upstream: Any,
-        open_: DraftOpen,
-        metrics: SpeculationMetrics,
-        correlation: Correlation = UNKNOWN,
-    ) -> None:
-        super().__init__(upstream, open_, metrics, correlation)
-        self._owed: deque[Answer] = deque()
-        self._answered = False
+    _proposed: Sequence[int] = field(default=(), init=False)
+    _ahead: DraftAdvance | None = field(default=None, init=False)
+    _owed: deque[Answer] = field(default_factory=deque, init=False)
+    _answered: bool = field(default=False, init=False)
 
     @property
     def held(self) -> int:

@@ -15,12 +15,7 @@ from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import TokenDistribution
-from orchestrator.upstreams.connection import (
-    GrpcSession,
-    GrpcUpstream,
-    read,
-    write,
-)
+from orchestrator.upstreams.connection import GrpcSession, GrpcUpstream, read, write
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 
 DISTRIBUTIONS_PIECE_BYTES = 1 << 20
