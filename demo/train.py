@@ -104,7 +104,6 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """Return a model with random weights."""
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=recipe.hidden,

@@ -98,7 +98,6 @@ class Sessions:
             session.close()
 
     def _translator(self, drafter: Drafter, fingerprint: str) -> Translator | None:
-        """Return the translator for a session whose tokenizer is not the draft model's."""
         model = drafter.info.model
         if model is None or fingerprint in ("", model.tokenizer_fingerprint):
             return None

@@ -90,7 +90,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         distributions: list[TokenDistribution],
         context: Any,
     ) -> None:
-        """Queue a round and write its verdicts as they arrive."""
         with self._observer.round(session, round_) as verdicts:
             answers = self._engine.submit(session, round_, distributions)
             while True:

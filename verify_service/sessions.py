@@ -27,7 +27,6 @@ def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> Non
 
 
 def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
-    """Reject bad values; the message names the field and its range."""
     length = len(open_.token_ids)
     if not length:
         raise InvalidArgumentError("open.token_ids is empty; send at least one token")

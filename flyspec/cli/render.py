@@ -162,7 +162,6 @@ def painted(chunk: Chunk, color: bool) -> str:
 
 
 def legend(origins: Sequence[Origin] = tuple(Origin)) -> Text:
-    """Return one line that names the colours."""
     line = Text()
     for i, origin in enumerate(origins):
         line.append("  " if i else "")

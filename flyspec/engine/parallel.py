@@ -217,7 +217,7 @@ class LeadRunner(ModelRunner):
         self._group, self._on_failure = group, on_failure
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `ModelRunner.forward`, on all ranks; hidden rows are whole here and not sent."""
+        """Like `ModelRunner.forward`, on all ranks; hidden rows are whole here and not sent."""
         if self._group is None:
             return super().forward(steps)
         try:

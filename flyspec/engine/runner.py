@@ -137,7 +137,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `Model.forward`; rows are on the model's device.
+        """Like `Model.forward`; rows are on the model's device.
 
         Raises `ValueError` for a layer that does not exist.
         """

@@ -153,7 +153,6 @@ class Admission:
             self._admit()  # if this visit gave up, the next one may fit
 
     def _granted(self, visit: Visit) -> None:
-        """Record that the service granted the visit its slot."""
         self._asking.discard(visit)
         if self._queue:
             self._admit()
@@ -195,7 +194,6 @@ class Admission:
         return place + 1 if waits else place - free
 
     def _fits(self, visit: Visit) -> bool:
-        """Whether there is a slot and token budget for the visit."""
         if self._others() is not None:
             if self._asking:
                 return False

@@ -102,12 +102,10 @@ class Fleet:
         return False
 
     async def _keep_adopting(self, pool: Pool[DraftUpstream]) -> None:
-        """Wait for the draft service, and register its drafters."""
         while not self._adopt(pool):
             await pool.changed(ADOPT_S)
 
     async def _register(self, name: str, address: str) -> None:
-        """Register a configured drafter as soon as it is available."""
         said = ""
         while True:
             try:
@@ -144,7 +142,6 @@ class Fleet:
         return ""
 
     def _count(self, model: ModelInfo) -> int:
-        """Count the target's replicas that run the same model."""
         listed = [replica.address for replica in self.targets.replicas if replica.listed]
         return self._kinds.count(model, listed)
 

@@ -142,7 +142,6 @@ class Replica(Generic[S]):
             self.breaker.abandoned()
 
     def failed(self, error: FlyspecError) -> None:
-        """Record a session failure, and probe the replica soon."""
         if isinstance(error, SilentError):
             self.breaker.hung(time.monotonic())
         else:
@@ -330,7 +329,6 @@ class Pool(Generic[S]):
             await self._ask(replica)
 
     async def _ask(self, replica: Replica[S]) -> None:
-        """Request the replica's description, and update its state."""
         before = replica.usable
         try:
             info = await replica.service.describe(self._timeout_s)

@@ -210,7 +210,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._recoveries.note(kind, since_ns, f"{drafter.name} at {replica.address}", reason)
 
     def _lose(self, error: FlyspecError, began_ns: int) -> None:
-        """Close the failed session and decide what to retry."""
         drafter, replica = self._drafter, self._replica
         assert replica is not None
         log.log(

@@ -40,7 +40,6 @@ KEPT_S = 0.005
 
 
 def checked_of(verdict: Verdict, proposal: DraftChunk) -> Checked:
-    """Return the event for a verdict on a proposal."""
     return Checked(verdict, proposal.token_ids, proposal.origins)
 
 

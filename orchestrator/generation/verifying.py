@@ -173,7 +173,6 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 await asyncio.sleep(rest * random.uniform(0.5, 1.0))
 
     def _lose(self, error: FlyspecError) -> None:
-        """Close a failed session, and avoid its replica."""
         replica = self._replica
         self._close_session()
         if replica is None:
@@ -183,7 +182,6 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             replica.failed(error)
 
     def _recovered(self, replica: Replica[VerifyUpstream], since_ns: int, trouble: object) -> None:
-        """Record that a replica has the sequence again."""
         self._trouble, self._avoided = None, []
         self._recoveries.note(RecoveryKind.TARGET_REOPENED, since_ns, replica.address, trouble)
 

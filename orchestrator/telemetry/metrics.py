@@ -111,7 +111,6 @@ class GenerationMetrics:
         return _bounded(drafter or NOBODY, self._drafters, MAX_DRAFTERS + 1)
 
     def count_key(self, key: str, status: str, num_output_tokens: int) -> None:
-        """Count a finished request with the API key named `key`."""
         name = _bounded(key, self._keys, MAX_KEYS)
         self._key_requests.labels(name, status).inc()
         self._key_output_tokens.labels(name).inc(num_output_tokens)

@@ -98,7 +98,6 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.describe(_of_plan(plan, operation, model, drafter))
 
     def round(self, round_: RoundOutcome, update: Update) -> None:
-        """Record a round already in the ledger."""
         assert self._counter is not None
         self._counter.count(round_, update.final)
         self._num_output_tokens += len(update.final)

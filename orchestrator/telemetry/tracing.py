@@ -89,7 +89,6 @@ class GenerationTrace(Correlation):
             self._abandon(stale, ended_ns)
 
     def event(self, name: str, attributes: Attributes) -> None:
-        """Add an event, as of now, to the request's span."""
         self._span.add_event(name, attributes)
 
     def describe(self, attributes: Attributes) -> None:

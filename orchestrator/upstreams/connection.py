@@ -53,7 +53,6 @@ class GrpcUpstream(Generic[Info]):
         return self._made[1]
 
     def attempt(self, timeout_s: float) -> Attempt:
-        """Return the context for one call of the service."""
         return Attempt(self.service, self.address, timeout_s)
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> Info:

@@ -21,7 +21,6 @@ class Guard:
     guarded_token_ids: Collection[int] = ()
 
     def allows(self, draft_token_id: int, target_token_id: int) -> bool:
-        """Whether the drafted token may replace the target's own."""
         return not (self._guards(draft_token_id) or self._guards(target_token_id))
 
     def _guards(self, token_id: int) -> bool:

@@ -80,7 +80,7 @@ class Attending(NamedTuple):
     def apply_grouped(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """As `apply`, for unfolded query heads [1, heads, n, dim] of long segments."""
+        """Like `apply`, for unfolded query heads [1, heads, n, dim] of long segments."""
         _, heads, count, dim = query.shape
         kv_heads = keys.shape[1]
         if self.softcap is None and query.device.type == "cpu":
