@@ -6,6 +6,8 @@ variable (`FLYSPEC_DRAFT_MAX_SESSIONS=8`). Flags take precedence.
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict
 
 from flyspec.errors import ConfigError
 from flyspec.flags import ClientAuth, Dtype, LogLevel
@@ -412,11 +414,25 @@ def _names(setting: str) -> tuple[str, ...]:
 S = TypeVar("S", bound=ServerSettings)
 
 
+class _Help(argparse.HelpFormatter):
+    """Omits empty defaults, and None from types."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return re.sub(r" \(default: (None)?\)$", "", super()._expand_help(action))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return re.sub(r"\{(.+),None\}$", r"\1", super()._format_action_invocation(action))
+
+
 def from_command_line(settings: type[S], prog: str, argv: Sequence[str] | None = None) -> S:
     """Read settings from flags and environment; exit with a message and code 2 if one is bad."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    source = CliSettingsSource[argparse.ArgumentParser](
+        settings, cli_prog_name=prog, formatter_class=_Help
+    )
+    source.root_parser.usage = "python -m %(prog)s [FLAG VALUE]..."
     try:
-        return CliApp.run(settings, cli_args=arguments, cli_settings_source=None)
+        return CliApp.run(settings, cli_args=arguments, cli_settings_source=source)
     except ValidationError as error:
         for problem in error.errors():
             flag = "--" + ".".join(str(p) for p in problem["loc"]).replace("_", "-")
