@@ -8,8 +8,7 @@ from itertools import islice
 
 from draft_service.translation.rendering import Rendering
 from draft_service.translation.stream import CONTROL, TextStream
-from draft_service.translation.translator import Translator
-from draft_service.translation.vocabulary import Encoded, num_whole
+from draft_service.translation.vocabulary import Encoded, Translator, num_whole
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Origin
 

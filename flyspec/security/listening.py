@@ -10,8 +10,7 @@ import grpc
 
 from flyspec.errors import ConfigError
 from flyspec.flags import ClientAuth
-from flyspec.security.certificates import TlsFiles
-from flyspec.security.credentials import server_credentials
+from flyspec.security.certificates import TlsFiles, server_credentials
 
 log = logging.getLogger(__name__)
 
