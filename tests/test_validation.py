@@ -392,10 +392,14 @@ def test_presets_warn_of_nothing(name: str) -> None:
         (Rule("fly-paper", 0, 1.0), 4, None),
         (Rule("fuzzy", divergence_threshold=0.69), 4, None),
         (Rule("fuzzy", divergence_threshold=0.7), 4, "is above 0.693, the maximum of js"),
-        (Rule("fuzzy", divergence=Divergence.TV, divergence_threshold=1.1), 4, "that tv can be"),
+        (Rule("fuzzy", divergence=Divergence.TV, divergence_threshold=1.1), 4, "the maximum of tv"),
         (Rule("fuzzy", divergence=Divergence.KL, divergence_threshold=5.0), 4, None),
         (Rule("fuzzy-reference", divergence_threshold=0.7), 4, None),
-        (Rule("fuzzy-reference", divergence=Divergence.TV, divergence_threshold=1.1), 4, "that tv"),
+        (
+            Rule("fuzzy-reference", divergence=Divergence.TV, divergence_threshold=1.1),
+            4,
+            "the maximum of tv",
+        ),
     ],
 )
 def test_warnings(rule: Rule, k: int, words: str | None) -> None:

@@ -76,9 +76,9 @@ async def test_a_server_that_is_not_to_be_trusted_is_not_spoken_to(ours, others,
 
 async def test_tls_and_none_do_not_understand_each_other_and_the_client_says_what_to_do(ours):
     async with listening(files(None, None)) as address:
-        assert "does not speak TLS" in await refused(address, credentials(ours))
+        assert "does not use TLS" in await refused(address, credentials(ours))
     async with listening(files(ours.server(), None)) as address:
-        assert "if it speaks TLS, give --ssl-ca-certs" in await refused(address, Credentials())
+        assert "if it uses TLS, give --ssl-ca-certs" in await refused(address, Credentials())
         assert await health(address, credentials(ours)) == "SERVING"
 
 
