@@ -1,6 +1,6 @@
-"""`python -m demo` (`make demo`): a demonstration of the three services on the bundled models.
+"""`python -m demo` (`make demo`): demonstrates the services on the bundled models.
 
-Starts the stack once, then runs commands against it, printing each as a user would type it.
+Starts the stack once, then shows and runs commands as a user would type them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ PROBLEM_SEED = "demo"
 
 
 def say(text: str) -> None:
-    """Announce the next part, on standard error like all progress."""
     print(f"\n== {text}", file=sys.stderr, flush=True)
 
 
 async def flyspec(*arguments: str) -> None:
-    """Print and run a `flyspec` command. Raises `FlyspecError` if it fails."""
+    """Show and run a `flyspec` command. Raises `FlyspecError` if it fails."""
     print("$ flyspec " + shlex.join(arguments), file=sys.stderr, flush=True)
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "flyspec.cli", *arguments)
     if await process.wait():
@@ -35,20 +34,19 @@ async def flyspec(*arguments: str) -> None:
 
 
 async def run() -> None:
-    """Run the demonstration."""
     (problem,) = problems(PROBLEM_SEED, 1)
-    say("starting the draft service, verify service and orchestrator on the bundled models")
+    say("starting draft service, verify service and orchestrator on the bundled models")
     options = StackOptions(log_level="warning")
     async with Stack(
         options, on_event=lambda event: print(f"   {event}", file=sys.stderr)
     ) as stack:
         color = ["--color", "always"]
-        say("solving a word problem with fly; colours show where each token came from")
+        say("solving a word problem; colors show where each token came from")
         await flyspec(
             "generate", "--address", stack.address, "--rule", "fly", *color, "--chat",
             problem.question,
         )  # fmt: skip
-        say("continuing a Python file with exact decoding")
+        say("continuing a Python file, with exact decoding")
         await flyspec(
             "generate", "--address", stack.address, "--rule", "exact", *color,
             "--max-tokens", "96", PYTHON_PROMPT,
@@ -61,7 +59,6 @@ async def run() -> None:
 
 
 def main() -> int:
-    """Run the demonstration; print an error as one line."""
     try:
         asyncio.run(run())
     except FlyspecError as error:
@@ -69,7 +66,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print("Done. `.venv/bin/flyspec serve` starts the same stack; see README.md for more.")
+    print("Done. `.venv/bin/flyspec serve` starts the same stack; see README.md for next steps.")
     return 0
 
 

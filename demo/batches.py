@@ -1,6 +1,6 @@
-"""Training batches, each a pure function of (seed, step), so that a run resumes exactly.
+"""Training batches, each a pure function of (seed, step), so that a run can resume exactly.
 
-Several problems are packed into a row, with masks between them.
+Encodes texts, sets loss weights, and packs several problems into a row with masks between them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from demo import corpus, wording
 _RESULT = re.compile(r"(?:= |#### )(\d+)")
 _NUMBER = re.compile(r"\d+")
 _NAMED = re.compile(rf"\b(?:{'|'.join([*wording.NAMES, *wording.THINGS, *wording.COLOURS])})\b")
-RESULT_WEIGHT = 4.0  # without it the arithmetic drowns in wording and does not converge in time
-COPY_WEIGHT = 3.0  # likewise for looking up in the question what belongs where
+RESULT_WEIGHT = 4.0  # otherwise the wording dominates and arithmetic does not converge in time
+COPY_WEIGHT = 3.0  # likewise for finding out from the question what belongs where
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Number of rows of each kind in a batch, and their length in tokens.
+    """Rows of a batch by kind, and their length in tokens.
 
-    `copying`: what a solution takes from the question (names, things, numbers) weighs more.
-    `hard`: more problems of the hard families.
+    `copying`: increase the weight of what a solution copies from the question (names, things,
+    numbers). `hard`: more problems of the families that are learnt last.
     """
 
     length: int
@@ -42,7 +42,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Input rows, and for each token its document (0: padding) and the weight of predicting it."""
+    """Input rows, each token's document (0: padding), position, and weight of predicting it."""
 
     ids: torch.Tensor
     documents: torch.Tensor
@@ -50,7 +50,7 @@ class Batch:
     weights: torch.Tensor
 
     def mask(self) -> torch.Tensor:
-        """Return the additive mask, causal within each document."""
+        """Return an additive mask, causal within each document."""
         n = self.ids.shape[1]
         same = self.documents[:, :, None] == self.documents[:, None, :]
         seen = same & torch.ones(n, n, dtype=torch.bool).tril()
@@ -62,12 +62,12 @@ Row = tuple[np.ndarray, np.ndarray]  # ids, weights
 
 
 def _weigh_copies(text: str, weights: np.ndarray) -> None:
-    """Weight names and numbers of the solution, and repeated names in the question."""
+    """Set the weights of names and numbers that occurred before, also within the question."""
     begin = text.index(corpus.ASSISTANT)
     seen: set[str] = set()
     for match in _NAMED.finditer(text):
         if match.start() > begin:
-            # With the space before it, which is part of the token.
+            # Including the space before it, which is part of the token.
             weights[match.start() - 1 : match.end()] = COPY_WEIGHT
         elif match[0] in seen:
             weights[match.start() - 1 : match.end()] = 1.0
@@ -86,7 +86,7 @@ def _encode(
         chars = np.zeros(len(text), dtype=np.float32)
         if drill:
             chars[[m.start() for m in re.finditer("\n", text)]] = 1.0
-        else:  # the question is given; only the solution counts
+        else:  # only the solution is learnt
             chars[text.index(corpus.ASSISTANT) + len(corpus.ASSISTANT) :] = 1.0
             if copying:
                 _weigh_copies(text, chars)
@@ -99,7 +99,7 @@ def _encode(
 
 
 def _pack(rows: list[Row], length: int, count: int) -> list[list[Row]]:
-    """Pack rows into bins of at most `length` tokens, longest first; return the fullest `count`."""
+    """Pack rows, longest first, into bins of `length` tokens; return the fullest `count` bins."""
     bins: list[list[Row]] = []
     room: list[int] = []
     for row in sorted(rows, key=lambda r: -len(r[0])):
@@ -118,7 +118,7 @@ def _pack(rows: list[Row], length: int, count: int) -> list[list[Row]]:
 
 
 class Batches:
-    """Creates the batch of any step."""
+    """The batches of all steps."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int, code: Sequence[str]) -> None:
         self._tokenizer, self._seed = tokenizer, seed
@@ -130,7 +130,7 @@ class Batches:
         self._streams: dict[int, np.ndarray] = {}
 
     def _code_rows(self, first: int, count: int, length: int) -> list[list[Row]]:
-        """Return rows of the code from `first` on; each pass has the files in a different order."""
+        """Return code rows from `first` on; every pass over the code shuffles its files."""
         rows: list[list[Row]] = []
         step = length - 1
         per_pass = self.code_tokens // step
@@ -139,7 +139,7 @@ class Batches:
             if epoch not in self._streams:
                 order = np.random.default_rng((self._seed, epoch)).permutation(len(self._files))
                 self._streams = {epoch: np.concatenate([self._files[k] for k in order])}
-            # With a stride, so that neighbouring rows are from different files.
+            # With a stride, so that neighbouring rows come from different files.
             index = (index * 7919) % per_pass
             ids = self._streams[epoch][index * step : (index + 1) * step]
             ids = np.concatenate([[self._bos], ids]) if ids[0] != self._bos else ids
@@ -149,7 +149,7 @@ class Batches:
         return rows
 
     def batch(self, step: int, mix: Mix, first_code_row: int) -> Batch:
-        """Return the batch of a step; `first_code_row` is the number of code rows used so far."""
+        """Return a step's batch; `first_code_row` is the number of code rows used before."""
         packed: list[list[Row]] = []
         seed = f"train-{self._seed}-{step}"
         if mix.problems:

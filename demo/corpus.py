@@ -1,7 +1,7 @@
-"""The bundled models' corpus: chat text of word problems, equation drills, Python source.
+"""The bundled models' corpus: chats about word problems, equation drills, Python source.
 
-No torch, no network. Everything except the Python source depends only on the seed. The source is
-the running interpreter's standard library, so its version is part of the recipe (`python_version`).
+Everything but the Python source depends only on the seed; the source is the running interpreter's
+standard library, so its version is part of the recipe (`python_version`). No torch, no network.
 
     python -m demo.corpus --problems 500 --seed 7 --format gsm8k > problems.jsonl
 """
@@ -25,8 +25,8 @@ BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL_TOKENS = (BOS, EOS, PAD, USER, ASSISTANT, END)
 
-# The template of `tokenizer.apply_chat_template`. It writes the BOS itself, so its text must be
-# encoded without special tokens.
+# For `tokenizer.apply_chat_template`; includes the BOS, so the text must be encoded without special
+# tokens.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}<|assistant|>{% else %}<|user|>{% endif %}"
@@ -34,19 +34,11 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-# Tables, test suites and their data: not code that anyone would want completed.
-_SKIPPED_FOLDERS = frozenset(
-    (
-        "site-packages",
-        "test",
-        "tests",
-        "idle_test",
-        "__pycache__",
-        "encodings",
-        "pydoc_data",
-        "__phello__",
-    )
-)
+# Tables, test suites and their data: not code that anyone wants completed.
+_SKIPPED_FOLDERS = {
+    "site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data",
+    "__phello__",
+}  # fmt: skip
 _MAX_FILE = 400_000
 HELD_OUT_SHARE = 0.03
 
@@ -54,7 +46,7 @@ _ANSWER = re.compile(r"(?:\A|\n)#### (\d{1,2})\s*\Z")
 
 
 def problems(seed: int | str, n: int, *, hard: bool = False) -> list[Problem]:
-    """Return `n` problems. Training uses only the seeds `train-...`, so numbers give fresh ones."""
+    """Return `n` problems; only training uses `train-...` seeds, so numbers give fresh ones."""
     return list(islice(stream(seed, hard=hard), n))
 
 
@@ -64,21 +56,21 @@ def chat_prompt(question: str) -> str:
 
 
 def chat_text(problem: Problem) -> str:
-    """Return a whole problem as used in training."""
+    """Return a problem's full text for training."""
     return f"{chat_prompt(problem.question)}{problem.solution}{END}"
 
 
 def extract_answer(text: str) -> int | None:
-    """Return a solution's answer; strict: the last line must be exactly `#### N`.
+    """Return the answer of a solution whose last line is exactly `#### N`, else None.
 
-    The text must not contain special tokens (a solution that never ended has no answer).
+    The text must not contain special tokens.
     """
     match = _ANSWER.search(text)
     return int(match.group(1)) if match else None
 
 
 def drills(rng: random.Random, n: int) -> str:
-    """Return bare equations, one per line: they teach arithmetic in few tokens."""
+    """Return `n` equations, one per line, to teach arithmetic in few tokens."""
     lines: list[str] = []
     while len(lines) < n:
         kind = rng.choices("+-*/", (5, 5, 2, 1))[0]
@@ -103,12 +95,11 @@ def drills(rng: random.Random, n: int) -> str:
 
 
 def python_version() -> str:
-    """Return the interpreter whose standard library is used."""
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
 def python_files() -> dict[str, str]:
-    """Return the standard library's source by relative path, sorted by path."""
+    """Return the standard library's source by relative path, sorted."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
@@ -118,20 +109,20 @@ def python_files() -> dict[str, str]:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # a few old files have another encoding
+            continue  # a few old files use another encoding
         if 0 < len(text) <= _MAX_FILE:
             found[relative.as_posix()] = text
     return found
 
 
 def is_held_out(path: str) -> bool:
-    """Whether a file is held out, by the hash of its path: the same on every machine."""
+    """Whether a file is held out from training, by the hash of its path."""
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:4]) / 2**32 < HELD_OUT_SHARE
 
 
 def code_split() -> tuple[list[str], list[str]]:
-    """Return the standard library's source: texts to train on, and held-out texts."""
+    """Return the standard library's source: training texts and held-out texts."""
     files = python_files()
     train = [text for path, text in files.items() if not is_held_out(path)]
     return train, [text for path, text in files.items() if is_held_out(path)]
@@ -140,14 +131,13 @@ def code_split() -> tuple[list[str], list[str]]:
 def main() -> int:
     """Print fresh problems, one JSON document per line."""
     parser = argparse.ArgumentParser(description=main.__doc__, prog="python -m demo.corpus")
-    add = parser.add_argument
-    add("--problems", type=int, default=500, help="Number of problems (default: %(default)s).")
-    add("--seed", type=int, default=7, help="Random seed (default: %(default)s).")
-    add(
+    parser.add_argument("--problems", type=int, default=500, help="number of problems")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
         "--format",
         choices=("gsm8k", "chat", "prompt"),
         default="gsm8k",
-        help="gsm8k (default): question and answer; chat: the whole text; prompt: the prompt only.",
+        help="gsm8k: question and answer; chat: full text; prompt: prompt and answer",
     )
     args = parser.parse_args()
     for problem in problems(args.seed, args.problems):

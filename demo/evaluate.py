@@ -25,7 +25,7 @@ from demo.problems import Problem
 from flyspec.tables import markdown
 
 MODELS = Path(__file__).parent / "models"
-THRESHOLD = 0.3  # of both entropy measures, as in FLy's presets
+THRESHOLD = 0.3  # for both entropy measures, as in FLy's presets
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(slots=True)
 class Freedom:
-    """How often the target is uncertain along its own solutions."""
+    """How often the target is undecided in its own solutions."""
 
     positions: int
     normalized_entropy_share: float
@@ -52,18 +52,16 @@ class Freedom:
 
 
 def load(folder: Path) -> tuple[LlamaForCausalLM, Tokenizer]:
-    """Load a model in float32, and its tokenizer."""
+    """Load a model, in float32, and its tokenizer."""
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return model.eval(), Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def pad_id(model: LlamaForCausalLM) -> int:
-    """Return the ID of the padding token."""
     return int(model.config.pad_token_id or 0)
 
 
 def end_ids(model: LlamaForCausalLM) -> set[int]:
-    """Return the IDs of the tokens that end a text."""
     ends = model.config.eos_token_id
     return set(ends) if isinstance(ends, list) else {int(ends or 0)}
 
@@ -94,13 +92,12 @@ def continuations(
 
 
 def encode_prompts(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[list[int]]:
-    """Return the tokens of the prompts, as the chat template renders them."""
     texts = [corpus.chat_prompt(problem.question) for problem in problems]
     return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def read_answers(tokenizer: Tokenizer, outputs: Sequence[Sequence[int]]) -> list[int | None]:
-    """Return the answers in the outputs; None where a solution did not end by itself."""
+    """Return the answers in outputs; None if a solution was cut off."""
     end = tokenizer.token_to_id(corpus.END)
     return [
         corpus.extract_answer(tokenizer.decode(list(output[:-1]))) if output[-1] == end else None
@@ -111,14 +108,13 @@ def read_answers(tokenizer: Tokenizer, outputs: Sequence[Sequence[int]]) -> list
 def answers(
     model: LlamaForCausalLM, tokenizer: Tokenizer, problems: Sequence[Problem]
 ) -> list[int | None]:
-    """Return the model's answers, decoded greedily."""
     limit = 220 if tokenizer.get_vocab_size() > 1000 else 900
     outputs = continuations(model, encode_prompts(tokenizer, problems), limit)
     return read_answers(tokenizer, outputs)
 
 
 def _windows(tokenizer: Tokenizer, texts: Sequence[str], length: int = 512) -> list[list[int]]:
-    """Cut texts into windows, each after a BOS."""
+    """Cut texts into windows, each starting with a BOS."""
     bos = int(tokenizer.token_to_id(corpus.BOS) or 0)
     cut: list[list[int]] = []
     for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False):
@@ -130,21 +126,20 @@ def _windows(tokenizer: Tokenizer, texts: Sequence[str], length: int = 512) -> l
 def _logits(
     model: LlamaForCausalLM, rows: Sequence[Sequence[int]], batch: int = 8
 ) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """Yield each row with the logits after each of its tokens."""
+    """Yield each row with the logits after each of its tokens; shortest rows first."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     for first in range(0, len(order), batch):
         group = [list(rows[i]) for i in order[first : first + batch]]
         width = max(map(len, group))
         pad = pad_id(model)
         ids = torch.tensor([row + [pad] * (width - len(row)) for row in group])
-        with torch.no_grad():  # padding is on the right, where a causal model does not see it
+        with torch.no_grad():  # right padding is invisible to a causal model
             logits = model(input_ids=ids, use_cache=False).logits
         for row, values in zip(group, logits, strict=True):
             yield row, values[: len(row)]
 
 
 def bits_per_byte(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: Sequence[str]) -> float:
-    """Return the bits per byte of held-out text."""
     nats = 0.0
     for row, logits in _logits(model, _windows(tokenizer, texts)):
         nats += float(F.cross_entropy(logits[:-1], torch.tensor(row[1:]), reduction="sum"))
@@ -157,7 +152,7 @@ def agreement(
     rows: Sequence[Sequence[int]],
     prompt_lengths: dict[tuple[int, ...], int] | None = None,
 ) -> float:
-    """Return the share of positions (after the prompt) where both models' best token agrees."""
+    """Return the fraction of positions after the prompt where both models prefer the same token."""
     same = total = 0
     both = zip(_logits(target, rows), _logits(draft, rows), strict=True)
     for (row, of_target), (_, of_draft) in both:
@@ -172,7 +167,7 @@ def freedom(
     rows: Sequence[Sequence[int]],
     prompt_lengths: dict[tuple[int, ...], int],
 ) -> Freedom:
-    """Return the shares of uncertain positions along the target's own outputs."""
+    """Return the fractions of undecided positions in the target's own outputs."""
     normalized, top3 = [], []
     for row, logits in _logits(target, rows):
         logs = F.log_softmax(logits[prompt_lengths[tuple(row)] - 1 : -1].double(), dim=-1)
@@ -188,7 +183,7 @@ def freedom(
 
 
 def evaluate(models: Path, count: int, seed: int) -> tuple[list[Row], Freedom]:
-    """Measure all models found in the folder; the target must be one."""
+    """Measure all models in the folder, which must include the target."""
     problems = corpus.problems(seed, count)
     held_out = corpus.code_split()[1]
     rows: list[Row] = []
@@ -226,7 +221,7 @@ def evaluate(models: Path, count: int, seed: int) -> tuple[list[Row], Freedom]:
 
 
 def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
-    """Return the results as Markdown."""
+    """Format the results as Markdown."""
 
     def share(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
@@ -244,22 +239,19 @@ def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
         "",
         markdown(columns, found),
         "",
-        f"Along the target's own solutions ({free.positions} positions): normalized entropy >= "
+        f"In the target's own solutions ({free.positions} positions): normalized entropy >= "
         f"{THRESHOLD} at {share(free.normalized_entropy_share)}, top-3 entropy >= {THRESHOLD} nats "
         f"at {share(free.top3_entropy_share)}.",
     ))  # fmt: skip
 
 
 def main() -> int:
-    """Evaluate the models and print the results."""
-    about = "Measure the bundled models and print the table of docs/demo-models.md."
-    parser = argparse.ArgumentParser(description=about, prog="python -m demo.evaluate")
-    add = parser.add_argument
-    add("--models", type=Path, default=MODELS, help="Directory of the models.")
-    add("--problems", type=int, default=500, help="Number of problems (default: %(default)s).")
-    add("--seed", type=int, default=7, help="Seed of the problems (default: %(default)s).")
-    add("--threads", type=int, default=2, help="CPU threads (default: %(default)s).")
-    add("--json", action="store_true", help="Print one JSON document.")
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.evaluate")
+    parser.add_argument("--models", type=Path, default=MODELS)
+    parser.add_argument("--problems", type=int, default=500)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     rows, free = evaluate(args.models, args.problems, args.seed)

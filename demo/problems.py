@@ -1,9 +1,10 @@
-"""Grade-school word problems with worked solutions, generated from a seed.
+"""Grade-school word problems with worked solutions, generated from a seed. No I/O, no torch.
 
-Two kinds of freedom are built in. *Free* wording (how a line begins) changes nothing. *Binding*
-choices also leave the target uncertain, but what follows must be consistent with them: which plan
-is used, whose amount is computed first, which number of a sum is written first. A draft that picks
-one and continues with the other writes wrong sums where the target's entropy is high.
+Solutions have two kinds of freedom. *Free* wording (how a line begins) has no consequences.
+*Binding* choices also leave the target undecided, but the rest must be consistent with them: which
+plan is used, whose amount is computed first, which number of a sum is written first. A draft that
+starts with one choice and continues with another makes wrong sums where the target's entropy is
+high.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 
 from demo import wording
 
-LIMIT = 99  # no result is larger
-START = 50  # no number in a question is larger, except money
+LIMIT = 99  # maximum result
+START = 50  # maximum number in a question, except for money
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """A family's result: the question, lines of the solution without their openers, the answer.
+    """A problem before assembly: question, solution lines without openers, and answer.
 
     ``opener`` is the plan sentence, if the family has one.
     """
@@ -41,7 +42,7 @@ class _Draft:
 
 
 class _TooLarge(Exception):
-    """The drawn numbers lead out of range: draw again."""
+    """The drawn numbers lead to a result out of range; draw again."""
 
 
 def _check(value: int) -> int:
@@ -86,7 +87,7 @@ def _total(rng: random.Random, numbers: Sequence[int]) -> tuple[list[str], int]:
 
 
 def _relation(rng: random.Random, name: str, other: str, base: int) -> tuple[str, str, int]:
-    """Return a sentence that relates a person's amount to another's, its sum, and the amount."""
+    """Return a sentence relating a person's amount to another's, its sum, and the amount."""
     kind = rng.choice(["more", "more", "fewer", "times"])
     if kind == "times":
         factor = rng.randint(2, 4)
@@ -103,7 +104,7 @@ def _relation(rng: random.Random, name: str, other: str, base: int) -> tuple[str
 
 
 def _people(rng: random.Random) -> _Draft:
-    """People with related amounts: two related to one, or two pairs.
+    """Related amounts of people: two relative to one, or two pairs.
 
     A target of this size does not learn chains or larger groups in the available time.
     """
@@ -128,7 +129,7 @@ def _people(rng: random.Random) -> _Draft:
             values.append(value)
             facts.append(fact)
             sums[i] = _person(rng, names[i], things, text)
-    # Either amount may come first.
+    # The order is free.
     asked = list(sums)
     lines = [sums[i] for i in rng.sample(asked, len(asked))]
     people = [names[i] for i in asked]
@@ -148,7 +149,7 @@ def _people(rng: random.Random) -> _Draft:
 
 
 def _changes(rng: random.Random) -> _Draft:
-    """An amount and two or three changes of one sign, applied one at a time or gathered first."""
+    """An amount and two or three changes of one sign: applied one by one, or added up first."""
     count, name = rng.choice([2, 3, 3]), rng.choice(wording.NAMES)
     amounts = rng.sample(range(2, 31), count)
     spent = rng.random() < 0.6
@@ -194,7 +195,7 @@ def _changes(rng: random.Random) -> _Draft:
 
 
 def _bus(rng: random.Random) -> _Draft:
-    """People get on and off: stop by stop, or everyone who gets on and off gathered first."""
+    """People get on and off: counted stop by stop, or all ons and all offs added up first."""
     begin = rng.randint(10, START)
     vehicle = rng.choice(["bus", "train", "boat", "tram"])
     on, off = rng.sample(range(2, 20), 2), rng.sample(range(2, 10), 2)
@@ -226,7 +227,7 @@ def _bus(rng: random.Random) -> _Draft:
 
 
 def _kinds(rng: random.Random) -> _Draft:
-    """Two kinds of boxes with different contents, counted in either order."""
+    """Two kinds of boxes with different contents, in either order."""
     things, box = rng.choice(wording.THINGS), rng.choice(wording.BOXES)
     colours = rng.sample(wording.COLOURS, 2)
     counts, sizes = rng.sample(range(2, 10), 2), rng.sample(range(2, 10), 2)
@@ -249,7 +250,7 @@ def _kinds(rng: random.Random) -> _Draft:
 def _kind_by_kind(
     rng: random.Random, counts: list[int], sizes: list[int], colours: list[str], things: str
 ) -> tuple[list[str], int]:
-    """Return sums for each kind of box, in random order, then for all; and the total."""
+    """Return sums of the contents of each kind, in any order, and of both, and the total."""
     lines, held = [], []
     for i in rng.sample([0, 1], 2):
         text, value = _mul(rng, counts[i], sizes[i])
@@ -261,7 +262,7 @@ def _kind_by_kind(
 
 
 def _alike(rng: random.Random) -> _Draft:
-    """Two kinds of boxes with the same contents: kind by kind, or the boxes counted first."""
+    """Two kinds of boxes with equal contents: kind by kind, or with the boxes counted first."""
     things, box = rng.choice(wording.THINGS), rng.choice(wording.BOXES)
     colours, counts = rng.sample(wording.COLOURS, 2), rng.sample(range(2, 10), 2)
     if sum(counts) > 12:
@@ -282,7 +283,7 @@ def _alike(rng: random.Random) -> _Draft:
 
 
 def _days(rng: random.Random) -> _Draft:
-    """Amounts of a few days, added in any order, then shared out equally."""
+    """Amounts of several days, added in any order, then shared equally."""
     name, things = rng.choice(wording.NAMES), rng.choice(wording.THINGS)
     days = rng.sample(wording.DAYS, rng.choice([2, 3]))
     amounts = rng.sample(range(2, 41), len(days))
@@ -303,7 +304,7 @@ def _days(rng: random.Random) -> _Draft:
 _FAMILIES: tuple[Callable[[random.Random], _Draft], ...] = (
     _people, _people, _changes, _changes, _bus, _kinds, _alike, _days,
 )  # fmt: skip
-# For training: with more of those in which it is hardest to see what belongs to whom.
+# For training: more of the families in which it is hardest to see what belongs to whom.
 _HARD = (*_FAMILIES, _people, _people, _people, _people, _people, _days)
 
 
@@ -321,14 +322,14 @@ def _assemble(rng: random.Random, draft: _Draft) -> Problem:
 
 
 def stream(seed: int | str, *, hard: bool = False) -> Iterator[Problem]:
-    """Yield problems endlessly; a seed gives the same ones on any machine.
+    """Yield problems forever; the same on any machine for the same seed.
 
     `hard`: more of the families that are hard to learn.
     """
     rng = random.Random(f"flyspec-problems-{seed}")
     while True:
         family = rng.choice(_HARD if hard else _FAMILIES)
-        while True:  # retry the same family, so that strict ones are not rarer
+        while True:  # keep the family, so that those with strict limits are not rarer
             try:
                 draft = family(rng)
                 break

@@ -1,7 +1,7 @@
-"""The bundled tokenizers: BPE of 4,096 for target and draft model, bytes for the other draft model.
+"""The bundled tokenizers: BPE of 4,096 tokens for target and draft, bytes for the other draft.
 
-Both are byte-level, so any text round-trips. Each digit is a token. Encoding plain text prepends a
-BOS (as with Llama), while the chat template writes its own.
+Both are byte-level, so they reproduce any text; digits are separate tokens. Encoding plain text
+adds a BOS (like Llama's); the chat template includes its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _finish(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def train_bpe(texts: Iterable[str]) -> Tokenizer:
-    """Train BPE on the texts; special tokens have the IDs 0 to 5."""
+    """Train BPE on the texts; special tokens have the ids 0 to 5."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -49,7 +49,7 @@ def train_bpe(texts: Iterable[str]) -> Tokenizer:
 
 
 def build_bytes() -> Tokenizer:
-    """Return a tokenizer with one token per byte: special tokens 0 to 5, then the bytes."""
+    """Return a tokenizer with one token per byte, after the special tokens 0 to 5."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*corpus.SPECIAL_TOKENS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))

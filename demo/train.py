@@ -1,7 +1,7 @@
-"""Trains the bundled models from scratch: tokenizers, target, draft model, byte-level draft model.
+"""Trains the bundled models from scratch: tokenizers, target, draft, byte-level draft.
 
-Everything random depends on the seed. The schedule spans `--steps`; on a slow machine, `--minutes`
-ends it early, with the learning rate decaying accordingly.
+All randomness depends on the seed. The schedule runs over `--steps`; on slower machines `--minutes`
+ends it earlier, with the learning rate decaying accordingly.
 
     python -m demo.train --what all --seed 1
 """
@@ -38,7 +38,7 @@ class Recipe:
     heads: int
     kv_heads: int
     head_size: int
-    phases: tuple[tuple[float, Mix], ...]  # up to this fraction of the training, these rows
+    phases: tuple[tuple[float, Mix], ...]  # rows, up to that fraction of the training
     steps: int
     minutes: float
     muon_lr: float
@@ -104,7 +104,6 @@ def _id(tokenizer: Tokenizer, token: str) -> int:
 
 
 def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """Return a model with random weights."""
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=recipe.hidden,
@@ -120,13 +119,13 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
         pad_token_id=tokenizer.token_to_id(corpus.PAD),
     )
     model = LlamaForCausalLM(config)
-    # Faster than SDPA on a CPU, with masks and rows this short.
+    # With masks, and rows this short, faster than SDPA on a CPU.
     model.set_attn_implementation("eager")
     return model
 
 
 def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokenizer:
-    """Return the model's tokenizer; the draft model has the target's."""
+    """Return the model's tokenizer: new for target and bytes, the target's for the draft."""
     path = folder / what / "tokenizer.json"
     if what == "draft":
         path = folder / "target" / "tokenizer.json"
@@ -139,7 +138,7 @@ def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokeni
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Save weights in bf16, configuration and tokenizer for `from_pretrained`."""
+    """Save weights in bf16, configs and tokenizer for `from_pretrained`."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     copy.to(dtype=torch.bfloat16)  # type: ignore[call-arg]
@@ -210,7 +209,7 @@ class Trainer:
             print(f"resumed at step {self.step}", flush=True)
 
     def save_checkpoint(self) -> None:
-        """Write a checkpoint next to the old one, then replace that."""
+        """Write the checkpoint and replace the old one atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "model": self.model.state_dict(),
@@ -221,7 +220,7 @@ class Trainer:
         self.path.with_suffix(".new").replace(self.path)
 
     def train_step(self, batch: Batch, progress: float) -> torch.Tensor:
-        """Run one step; the loss covers only tokens with a weight."""
+        """Run a step; the loss covers only positions with a weight."""
         rate = min(1.0, (self.step + 1) / 40) * min(1.0, (1.0 - progress) / 0.5 + 0.01)
         for optimizer, lr in self.optimizers:
             for group in optimizer.param_groups:
@@ -255,7 +254,7 @@ class Trainer:
         return loss.detach()
 
     def run(self, steps: int, minutes: float, every: float) -> None:
-        """Train for `steps` or `minutes`, whichever ends first."""
+        """Train for `steps` steps or `minutes` minutes, whichever ends first."""
         fresh = corpus.problems("watch", 50)
         last, shown, looked = time.monotonic(), 0.0, self.elapsed
         told = self.tokens, self.elapsed
@@ -266,7 +265,7 @@ class Trainer:
             mix = next(mix for until, mix in self.recipe.phases if progress < until)
             if self.recipe.long is not None and self.step % 16 == 15:
                 mix = self.recipe.long
-            # Long rows cover the code from its other end, at their own length.
+            # Long rows cover the code separately, at their own length.
             batch = self.batches.batch(self.step, mix, self.code_rows)
             self.code_rows += mix.code if mix.length != 1024 else 0
             value = self.train_step(batch, progress)
@@ -288,14 +287,13 @@ class Trainer:
                 self.save_checkpoint()
                 given = answers(self.model, self.tokenizer, fresh)
                 right = sum(a == p.answer for a, p in zip(given, fresh, strict=True))
-                print(f"{self.what} correct answers {right} of {len(fresh)}", flush=True)
+                print(f"{self.what} right answers {right} of {len(fresh)}", flush=True)
                 self.elapsed += time.monotonic() - now
             last = time.monotonic()
         self.save_checkpoint()
 
 
 def train(what: str, seed: int, args: argparse.Namespace) -> None:
-    """Train one model and save it."""
     recipe = RECIPES[what]
     code, _ = corpus.code_split()
     tokenizer = get_tokenizer(what, code, seed, args.models)
@@ -324,19 +322,16 @@ def train(what: str, seed: int, args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Parse the command line and train."""
-    about = "Train the bundled models from scratch; resumes from checkpoints."
-    parser = argparse.ArgumentParser(description=about, prog="python -m demo.train")
-    add = parser.add_argument
-    add("--what", choices=[*RECIPES, "all"], default="all", help="Model (default: %(default)s).")
-    add("--seed", type=int, default=1, help="Random seed (default: %(default)s).")
-    add("--steps", type=int, help="Length of the schedule (default: the recipe's).")
-    add("--minutes", type=float, help="End the schedule after this time (default: the recipe's).")
-    add("--every", type=float, default=5.0, help="Minutes between checkpoints (default: 5).")
-    add("--plain", action="store_true", help="Train draft by cross-entropy, without a teacher.")
-    add("--threads", type=int, default=2, help="CPU threads (default: %(default)s).")
-    add("--models", type=Path, default=MODELS, help="Output directory.")
-    add("--checkpoints", type=Path, default=Path("out"), help="Checkpoint folder (default: out).")
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.train")
+    parser.add_argument("--what", choices=[*RECIPES, "all"], default="all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int, help="length of the schedule")
+    parser.add_argument("--minutes", type=float, help="time limit, if reached earlier")
+    parser.add_argument("--every", type=float, default=5.0, help="minutes between checkpoints")
+    parser.add_argument("--plain", action="store_true", help="train the draft without a teacher")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", type=Path, default=MODELS, help="output folder")
+    parser.add_argument("--checkpoints", type=Path, default=Path("out"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     for what in RECIPES if args.what == "all" else [args.what]:

@@ -1,9 +1,9 @@
 """Wording of the generated word problems: sentences, names and things.
 
-Each list of sentences has at least 20 alternatives that begin with different words, so that a
-model that has learnt the corpus is really uncertain there (24 equally likely tokens of 4,096 have a
-normalized entropy of 0.38). Openings of first and middle lines continue unchanged for about seven
-words, so that a window of six can pass after the choice; openings of last lines are too short.
+Each list of sentences has at least 20 that start with different words, so that a model trained on
+the corpus is truly undecided there (24 equally likely tokens of 4,096 have a normalised entropy of
+0.38). Openings of first and middle lines continue predictably for about seven words, so that a
+window of six can pass after the choice; openings of last lines are short, so that it cannot.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ COLOURS = _words("red blue green yellow white black brown silver")
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 GOODS = _words("hat pen cake book toy lamp cup map kite drum ball ring scarf bag clock")
 
-# The first line of a solution; free wording that implies nothing about what follows.
+# The first line of a solution; free, says nothing about what follows.
 STARTS = (
     "Let us go through the story one piece at a time.",
     "We take the story in small steps, one after another.",
@@ -94,8 +94,8 @@ MIDDLES = (
     "More can be said with the next sum:",
 )
 
-# Before the last sum. Short on purpose: a draft that says "finally" one sum too early or too late
-# must go wrong within the next few words, where a window still detects it.
+# Before the last sum. Short on purpose: whoever says "finally" one sum too early or too late is
+# bound to go wrong within the next few words, where a window still sees it.
 ENDS = (
     "Finally,",
     "Lastly,",
@@ -125,7 +125,7 @@ ENDS = (
     "Done with that,",
 )
 
-# A plan binds everything that follows: one change after another ...
+# A plan binds all that follows: one change after another ...
 PLAN_STEPWISE = (
     "Let us make the changes one at a time.",
     "Step by step, each change is made to what is there.",
@@ -155,7 +155,7 @@ PLAN_GATHERED = (
     "Leave the amount alone until the changes are joined.",
     "Together the changes make one number, so find it first.",
 )
-# Likewise for equal groups: each kind by itself, or the groups counted first.
+# The same for equal groups: each kind by itself, or the groups counted first.
 PLAN_EACH_KIND = (
     "Let us fill each kind by itself and join them later.",
     "Each colour gets a sum of its own before we join them.",
@@ -185,7 +185,7 @@ PLAN_COUNT_FIRST = (
     "Join the colours into one group and count that first.",
 )
 
-# Phrases for a sum about a person; the name comes before or after the numbers it binds.
+# How a sum about a person is put; the name comes before or after the numbers it binds.
 PERSON_SUMS = (
     "{name} has {sum} {things}.",
     "{name} must have {sum} {things}.",

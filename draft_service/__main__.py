@@ -6,7 +6,6 @@ from flyspec.startup import end_on_sigterm
 
 
 def main() -> None:
-    """Run until SIGTERM."""
     end_on_sigterm()
     from draft_service.server import serve
     from flyspec.config import DraftSettings, from_command_line

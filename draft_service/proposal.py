@@ -104,7 +104,6 @@ class _Chunks:
 
     @property
     def waiting(self) -> int:
-        """Number of tokens not sent yet."""
         return len(self._ids)
 
     def add(self, drafted: Drafted) -> None:

@@ -36,7 +36,6 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
     async def Describe(
         self, request: draft_pb2.DraftServiceDescribeRequest, context: Any
     ) -> draft_pb2.DraftServiceDescribeResponse:
-        """Return the drafters, the limits and the open sessions."""
         info: draft_pb2.DraftServiceDescribeResponse = wire.encode(self._sessions.describe())
         return info
 
@@ -63,8 +62,6 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
 
     @rpc.handler
     async def AddTokenizer(self, requests: Any, context: Any) -> draft_pb2.AddTokenizerResponse:
-        """Register a target's tokenizer for use by sessions."""
-
         async def messages() -> AsyncIterator[TokenizerFacts | bytes]:
             while (message := await rpc.read(context, REQUEST_TIMEOUT_S)) is not None:
                 yield wire.unwrap(message)
@@ -104,7 +101,6 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         return request.round_id
 
     async def _next(self, context: Any) -> DraftOpen | DraftAdvance | None:
-        """Return the client's next message, or None at the end."""
         message = await rpc.receive(context)
         return None if message is None else self._request(message)
 

@@ -61,7 +61,6 @@ class Sessions:
         self._active = self._opened_total = 0
 
     def describe(self) -> DraftServiceInfo:
-        """Return the answer to `Describe`."""
         return DraftServiceInfo(
             drafters=tuple(d.info for d in self._drafters.values()),
             sessions=SessionStatus(self._active, self.settings.max_sessions, self._opened_total),
@@ -99,7 +98,6 @@ class Sessions:
             session.close()
 
     def _translator(self, drafter: Drafter, fingerprint: str) -> Translator | None:
-        """Return the translator for a session whose tokenizer is not the draft model's."""
         model = drafter.info.model
         if model is None or fingerprint in ("", model.tokenizer_fingerprint):
             return None
@@ -219,7 +217,6 @@ class ClientSession:
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
 
     def _check_open(self, open_: DraftOpen) -> None:
-        """Reject a sequence or parameters that the drafter cannot handle."""
         length = len(open_.token_ids)
         self._check_ids("open.token_ids", open_.token_ids)
         if not length:

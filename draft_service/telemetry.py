@@ -41,11 +41,9 @@ class DraftTelemetry:
         )
 
     def watch(self, sessions: Sessions) -> None:
-        """Export the sessions on every scrape."""
         self._telemetry.collect(lambda: session_metrics("draft", sessions.describe().sessions))
 
     def session(self, session: ClientSession) -> AbstractContextManager[None]:
-        """Log a session when it ends."""
         return session_line(log, lambda: {"drafter": session.drafter.info.name})
 
     def proposed(

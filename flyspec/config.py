@@ -6,6 +6,8 @@ variable (`FLYSPEC_DRAFT_MAX_SESSIONS=8`). Flags take precedence.
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict
 
 from flyspec.errors import ConfigError
 from flyspec.flags import ClientAuth, Dtype, LogLevel
@@ -75,14 +77,14 @@ class ServerSettings(BaseSettings):
     )
     ssl_certfile: str = Field(
         "",
-        description="PEM file with this process's certificate chain, for its ports and for the "
-        "services it calls",
+        description="PEM file with this process's certificate chain, for its ports and its calls "
+        "to other services",
     )
     ssl_keyfile: str = Field(
-        "", description="PEM file with that certificate's key, without a password"
+        "", description="PEM file with the certificate's private key, without a password"
     )
     ssl_ca_certs: str = Field(
-        "", description="PEM file with the CAs that peers' certificates must chain to"
+        "", description="PEM file with the CAs to trust in peers' certificates"
     )
     ssl_client_auth: ClientAuth | None = Field(
         None,
@@ -108,12 +110,11 @@ class ServerSettings(BaseSettings):
 
     @property
     def tls_files(self) -> TlsFiles:
-        """The certificate files."""
         return TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
 
     @property
     def port_security(self) -> PortSecurity:
-        """What the port (an orchestrator's generation port) requires of its clients."""
+        """What the port (the orchestrator's generation port) requires of its clients."""
         return PortSecurity(
             self.host,
             self.tls_files,
@@ -246,8 +247,8 @@ class VerifySettings(ModelServerSettings):
     )
     batch_invariant: bool | None = Field(
         None,
-        description="make logits bit-for-bit independent of what else is in a step; unset: only "
-        "in bfloat16 on CPUs where it costs little",
+        description="make logits bitwise independent of what else is in a step; unset: only in "
+        "bfloat16 on CPUs where it costs little",
     )
     tensor_parallel_size: int = Field(
         1,
@@ -385,7 +386,6 @@ class OrchestratorSettings(ServerSettings):
 
     @property
     def port_security(self) -> PortSecurity:
-        """What the generation port requires of its clients."""
         return replace(super().port_security, keys=bool(self.api_keys_file))
 
     @property
@@ -414,11 +414,25 @@ def _names(setting: str) -> tuple[str, ...]:
 S = TypeVar("S", bound=ServerSettings)
 
 
+class _Help(argparse.HelpFormatter):
+    """Omits empty defaults, and None from types."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return re.sub(r" \(default: (None)?\)$", "", super()._expand_help(action))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return re.sub(r"\{(.+),None\}$", r"\1", super()._format_action_invocation(action))
+
+
 def from_command_line(settings: type[S], prog: str, argv: Sequence[str] | None = None) -> S:
     """Read settings from flags and environment; exit with a message and code 2 if one is bad."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    source = CliSettingsSource[argparse.ArgumentParser](
+        settings, cli_prog_name=prog, formatter_class=_Help
+    )
+    source.root_parser.usage = "python -m %(prog)s [FLAG VALUE]..."
     try:
-        return CliApp.run(settings, cli_args=arguments, cli_settings_source=None)
+        return CliApp.run(settings, cli_args=arguments, cli_settings_source=source)
     except ValidationError as error:
         for problem in error.errors():
             flag = "--" + ".".join(str(p) for p in problem["loc"]).replace("_", "-")

@@ -1,4 +1,4 @@
-"""What a client shows to a server, and what it asks of it."""
+"""A client's API key and TLS settings."""
 
 from __future__ import annotations
 
@@ -19,13 +19,7 @@ _flag = partial(Flag, group="Connection to a running server")
 
 @dataclass(frozen=True)
 class Credentials:
-    """An API key, and PEM files; the files are read again when they change. All may be empty.
-
-    With `ssl_ca_certs`, the authorities of the server's certificate (or `system` for well-known
-    ones), the client speaks TLS. `ssl_certfile` and `ssl_keyfile` are its own certificate, for
-    servers that ask for one. `ssl_target_name` is the name that the server's certificate must have;
-    empty: that of its address. `allow_insecure` sends the key in the clear to other machines.
-    """
+    """An API key and PEM files (reloaded when they change); all optional, as the flags say."""
 
     # fmt: off
     api_key: Annotated[str, _flag(
@@ -53,19 +47,19 @@ class Credentials:
 
     @classmethod
     def from_environment(cls) -> Credentials:
-        """As `FLYSPEC_API_KEY`, `FLYSPEC_SSL_CA_CERTS` and so on say."""
+        """Read `FLYSPEC_API_KEY`, `FLYSPEC_SSL_CA_CERTS` and so on."""
         given = {name: flag.env for name, (_, flag) in flags_of(cls).items() if flag.env}
         return cls(**{name: os.environ.get(env, "") for name, env in given.items()})  # type: ignore[arg-type]
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call. Raises `ConfigError` for a key that cannot be sent."""
+        """Return the metadata of every call. Raises `ConfigError` for a malformed key."""
         key = self.api_key.strip()
         if not (key.isascii() and key.isprintable()):
-            raise ConfigError("--api-key: has characters that no key has; was it copied whole?")
+            raise ConfigError("--api-key: contains invalid characters; was it copied correctly?")
         return ((AUTHORIZATION_KEY, f"Bearer {key}"),) if key else ()
 
     def security(self, address: str) -> ChannelSecurity | None:
-        """How to speak to a server there; None is in the clear. Raises `ConfigError`."""
+        """Return the TLS for a server's address; None for plaintext. Raises `ConfigError`."""
         from flyspec.security import ChannelSecurity, TlsFiles, is_loopback
 
         files = TlsFiles(self.ssl_certfile, self.ssl_keyfile, self.ssl_ca_certs)
@@ -75,8 +69,8 @@ class Credentials:
             raise ConfigError("--ssl-target-name: needs TLS; give --ssl-ca-certs")
         if self.api_key and not self.allow_insecure and not is_loopback(_host(address)):
             raise ConfigError(
-                f"the API key would go to {address} in the clear, for anybody to read; give "
-                "--ssl-ca-certs, or --allow-insecure if something else protects the way there"
+                f"the API key would be sent to {address} unencrypted; give --ssl-ca-certs, or "
+                "--allow-insecure if the connection is protected in another way"
             )
         return None
 

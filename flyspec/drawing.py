@@ -1,6 +1,6 @@
-"""How plots for documents and reports look: one style; SVG with text as text, PNG or PDF.
+"""Plots for documents and reports in one style: SVG (text kept as text), PNG or PDF.
 
-matplotlib is loaded when a plot is made; it comes with the extra `plots`.
+matplotlib, from the extra `plots`, is imported only when needed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 FORMATS = (".svg", ".png", ".pdf")
 
-# One hue from light to dark where lines are ordered; blue and orange, which all eyes tell apart,
-# where two things are compared.
+# Ordered lines: one hue from light to dark. Comparisons: blue and orange, safe for the color-blind.
 ORDERED = ("#9ecae1", "#4a98c9", "#1764ab", "#08306b")
 BLUE, ORANGE, GREY = "#1764ab", "#d95f02", "#777777"
 SERVICES = {"verify": BLUE, "draft": ORANGE, "orchestrator": GREY}
-"""Colour of each service."""
+"""Color of each service."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -42,7 +41,7 @@ _STYLE: Any = {
 
 
 def check_plot(path: Path | None) -> None:
-    """Refuse, before anything is measured, a plot that cannot be made. Raises `ConfigError`."""
+    """Check before measuring that the plot can be written. Raises `ConfigError`."""
     if path is None:
         return
     if path.suffix not in FORMATS:
@@ -53,7 +52,7 @@ def check_plot(path: Path | None) -> None:
 
 
 def check_matplotlib(what: str) -> None:
-    """Raise `ConfigError` if there is no matplotlib, which `what` needs."""
+    """Raise `ConfigError` if matplotlib, which `what` needs, is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -63,7 +62,7 @@ def check_matplotlib(what: str) -> None:
 
 
 def save(path: Path, inches: tuple[float, float], draw: Callable[[Figure], None]) -> None:
-    """Let `draw` fill a figure of that size and write it to a file, in the format of its name."""
+    """Draw a figure of that size and write it in the format that the file name implies."""
     if path.suffix == ".svg":
         path.write_text(to_svg(inches, draw))
         return
@@ -73,7 +72,7 @@ def save(path: Path, inches: tuple[float, float], draw: Callable[[Figure], None]
 def to_svg(
     inches: tuple[float, float], draw: Callable[[Figure], None], salt: str = "flyspec"
 ) -> str:
-    """The same as the text of an SVG. Pictures on one page need a `salt` each, for their ids."""
+    """Return a figure as SVG text. Figures on one page need different salts for unique IDs."""
     buffer = io.StringIO()
     _render(buffer, "svg", inches, draw, salt)
     return _shrink(buffer.getvalue())
@@ -93,11 +92,11 @@ def _render(
 
 
 def _shrink(svg: str) -> str:
-    """The same picture in half the bytes: no comments, indentation, names of groups, far digits."""
+    """Halve the file: drop comments, indentation, group names and excess digits."""
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    for _ in range(3):  # groups of one element and no attributes
+    for _ in range(3):  # unwrap groups of one element without attributes
         svg = re.sub(r"<g>\s*(<(?:use|path|rect)\b[^<>]*/>)\s*</g>", r"\1", svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), svg)

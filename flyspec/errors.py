@@ -1,7 +1,7 @@
-"""Errors that reach a user: what is wrong, what to change, and the status code that says so.
+"""Errors for users: each message says what is wrong and what to change.
 
-Everything raised on purpose in flyspec is one of these. `flyspec.rpc` turns them into gRPC statuses
-and the CLI into one line on standard error; anything else is a bug and is logged with its trace.
+Everything raised on purpose in flyspec is one of these. `flyspec.rpc` maps them to gRPC statuses
+and the CLI prints one line; any other exception is a bug and is logged with its traceback.
 """
 
 from __future__ import annotations
@@ -16,58 +16,55 @@ class FlyspecError(Exception):
 
 
 class InvalidArgumentError(FlyspecError):
-    """The request is wrong whatever the state of the system; the message names the field."""
+    """The request is invalid regardless of the system's state; the message names the field."""
 
     status = "INVALID_ARGUMENT"
 
 
 class UnauthenticatedError(FlyspecError):
-    """Nobody knows who asks: no API key, or one that is wrong."""
+    """Not authenticated: no API key, or a wrong one."""
 
     status = "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(FlyspecError):
-    """Who asks is known, and may not."""
+    """Authenticated but not permitted."""
 
     status = "PERMISSION_DENIED"
 
 
 class NotFoundError(FlyspecError):
-    """A thing that the request names does not exist."""
+    """Something the request names does not exist."""
 
     status = "NOT_FOUND"
 
 
 class AlreadyExistsError(FlyspecError):
-    """A thing that the request would make exists already, and is another."""
+    """Something else by that name already exists."""
 
     status = "ALREADY_EXISTS"
 
 
 class PrefixMismatchError(FlyspecError):
-    """The message builds on a prefix that this session does not hold; open another with it all."""
+    """The session does not hold the message's prefix; open another with the whole sequence."""
 
     status = "FAILED_PRECONDITION"
 
 
 class IncompatibleError(FlyspecError):
-    """Two parts do not fit together, such as a drafter and a target of different tokenizers."""
+    """Two parts do not fit together, such as a drafter and target with different tokenizers."""
 
     status = "FAILED_PRECONDITION"
 
 
 class StateError(FlyspecError):
-    """What the request names is in a state that does not allow it; the message says which."""
+    """The request's subject is in the wrong state for it; the message says which."""
 
     status = "FAILED_PRECONDITION"
 
 
 class ResourceExhaustedError(FlyspecError):
-    """A limit is reached; the same request may succeed later.
-
-    `retry_after_s`: seconds after which to try again, None if nobody knows.
-    """
+    """A limit is reached; the same request may succeed after `retry_after_s` (None: unknown)."""
 
     status = "RESOURCE_EXHAUSTED"
 
@@ -77,7 +74,7 @@ class ResourceExhaustedError(FlyspecError):
 
 
 class UnavailableError(FlyspecError):
-    """A service that is needed does not answer."""
+    """A required service does not answer."""
 
     status = "UNAVAILABLE"
 
@@ -87,13 +84,13 @@ class ModelFailureError(UnavailableError):
 
 
 class ModelLostError(FlyspecError):
-    """A service's model works no more; its process ends to be started again."""
+    """A service's model is broken; its process exits to be restarted."""
 
     status = "UNAVAILABLE"
 
 
 class TargetChangedError(FlyspecError):
-    """The target was replaced by another model in the midst of a generation; send it again."""
+    """The target was replaced by another model during the generation; send the request again."""
 
     status = "ABORTED"
 
@@ -105,12 +102,12 @@ class ConfigError(FlyspecError):
 
 
 class IdleTimeoutError(FlyspecError):
-    """A session heard nothing from its client for too long and was closed."""
+    """A session was closed because its client was silent for too long."""
 
     status = "DEADLINE_EXCEEDED"
 
 
 class DeadlineExceededError(FlyspecError):
-    """A request took longer than its client allows, or its client longer than the server does."""
+    """The request exceeded the client's deadline, or the client a timeout of the server."""
 
     status = "DEADLINE_EXCEEDED"

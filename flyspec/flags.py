@@ -27,9 +27,9 @@ class Flag:
 
     `help` is a sentence, shown under the heading `group`. `range` holds the valid values;
     commands enforce only the low end of an integer range, or `min`. `default` is shown instead of
-    the field's own. `name` is the flag's name if it differs from the field's; giving it
-    sets a boolean. `env` is an environment variable for it. `read` parses the text, or the texts
-    of a repeatable flag; it raises a `ValueError` that says what to write.
+    the field's own. `name` is the flag's name if it differs from the field's; the flag sets a
+    boolean to true. `env` is an environment variable for it. `read` parses the text, or the texts
+    of a repeatable flag; it raises a `ValueError` that says what is expected.
     """
 
     help: str

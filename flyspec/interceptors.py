@@ -1,4 +1,4 @@
-"""Something around a call, whatever its shape: what server interceptors have in common."""
+"""Base class of server interceptors: wraps calls of any shape (unary or streaming)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import grpc
 
 
 class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Puts something around every call, by `around_method`."""
+    """Wraps the handler of every method with `around_method`."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
-        """The call's handler, wrapped; None if there is no such method."""
-        found = await continuation(handler_call_details)
+        found = await continuation(handler_call_details)  # None: no such method
         return found and self.around_method(found, handler_call_details)
 
     def around_method(self, found: Any, details: Any) -> Any:
-        """The handler to use for one that was found; `details` has the call's method."""
-        return found
+        """Return the handler to use instead of `found`; `details` has the call's method."""
+        raise NotImplementedError
 
 
 Around = Callable[[Any], AbstractAsyncContextManager[None]]
-"""Makes a block of a call's context; the call runs inside it."""
+"""Returns a context manager for a call, given its context."""
 
 
 def wrap(found: Any, around: Around) -> Any:
-    """The same method handler, each of its calls inside a block of `around`."""
+    """Return a method handler whose calls run inside `around(context)`."""
     takes = "stream" if found.request_streaming else "unary"
     kind = f"{takes}_{'stream' if found.response_streaming else 'unary'}"
     behavior = getattr(found, kind)

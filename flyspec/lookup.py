@@ -1,7 +1,7 @@
-"""Prompt lookup: drafting by copying what followed the last few tokens before. No torch, no numpy.
+"""Prompt lookup: drafts by copying what followed earlier occurrences of the last few tokens.
 
-The index is incremental: a token costs one dictionary entry per n-gram length, and so does taking
-it back. The draft service drafts with it, the orchestrator falls back to it.
+The index is incremental: adding or removing a token costs one dictionary update per n-gram length.
+The draft service drafts with it, and the orchestrator falls back to it. No torch, no numpy.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ DEFAULT_MAX_NGRAM = 4
 class PromptLookup:
     """A token sequence that proposes its own continuation.
 
-    The last n tokens are looked up in the sequence, the longest n first (`max_ngram` down to
-    `min_ngram`); of several earlier places the most recent wins, and what followed there is
-    proposed. Raises `ValueError` unless 1 <= min_ngram <= max_ngram.
+    Looks up the last n tokens in the sequence, for n from `max_ngram` down to `min_ngram`, and
+    proposes what followed their most recent occurrence. Raises `ValueError` unless
+    1 <= min_ngram <= max_ngram.
     """
 
     def __init__(
@@ -30,8 +30,8 @@ class PromptLookup:
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}")
         self._tokens: list[int] = []
-        # For each n, longest first: where each n-gram that has a continuation was last continued,
-        # and for every position the place that its own entry displaced (-1: none).
+        # For each n, longest first: the position after each n-gram's last occurrence, and for
+        # every position the entry that it displaced (-1: none).
         self._levels: list[tuple[int, dict[tuple[int, ...], int], list[int]]] = [
             (n, {}, []) for n in range(max_ngram, min_ngram - 1, -1)
         ]
@@ -42,11 +42,10 @@ class PromptLookup:
 
     @property
     def token_ids(self) -> list[int]:
-        """The sequence; a view that later calls change."""
+        """The sequence; later calls modify the list."""
         return self._tokens
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Append tokens."""
         tokens, levels = self._tokens, self._levels
         for token in token_ids:
             end = len(tokens)
@@ -60,7 +59,7 @@ class PromptLookup:
             tokens.append(token)
 
     def follow(self, token_ids: Iterable[int]) -> list[bool]:
-        """Append tokens; of each, whether it would have been proposed."""
+        """Append tokens; return for each whether it would have been proposed."""
         agreements = []
         for token in token_ids:
             agreements.append(self.propose(1) == [token])
@@ -68,10 +67,7 @@ class PromptLookup:
         return agreements
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens; costs as much as appending those that go.
-
-        Raises `ValueError` if fewer are held.
-        """
+        """Keep the first `length` tokens. Raises `ValueError` if there are fewer."""
         tokens = self._tokens
         if not 0 <= length <= len(tokens):
             raise ValueError(f"cannot keep {length} of {len(tokens)} tokens")
@@ -85,10 +81,10 @@ class PromptLookup:
                     del latest[tuple(tokens[end - n : end])]
 
     def propose(self, max_tokens: int) -> list[int]:
-        """Up to `max_tokens` tokens that may follow; none if the end occurred nowhere before.
+        """Propose up to `max_tokens` tokens; none if the last tokens never occurred before.
 
-        A match whose continuation reaches the end of the sequence goes on with what it has just
-        proposed, so that a text with a short period is continued to full length.
+        A continuation that reaches the end of the sequence is repeated, so that periodic text is
+        continued to full length.
         """
         tokens = self._tokens
         end = len(tokens)

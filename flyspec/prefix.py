@@ -1,7 +1,7 @@
-"""A token sequence that can be cut back, with a hash of every prefix.
+"""A token sequence that can be truncated, with a hash of every prefix.
 
-The orchestrator and the verify service keep one each; equal hashes mean that the same tokens stand
-before a round (`VerifyRound.prefix_hash`). Cutting back is a length (DESIGN, principle 2).
+The orchestrator and the verify service keep one each; equal hashes mean that they agree on the
+tokens before a round (`VerifyRound.prefix_hash`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _MULTIPLIER = 0x9E3779B97F4A7C15
 
 
 def num_same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """How many numbers both begin with."""
+    """Return the length of the common prefix."""
     count = 0
     for a, b in zip(ours, theirs, strict=False):
         if a != b:
@@ -23,7 +23,7 @@ def num_same(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 class TokenSequence:
-    """Tokens with their prefix hashes: h_0 = 1, h = mix(h + token), never 0 (0 is not checked)."""
+    """Tokens with prefix hashes: h_0 = 1, h = mix(h + token), never 0, which means unchecked."""
 
     __slots__ = ("_hashes", "tokens")
 
@@ -41,7 +41,6 @@ class TokenSequence:
         return self._hashes[-1]
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Append tokens."""
         h = self._hashes[-1]
         for token in tokens:
             h = (h + token + 1) * _MULTIPLIER & _MASK

@@ -15,7 +15,6 @@ _model_loads = 0
 
 
 def count_model_load() -> None:
-    """Count one model load."""
     global _model_loads
     _model_loads += 1
 

@@ -1,13 +1,13 @@
-"""Reads prompt files. The format is told by the content, not by the name:
+"""Reads prompt files. The format is detected from the content, not the name:
 
-    plain        a prompt a line, blank lines skipped
+    plain        one prompt per line, blank lines skipped
     humaneval    JSON lines with `prompt`
-    gsm8k        JSON lines with `question` and `answer`; the reference comes after `####`
+    gsm8k        JSON lines with `question` and `answer`; the reference follows `####`
     spec_bench   JSON lines with `turns`, the first of which is the prompt, and `category`
     mgsm         lines of question TAB number
     acpbench     a JSON array of objects with `context` and `question`
 
-A file compressed with gzip is read as what is in it. `-` is standard input.
+Files may be compressed with gzip. `-` is standard input.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt, the answer that is known to be right if there is one, and where it stands.
+    """A prompt, its reference answer if known, and its location for error messages.
 
-    `category` is Spec-Bench's own name of what it asks for. A prompt of kind `token_ids` is those
-    and no text; no file has such.
+    `category` is Spec-Bench's. The kind `token_ids` has those instead of text; files cannot
+    contain it.
     """
 
     text: str
@@ -52,12 +52,12 @@ class Prompt:
 
     @property
     def is_question(self) -> bool:
-        """Whether it is said to an assistant, rather than to be continued."""
+        """Whether it addresses an assistant, rather than being text to continue."""
         return self.kind in QUESTIONS
 
 
 def read_prompts(name: str, limit: int | None = None) -> list[Prompt]:
-    """The first `limit` prompts of a file; raises `ConfigError` with the file and line."""
+    """Read the first `limit` prompts of a file. Raises `ConfigError` with file and line."""
     label = "standard input" if name == "-" else name
     prompts: list[Prompt] = []
     for prompt in parse_prompts(_read(name, label), label):
@@ -65,23 +65,23 @@ def read_prompts(name: str, limit: int | None = None) -> list[Prompt]:
         if limit is not None and len(prompts) >= limit:
             break
     if not prompts:
-        raise ConfigError(f"{label}: no prompts in it")
+        raise ConfigError(f"{label}: contains no prompts")
     return prompts
 
 
 def parse_prompts(text: str, label: str) -> Iterator[Prompt]:
-    """The prompts of a file's text; `label` names it in errors."""
+    """Yield the prompts in a file's text; `label` names it in errors."""
     start = text.lstrip()
     if start.startswith("["):
         try:
             rows = json.loads(start)
         except json.JSONDecodeError:
-            rows = None  # plain text may begin with a bracket
+            rows = None  # plain text may start with a bracket
         if isinstance(rows, list) and rows and isinstance(rows[0], dict):
             for i, row in enumerate(rows, 1):
                 yield _from_row(row, f"{label}: entry {i}")
             return
-    # Not splitlines(): JSON strings may hold other line separators of Unicode as they are.
+    # Not splitlines(): JSON strings may contain other Unicode line separators.
     numbered = enumerate((line.rstrip("\r") for line in text.split("\n")), 1)
     lines = [(number, line) for number, line in numbered if line.strip()]
     if lines and _is_json_object(lines[0][1]):
@@ -104,7 +104,7 @@ def parse_prompts(text: str, label: str) -> Iterator[Prompt]:
 
 
 def normal_number(text: str) -> str:
-    """A number as answers are compared: no thousands separators, no trailing zeros."""
+    """Normalize a number for comparison: no thousands separators, no trailing zeros."""
     digits = text.strip().replace(",", "").rstrip(".")
     try:
         value = float(digits)
@@ -129,7 +129,7 @@ def _read(name: str, label: str) -> str:
 
 
 def _is_json_object(line: str) -> bool:
-    """Whether a first line is meant as JSON; one that is cut off still is."""
+    """Whether a first line is meant to be a JSON object, even if truncated."""
     try:
         return isinstance(json.loads(line), dict)
     except json.JSONDecodeError:
@@ -137,16 +137,16 @@ def _is_json_object(line: str) -> bool:
 
 
 def _from_row(row: Any, where: str) -> Prompt:
-    """A prompt of a JSON object, whichever data set it is from."""
+    """Return the prompt in a JSON object of any known data set."""
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: not a JSON object")
     if "turns" in row:
         turns = row["turns"]
         if not isinstance(turns, list) or not turns:
-            raise ConfigError(f"{where}: `turns` is not a list of texts")
+            raise ConfigError(f"{where}: `turns` is not a list of strings")
         category = row.get("category", "")
         if not isinstance(category, str):
-            raise ConfigError(f"{where}: `category` is not a text")
+            raise ConfigError(f"{where}: `category` is not a string")
         return Prompt(_text(turns[0], "turns", where), "spec_bench", None, where, category)
     if "context" in row and "question" in row:
         context, question = (_text(row[k], k, where) for k in ("context", "question"))
@@ -162,5 +162,5 @@ def _from_row(row: Any, where: str) -> Prompt:
 
 def _text(value: Any, field: str, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ConfigError(f"{where}: `{field}` is not a text")
+        raise ConfigError(f"{where}: `{field}` is not a non-empty string")
     return value

@@ -34,11 +34,11 @@ LOST_END_S = 5.0
 
 
 class Loaded(Protocol):
-    """A loaded service. `lost` resolves to a reason once the service needs a restart."""
+    """A loaded service."""
 
     @property
     def lost(self) -> Future[str] | None:
-        """Resolves when the model is lost; None for a service without a model."""
+        """Resolves to the reason when the model is lost; None for a service without a model."""
 
     async def start(self) -> dict[str, int]:
         """Listen and become ready. Return the ports by the names they are announced under."""
@@ -56,13 +56,11 @@ class OnePort:
     lost: Future[str] | None = None
 
     async def start(self) -> dict[str, int]:
-        """Listen and become ready."""
         port = await self.server.start()
         await self.server.set_ready(True)
         return {"port": port}
 
     async def stop(self, grace_s: float) -> None:
-        """Drain and close."""
         await self.server.stop(grace_s)
         await asyncio.to_thread(self.close)
 

@@ -1,4 +1,4 @@
-"""What a step of the target takes by its number of tokens, from what was measured at start."""
+"""Estimates the duration of a target step by its number of tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from flyspec.values.admin import MeasuredStep
 
 
 class StepCosts:
-    """What a step takes by its number of tokens, between those that were measured on a line.
+    """Duration of a step by number of tokens: linear interpolation of startup measurements.
 
-    Without measurements every number takes as long.
+    Without measurements, all steps take equally long.
     """
 
     def __init__(self, measured: Sequence[MeasuredStep] = ()) -> None:
@@ -19,7 +19,7 @@ class StepCosts:
         self._sizes = [cost.num_tokens for cost in self.measured]
 
     def __call__(self, num_tokens: int) -> float:
-        """Time of a step of that many tokens, ns."""
+        """Return the duration of a step with that many tokens, ns."""
         costs = self.measured
         if not costs:
             return 1.0
@@ -27,7 +27,7 @@ class StepCosts:
         if at == 0:
             return costs[0].duration_ns
         before, behind = costs[at - 1], costs[min(at, len(costs) - 1)]
-        if before is behind:  # beyond all: as it grew last
+        if before is behind:  # past the largest: extrapolate
             if len(costs) == 1:
                 return before.duration_ns
             before = costs[-2]

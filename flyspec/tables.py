@@ -10,7 +10,7 @@ from rich.table import Table
 __all__ = ["Column", "Table", "cell", "make_table", "markdown", "record_table"]
 
 Column = tuple[str, str | Callable[[Any], str]]
-"""Its heading, and how a record fills it: a format such as `{.tokens:,}`, or a function."""
+"""A heading, and how to render a record: a format such as `{.tokens:,}`, or a function."""
 
 
 def make_table(
@@ -19,7 +19,7 @@ def make_table(
     title: str | None = None,
     left: int = 1,
 ) -> Table:
-    """Columns of words, the first `left`, and behind them columns of numbers, never broken."""
+    """Return a table with `left` left-aligned text columns, then right-aligned unwrapped ones."""
     table = Table(title=title, title_justify="left")
     for index, column in enumerate(columns):
         words = index < left
@@ -37,7 +37,7 @@ def make_table(
 def record_table(
     columns: Sequence[Column], records: Iterable[Any], title: str | None = None, left: int = 1
 ) -> Table:
-    """A row a record; `-` for a number that it does not have."""
+    """Return a table with one row per record; `-` for missing numbers."""
     rows = ([cell(form, record) for _, form in columns] for record in records)
     return make_table([heading for heading, _ in columns], rows, title, left)
 
@@ -45,7 +45,7 @@ def record_table(
 def markdown(
     columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, aligned: bool = False
 ) -> str:
-    """The same in Markdown; `aligned` is for who reads it as it is."""
+    """Return a Markdown table; `aligned` pads cells so that the source is readable too."""
     rule = ["---" if i < left else "---:" for i in range(len(columns))]
     lines = [columns, rule, *rows]
     if aligned:
@@ -59,10 +59,10 @@ def markdown(
 
 
 def cell(form: str | Callable[[Any], str], record: Any) -> str:
-    """What a record says in a column of this form."""
+    """Render a record for a column of this form."""
     if callable(form):
         return form(record)
     try:
         return form.format(record)
-    except TypeError:  # None has no digits
+    except TypeError:  # None cannot be formatted as a number
         return "-"

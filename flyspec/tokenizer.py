@@ -1,6 +1,6 @@
-"""The target's tokenizer without the target: encoding, streaming decoding, fingerprint. No torch.
+"""The target's tokenizer: encoding, streaming decoding, fingerprint. No torch.
 
-Built on the `tokenizers` library; the bundle comes from `VerifyService.GetTokenizer`.
+Uses the `tokenizers` library; the bundle comes from `VerifyService.GetTokenizer`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from flyspec.values.admin import TokenizerBundle
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Characters that byte-level tokenizers write bytes as: printable ones stand for themselves."""
+    """Return the byte of each character of byte-level tokenizers; printable ones are themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def _decoder_types(decoder: dict[str, Any] | None) -> set[str]:
-    """Names of the decoders in `tokenizer.json`, those inside a sequence included."""
+    """Return the types of the decoders in `tokenizer.json`, including those in sequences."""
     if not decoder:
         return set()
     inner = [_decoder_types(d) for d in decoder.get("decoders", [])]
@@ -37,7 +37,7 @@ def _decoder_types(decoder: dict[str, Any] | None) -> set[str]:
 
 
 def id_to_bytes(tokenizer: RustTokenizer) -> dict[int, bytes]:
-    """The bytes that each id stands for; special tokens stand for their own name in UTF-8."""
+    """Return the bytes of each ID; for special tokens, their name in UTF-8."""
     spec = json.loads(tokenizer.to_str())
     byte_level = "ByteLevel" in _decoder_types(spec.get("decoder"))
     alphabet = _byte_level_alphabet()
@@ -56,12 +56,12 @@ def id_to_bytes(tokenizer: RustTokenizer) -> dict[int, bytes]:
 
 
 def fingerprint(tokenizer: RustTokenizer, pad_token_id: int | None = None) -> str:
-    """Hash of the id-to-bytes map, the padding id left out: equal when ids can be exchanged."""
+    """Hash the id-to-bytes map without the padding ID: equal if IDs are interchangeable."""
     return next(fingerprints(id_to_bytes(tokenizer), [pad_token_id]))
 
 
 def fingerprints(table: Mapping[int, bytes], pad_token_ids: Iterable[int | None]) -> Iterator[str]:
-    """The fingerprint of an id-to-bytes map with each of these as the padding id; None: no id."""
+    """Yield the fingerprint of an id-to-bytes map for each of these padding IDs (None: no ID)."""
     parts, spans, end = [], {}, 0
     for token_id, data in sorted(table.items()):
         part = f"{token_id}:{len(data)}:".encode() + data
@@ -94,25 +94,25 @@ class Tokenizer:
         if bundle.chat_template:
             try:
                 self._template = environment.from_string(bundle.chat_template)
-            except TemplateError as error:  # such as a tag that only transformers knows
+            except TemplateError as error:  # such as a tag known only to transformers
                 self._no_template = f"the target's chat template cannot be read ({error})"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; special tokens as the tokenizer's own post-processor adds them.
+        """Encode a text; the tokenizer's post-processor adds special tokens.
 
-        Raises `InvalidArgumentError` for a text with half of a surrogate pair, which has no UTF-8.
+        Raises `InvalidArgumentError` for an unpaired surrogate, which has no UTF-8.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgumentError(
-                f"text: character {error.start} is half of a surrogate pair; send whole characters"
+                f"text: character {error.start} is an unpaired surrogate; send whole characters"
             ) from None
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Token ids of a chat of (role, content), ready for the assistant to answer."""
+        """Encode a chat of (role, content), up to where the assistant's answer starts."""
         if self._template is None:
             raise InvalidArgumentError(f"chat: {self._no_template}; send text or token_ids instead")
         try:
@@ -124,12 +124,12 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise InvalidArgumentError(
-                f"chat.messages: the target's chat template refuses them: {error}"
+                f"chat.messages: refused by the target's chat template: {error}"
             ) from error
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Decode tokens, without special ones."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
 
@@ -137,15 +137,13 @@ class Tokenizer:
         return "" if token_id is None else (self._tokenizer.id_to_token(token_id) or "")
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh streaming decoder."""
         return Detokenizer(self._tokenizer)
 
 
 class Detokenizer:
-    """Decodes a growing output; never hands out half a character.
+    """Decodes a growing output, in whole characters.
 
-    Rests on `tokenizers.decoders.DecodeStream`, which holds text back while it ends in an
-    incomplete UTF-8 sequence.
+    Uses `tokenizers.decoders.DecodeStream`, which holds back incomplete UTF-8 sequences.
     """
 
     def __init__(self, tokenizer: RustTokenizer) -> None:
@@ -154,7 +152,7 @@ class Detokenizer:
         self._pending: list[int] = []
 
     def copy(self) -> Detokenizer:
-        """A decoder that goes on from here on its own."""
+        """Return an independent decoder in the same state."""
         other = Detokenizer.__new__(Detokenizer)
         other._tokenizer = self._tokenizer
         other._stream = copy(self._stream)
@@ -162,10 +160,10 @@ class Detokenizer:
         return other
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes, perhaps none."""
+        """Return the text that this token completes, possibly none."""
         try:
             text = self._stream.step(self._tokenizer, token_id)
-        except Exception:  # tokenizers has no error of its own
+        except Exception:  # tokenizers raises no specific error
             return self._restart(token_id)
         if text is None:
             self._pending.append(token_id)
@@ -174,22 +172,21 @@ class Detokenizer:
         return str(text)
 
     def _restart(self, token_id: int) -> str:
-        """The text up to this token, by a fresh stream.
+        """Return the text up to this token, using a fresh stream.
 
-        With byte fallback, bytes that are no UTF-8 change how a byte token before them reads, which
-        the stream does not survive.
+        With byte fallback, invalid UTF-8 changes how earlier byte tokens decode, which the stream
+        cannot handle.
         """
         pending, self._pending = [*self._pending, token_id], []
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._stream.step(self._tokenizer, token_id)  # what follows a token may depend on it
+        self._stream.step(self._tokenizer, token_id)  # context for the tokens that follow
         return self._tokenizer.decode(pending, skip_special_tokens=True)
 
     def flush(self) -> str:
-        """What an output that ends in half a character still holds, as replacement characters."""
+        """Return an incomplete last character, if any, as replacement characters."""
         pending, self._pending = self._pending, []
         return self._tokenizer.decode(pending, skip_special_tokens=True) if pending else ""
 
 
 def _raise_template_error(message: str) -> None:
-    """What chat templates call to refuse a chat."""
     raise TemplateError(message)

@@ -1,7 +1,4 @@
-"""Ranges of what a request may ask for besides its rule, and what drafts' distributions cost.
-
-Each message names the field, what is allowed and what was given. No torch here.
-"""
+"""Validates sampling parameters, and determines which draft distributions a rule needs."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from flyspec.values.tokens import LOGIT_BIAS, MAX_TEMPERATURE, MIN_TEMPERATURE, 
 
 MAX_LOGIT_BIAS_TOKENS = 1024
 BIAS_LENGTH = (MAX_LOGIT_BIAS_TOKENS, f"tokens; send at most {MAX_LOGIT_BIAS_TOKENS}")
-"""As `flyspec.rpc.check_lengths` takes it."""
+"""For `flyspec.rpc.check_lengths`."""
 DISTRIBUTION_WARNING_ABOVE_MB = 1.0
 BYTES_PER_LOG_PROB = 2
 
 
 def validate_sampling(sampling: SamplingParams) -> None:
-    """Refuse sampling parameters out of range."""
+    """Raise `InvalidArgumentError` for sampling parameters out of range."""
     temperature = sampling.temperature
     if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
         raise InvalidArgumentError(
@@ -40,9 +37,9 @@ def validate_sampling(sampling: SamplingParams) -> None:
 
 
 def distribution_spec(rule: Rule, sampling: SamplingParams) -> DistributionSpec | None:
-    """Which of the draft's distributions a resolved rule needs; None if it needs none."""
+    """Return which draft distributions a resolved rule needs; None if it needs none."""
     needs = RULE_PRESETS[rule.name].draft
-    # Drawn from greedily: both distributions are one token, and the drafts tell which.
+    # Greedy drawing: both distributions are a single token, which the drafts already give.
     if needs is None or (needs.drawn_from and sampling.greedy):
         return None
     top_k = 0 if needs.whole else rule.divergence_top_k or 0
@@ -52,17 +49,17 @@ def distribution_spec(rule: Rule, sampling: SamplingParams) -> DistributionSpec 
 def distribution_warnings(
     rule: Rule, spec: DistributionSpec | None, num_speculative_tokens: int, vocab_size: int
 ) -> list[str]:
-    """What draft distributions of the whole vocabulary cost on the wire, if it is much."""
+    """Return a warning if sending distributions over the whole vocabulary is expensive."""
     if spec is None or spec.top_k:
         return []
     megabytes = num_speculative_tokens * vocab_size * BYTES_PER_LOG_PROB / 1e6
     if megabytes <= DISTRIBUTION_WARNING_ABOVE_MB:
         return []
     needs = RULE_PRESETS[rule.name].draft
-    instead = "; set rule.divergence_top_k to send the most likely tokens alone"
+    instead = "; set rule.divergence_top_k to send only the most likely tokens"
     if needs is not None and needs.whole:
         instead = ""
     return [
         f"rule {rule.name!r} sends the draft's distributions over the whole vocabulary: up to "
-        f"{megabytes:.1f} MB a round to the target{instead}"
+        f"{megabytes:.1f} MB per round to the target{instead}"
     ]

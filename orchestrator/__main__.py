@@ -6,7 +6,6 @@ from flyspec.startup import end_on_sigterm
 
 
 def main() -> None:
-    """Run until SIGTERM."""
     end_on_sigterm()
     from flyspec.config import OrchestratorSettings, from_command_line
     from flyspec.serving import run

@@ -101,13 +101,11 @@ class ExactTwins:
         return lossy and random.random() < self._share
 
     def consider(self, text: LossyText) -> None:
-        """Decode a twin if there is a spare slot."""
         if text.tokens and self._task is None and self._has_room(0):
             self._task = asyncio.create_task(self._run(text))
             self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Cancel the running twin, if any."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

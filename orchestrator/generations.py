@@ -11,14 +11,7 @@ from typing import NoReturn
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import FlyspecError
-from flyspec.values.generation import (
-    Chat,
-    Chunk,
-    Completion,
-    Event,
-    GenerationRequest,
-    Models,
-)
+from flyspec.values.generation import Chat, Chunk, Completion, Event, GenerationRequest, Models
 from orchestrator.admission.admission import Admission, Visit
 from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.exact_twins import ExactTwins, LossyText
@@ -180,7 +173,6 @@ class Generations:
             raise error
 
     def models(self) -> Models:
-        """Return the target, the drafters and the acceptance rules, defaults first."""
         info = self._fleet.target.info
         drafters = tuple(drafter.name for drafter in self._fleet.drafters.all)
         return Models(

@@ -91,7 +91,6 @@ class Orchestrator:
         return {"port": clients.port, "admin_port": operators.port}
 
     def _checks(self, security: PortSecurity, scope: Scope) -> list[rpc.Check]:
-        """Return the checks a port applies to every call: certificate names and API keys."""
         checks = rpc.checks_of(security)
         if security.keys and self._keys is not None:
             checks.append(KeyCheck(self._keys, scope))
@@ -99,7 +98,6 @@ class Orchestrator:
 
     @property
     def ports(self) -> tuple[int, int]:
-        """The generation and admin ports."""
         generation, admin = self._servers
         return generation.port, admin.port
 

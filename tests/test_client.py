@@ -139,7 +139,7 @@ async def test_errors_are_those_of_the_server(client: Client) -> None:
         await client.complete("a", GenerateOptions(drafter="x"))
     with pytest.raises(InvalidArgumentError, match="prompt: token id -1 is out of range; ids are"):
         await client.complete([-1])
-    with pytest.raises(InvalidArgumentError, match="cannot be written"):
+    with pytest.raises(InvalidArgumentError, match="cannot be sent"):
         await client.complete("a", GenerateOptions(max_tokens=1.5))  # type: ignore[arg-type]
     with pytest.raises(NotFoundError):
         await client.check_health("no.such.Service")

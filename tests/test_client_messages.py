@@ -227,7 +227,7 @@ def test_events_are_read_whole() -> None:
     event = event_of(g.GenerateResponse(completion=completion))
     assert isinstance(event, Completion)
     assert event.loop_guard_token_index is None
-    with pytest.raises(FlyspecError, match="does not know"):
+    with pytest.raises(FlyspecError, match="unknown to this client"):
         event_of(g.GenerateResponse())
 
 
@@ -304,5 +304,5 @@ def test_text_that_came_after_its_token_is_cut_for_itself() -> None:
 def test_a_server_that_takes_back_too_much(retract: Retract) -> None:
     transcript = Transcript()
     transcript.add(chunk_of([(1, EXACT, "a"), (2, LOOSE, "b")], final=1))
-    with pytest.raises(FlyspecError, match="it had sent 2 tokens, 1 of them final, and 2 bytes"):
+    with pytest.raises(FlyspecError, match=r"had sent 2 tokens \(1 of them final\) and 2 bytes"):
         transcript.add(retract)

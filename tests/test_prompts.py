@@ -80,9 +80,9 @@ def test_questions_are_told_from_code() -> None:
         ('{"prompt": "a"\n', "file: line 1: not JSON"),
         ('{"prompt": "a"}\n\n[1]\n', "file: line 3: not a JSON object"),
         ('{"text": "a", "label": 1}', "file: line 1: fields text, label; known are `prompt`"),
-        ('{"prompt": ""}', "file: line 1: `prompt` is not a text"),
-        ('{"question": 3}', "file: line 1: `question` is not a text"),
-        ('{"turns": []}', "file: line 1: `turns` is not a list of texts"),
+        ('{"prompt": ""}', "file: line 1: `prompt` is not a non-empty string"),
+        ('{"question": 3}', "file: line 1: `question` is not a non-empty string"),
+        ('{"turns": []}', "file: line 1: `turns` is not a list of strings"),
         ('[{"a": 1}]', "file: entry 1: fields a"),
     ],
 )
@@ -102,8 +102,8 @@ def test_compressed_file_and_limit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "no prompts in it"),
-        (b"\n \n", "no prompts in it"),
+        (b"", "contains no prompts"),
+        (b"\n \n", "contains no prompts"),
         (b"fine\n\xff\xfe\n", "line 2: not UTF-8"),
         (gzip.compress(b"text", mtime=0)[:-6], "cannot be read"),
     ],

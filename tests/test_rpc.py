@@ -16,7 +16,6 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from flyspec.rpc.statuses import status_of
 from tests.waiting import until
 
 Code = grpc.StatusCode
@@ -52,7 +51,7 @@ class Refusing(grpc.GenericRpcHandler):
     @rpc.handler
     async def _refuse(self, request, context):
         if self.metadata:
-            code = status_of(self.error)
+            code = grpc.StatusCode[self.error.status]
             await context.abort(code, str(self.error), trailing_metadata=self.metadata)
         raise self.error
 

@@ -158,7 +158,7 @@ def test_too_many_biases() -> None:
         *[
             (
                 Rule(name, guarded_token_ids=(1,)),
-                f"rule.guarded_token_ids does not apply to the rule '{name}', which loses nothing",
+                f"rule.guarded_token_ids does not apply to the rule '{name}', which is lossless",
             )
             for name in ("exact", "rejection")
         ],
@@ -387,15 +387,19 @@ def test_presets_warn_of_nothing(name: str) -> None:
         (
             Rule("fly", 0, 0.74, 2),
             4,
-            "above 0.736 nats, the most that the top_k entropy with k = 2",
+            "above 0.736 nats, the maximum of the top_k entropy with k = 2",
         ),
         (Rule("fly-paper", 0, 1.0), 4, None),
         (Rule("fuzzy", divergence_threshold=0.69), 4, None),
-        (Rule("fuzzy", divergence_threshold=0.7), 4, "is above 0.693, the most that js can be"),
-        (Rule("fuzzy", divergence=Divergence.TV, divergence_threshold=1.1), 4, "that tv can be"),
+        (Rule("fuzzy", divergence_threshold=0.7), 4, "is above 0.693, the maximum of js"),
+        (Rule("fuzzy", divergence=Divergence.TV, divergence_threshold=1.1), 4, "the maximum of tv"),
         (Rule("fuzzy", divergence=Divergence.KL, divergence_threshold=5.0), 4, None),
         (Rule("fuzzy-reference", divergence_threshold=0.7), 4, None),
-        (Rule("fuzzy-reference", divergence=Divergence.TV, divergence_threshold=1.1), 4, "that tv"),
+        (
+            Rule("fuzzy-reference", divergence=Divergence.TV, divergence_threshold=1.1),
+            4,
+            "the maximum of tv",
+        ),
     ],
 )
 def test_warnings(rule: Rule, k: int, words: str | None) -> None:
@@ -449,11 +453,11 @@ def test_the_most_that_top_k_entropy_can_be() -> None:
 @pytest.mark.parametrize(
     ("name", "top_k", "vocab_size", "megabytes"),
     [
-        ("fuzzy", 0, 128_256, "3.8 MB a round to the target; set rule.divergence_top_k"),
+        ("fuzzy", 0, 128_256, "3.8 MB per round to the target; set rule.divergence_top_k"),
         ("fuzzy", 50, 128_256, None),
         ("fuzzy", 0, 33_333, None),
-        ("fuzzy-reference", 0, 128_256, "3.8 MB a round to the target"),
-        ("rejection", 0, 128_256, "3.8 MB a round to the target; set rule.divergence_top_k"),
+        ("fuzzy-reference", 0, 128_256, "3.8 MB per round to the target"),
+        ("rejection", 0, 128_256, "3.8 MB per round to the target; set rule.divergence_top_k"),
     ],
 )
 def test_large_distributions_are_told(

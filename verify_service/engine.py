@@ -41,6 +41,8 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
     `costs` are its step times, empty until measured.
     """
 
+    service = "verify"
+
     def __init__(
         self,
         model: Model,
@@ -52,8 +54,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         max_waiting: int | None = None,
         step_timeout_s: float = math.inf,
     ) -> None:
-        super().__init__("verify", prepare, budget, on_step, step_timeout_s)
-        self.model = model
+        super().__init__(model, prepare, budget, on_step, step_timeout_s)
         self._judge = RoundJudge(tokenizer.eos_token_ids, tokenizer.control_token_ids)
         self._max_queue = max_queue
         self.costs = StepCosts()
@@ -64,7 +65,6 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
 
     @property
     def info(self) -> ModelInfo:
-        """The target model."""
         return self.model.info
 
     @property
@@ -186,12 +186,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
             for cut in (len(chances) - count if step.num_logits else 0,)
         ]
 
-    def spoiled(self, slot: int) -> None:
-        """Forget what the slot caches after a failed step."""
-        self.model.cache.forget(slot)
-
     def steps_of(self, want: Draw, result: Rows | Drafted) -> int:
-        """Return one step per drawn token, at least one."""
         return max(1, len(result.token_ids)) if isinstance(result, Drafted) else 1
 
     def _round(

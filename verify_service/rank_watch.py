@@ -30,12 +30,10 @@ class Report(NamedTuple):
     finished: int
 
     def encode(self) -> str:
-        """Return the report as stored."""
         return f"{self.beat} {self.finished}"
 
     @classmethod
     def decode(cls, text: bytes) -> Report:
-        """Parse a stored report."""
         beat, finished = text.split()
         return cls(int(beat), int(finished))
 
@@ -96,7 +94,6 @@ class Watch:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Start the threads."""
         for target in (self._report, self._look):
             threading.Thread(target=target, name=f"rank{target.__name__}", daemon=True).start()
         if self._group.place.rank == 0:

@@ -42,7 +42,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def Describe(
         self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
     ) -> verify_pb2.VerifyServiceDescribeResponse:
-        """Return the model, the limits and the open sessions."""
         info: verify_pb2.VerifyServiceDescribeResponse = wire.encode(
             VerifyServiceInfo(
                 model=self._engine.info,
@@ -58,7 +57,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     @rpc.handler
     async def GetTokenizer(self, request: verify_pb2.GetTokenizerRequest, context: Any) -> None:
-        """Stream the tokenizer."""
         for message in self._tokenizer_messages:
             await rpc.write(context, message, self._settings.idle_timeout_s)
 
@@ -92,7 +90,6 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         distributions: list[TokenDistribution],
         context: Any,
     ) -> None:
-        """Queue a round and write its verdicts as they arrive."""
         with self._observer.round(session, round_) as verdicts:
             answers = self._engine.submit(session, round_, distributions)
             while True:

@@ -19,7 +19,6 @@ MAX_ORCHESTRATOR_ID_CHARACTERS = 64
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:
-    """Reject ids outside the model's vocabulary."""
     if token_ids and max(token_ids) >= info.vocab_size:
         raise InvalidArgumentError(
             f"{name}: token id {max(token_ids)} is out of range; "
@@ -28,7 +27,6 @@ def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> Non
 
 
 def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
-    """Reject bad values; the message names the field and its range."""
     length = len(open_.token_ids)
     if not length:
         raise InvalidArgumentError("open.token_ids is empty; send at least one token")
@@ -136,7 +134,6 @@ class TargetSession:
             self._check_window(round_.open_window)
 
     def _check_window(self, window: OpenWindow) -> None:
-        """Reject an open window that is impossible for this sequence."""
         check_token_ids("round.open_window.target_token_id", [window.target_token_id], self.info)
         length = len(self.sequence)
         if not self.prompt_length <= window.position < length:

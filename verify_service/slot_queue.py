@@ -45,12 +45,10 @@ class SlotQueue:
 
     @property
     def active(self) -> int:
-        """Sessions with a slot."""
         return self._open.total()
 
     @property
     def waiting(self) -> int:
-        """Sessions waiting for a slot."""
         return len(self._queue)
 
     def others(self, orchestrator_id: str) -> int:

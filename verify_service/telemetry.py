@@ -44,7 +44,6 @@ class VerifyTelemetry:
         )
 
     def watch(self, engine: VerifyEngine) -> None:
-        """Export an engine's sessions, queue and failures on every scrape."""
         self.engine_metrics.watch(lambda: engine.failures.num_total, lambda: engine.step_running_ns)
 
         def collect() -> Iterator[Metric]:
@@ -59,7 +58,6 @@ class VerifyTelemetry:
         self._telemetry.collect(collect)
 
     def session(self, session: TargetSession) -> AbstractContextManager[None]:
-        """Log a session when it ends."""
         return session_line(
             log, lambda: {"rule": session.rule.name, "tokens": len(session.sequence)}
         )

@@ -45,7 +45,6 @@ class ModelDrafter:
         self._model, self._eos = model, frozenset(eos_token_ids)
 
     def open(self, open_: DraftOpen) -> DrafterSession:
-        """Acquire a slot, which the first proposal fills."""
         return ModelSession(self._model, self._eos, open_)
 
 
@@ -59,7 +58,6 @@ class ModelSession:
         self._slot, self.cached = model.cache.acquire(open_.token_ids)
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
-        """Truncate, then append; kept tokens stay cached."""
         del self.token_ids[keep_length:]
         self.token_ids.extend(append_token_ids)
         self.cached = min(self.cached, keep_length)
@@ -120,5 +118,4 @@ class ModelSession:
         return History(tokens, prompt_length, self._eos)
 
     def close(self) -> None:
-        """Release the slot."""
         self._cache.release(self._slot)

@@ -28,7 +28,6 @@ class MultiLevelDrafter(ModelDrafter):
     kind = "multi_level"
 
     def open(self, open_: DraftOpen) -> DrafterSession:
-        """Acquire a slot and index the sequence."""
         return MultiLevelSession(self._model, self._eos, open_)
 
 
@@ -41,7 +40,6 @@ class MultiLevelSession(ModelSession):
         self.token_ids = self._lookup.token_ids
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
-        """Truncate, then append; kept tokens stay cached."""
         self._lookup.truncate(keep_length)
         self._lookup.extend(append_token_ids)
         self.cached = min(self.cached, keep_length)

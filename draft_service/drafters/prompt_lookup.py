@@ -24,7 +24,6 @@ class PromptLookupDrafter:
         self.max_length = max_length
 
     def open(self, open_: DraftOpen) -> PromptLookupSession:
-        """Index the sequence. Sampling does not affect what is copied."""
         return PromptLookupSession(open_, self.max_length)
 
 
@@ -38,7 +37,6 @@ class PromptLookupSession:
         self._distributions = open_.distribution is not None
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
-        """Truncate, then append."""
         self._lookup.truncate(keep_length)
         self._lookup.extend(append_token_ids)
 
@@ -58,5 +56,4 @@ class PromptLookupSession:
             certain = [TokenDistribution()] * len(run) if self._distributions else ()
             yield Drafted(run, [Origin.EXACT_LOOKUP] * len(run), certain)
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+    def close(self) -> None: ...

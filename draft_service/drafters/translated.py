@@ -46,11 +46,9 @@ class TranslatedSession:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The target's sequence, including the last proposal."""
         return self._alignment.token_ids
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
-        """Truncate, then append; the drafter catches up with the next proposal."""
         self._alignment.move(keep_length, append_token_ids)
 
     def propose(
@@ -94,5 +92,4 @@ class TranslatedSession:
             work.close()
 
     def close(self) -> None:
-        """Close the drafter's session."""
         self._session.close()

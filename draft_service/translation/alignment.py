@@ -8,8 +8,7 @@ from itertools import islice
 
 from draft_service.translation.rendering import Rendering
 from draft_service.translation.stream import CONTROL, TextStream
-from draft_service.translation.translator import Translator
-from draft_service.translation.vocabulary import Encoded, num_whole
+from draft_service.translation.vocabulary import Encoded, Translator, num_whole
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Origin
 
@@ -55,7 +54,6 @@ class Alignment:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """The target's sequence, including the proposal."""
         return self._stream.token_ids
 
     @property
@@ -134,7 +132,6 @@ class Alignment:
         return self._rendering.take(limit)
 
     def _drop(self, count: int) -> None:
-        """Keep the draft's first `count` tokens."""
         del self.draft_ids[count:], self._ends[count:]
         self._unchanged = min(self._unchanged, count)
 

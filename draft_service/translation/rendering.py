@@ -22,7 +22,6 @@ class Rendering:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new proposal at the end of the stream."""
         self._text = bytearray()  # not yet tokens
         self._looked_up = bytearray()  # per byte of the text
         self._tried = 0  # bytes of it left after the last encoding
@@ -35,7 +34,6 @@ class Rendering:
         """Whether further additions are ignored."""
 
     def add(self, text: bytes, origin: Origin) -> None:
-        """Add text of the given origin."""
         if not self.stopped:
             self._text += text
             self._looked_up += bytes([origin is Origin.EXACT_LOOKUP]) * len(text)

@@ -28,11 +28,9 @@ class TextStream:
         return len(self.units)
 
     def end_of(self, length: int) -> int:
-        """Return where the first `length` tokens end."""
         return self._ends[length - 1] if length else 0
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens."""
         end = self.end_of(length)
         del self.token_ids[length:], self._ends[length:], self.units[end:]
         del self._controls[bisect_left(self._controls, end) :]
@@ -64,7 +62,6 @@ class TextStream:
         return self._controls[index] if index < len(self._controls) else len(self.units)
 
     def is_control(self, place: int) -> bool:
-        """Return whether a control token is at `place`."""
         return place < len(self.units) and self.units[place] >= CONTROL
 
     def is_inside(self, place: int) -> bool:
@@ -72,5 +69,4 @@ class TextStream:
         return place < len(self.units) and 0x80 <= self.units[place] < 0xC0
 
     def is_space(self, place: int) -> bool:
-        """Return whether white space is at `place`."""
         return place < len(self.units) and self.units[place] in _SPACE

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.runtime import print_json, run_async
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 
@@ -31,8 +32,6 @@ class _Admin(Credentials):
     json: Annotated[bool, Flag("Print one JSON document.")] = False
 
     def ask(self, call: Callable[[AdminClient], Awaitable[T]]) -> T:
-        """Call the admin port."""
-        from flyspec.cli.runtime import run_async
         from flyspec.client import AdminClient
 
         async def asked() -> T:
@@ -42,9 +41,8 @@ class _Admin(Credentials):
         return run_async(asked())
 
     def show(self, drafter: DrafterStatus) -> None:
-        """Print a drafter."""
         if self.json:
-            _print({"drafter": _document(drafter)})
+            print_json({"drafter": _document(drafter)})
         else:
             _table([drafter])
 
@@ -60,7 +58,7 @@ def list_drafters(admin: _Admin) -> None:
     """List drafters with their state, load and acceptance rate."""
     drafters = admin.ask(lambda client: client.list_drafters())
     if admin.json:
-        _print({"drafters": [_document(d) for d in drafters]})
+        print_json({"drafters": [_document(d) for d in drafters]})
     else:
         _table(drafters)
 
@@ -84,7 +82,7 @@ def register(
     """Test a drafter and add it, so that requests can name it. A known name gets a replica."""
     drafter, probe_ns = admin.ask(lambda client: client.register_drafter(name, address, kind))
     if admin.json:
-        _print({"drafter": _document(drafter), "probe_ns": probe_ns})
+        print_json({"drafter": _document(drafter), "probe_ns": probe_ns})
     else:
         _table([drafter])
         print(f"its test proposal took {probe_ns / 1e6:.1f} ms")
@@ -98,12 +96,15 @@ def activate(
     share: Annotated[
         float | None,
         Flag(
-            "Fraction of new generations, as a canary (0: end the canary). If not given: all "
+            "Fraction of new generations for a canary (0: end the canary). If not given: all "
             "generations, including running ones."
         ),
     ] = None,
 ) -> None:
-    """Make a drafter the default, or give it a share of the generations that name none."""
+    """Make a drafter the default, or a canary.
+
+    It gets the generations that name no drafter, or with --share a fraction of them.
+    """
     admin.show(admin.ask(lambda client: client.activate_drafter(name, share)))
 
 
@@ -114,7 +115,10 @@ def drain(
     name: Name,
     wait: Annotated[float, Flag("Seconds to wait for its generations to leave.", min=0)] = 10.0,
 ) -> None:
-    """Give a drafter no new generations; running ones move to another at their next round."""
+    """Stop giving a drafter new generations.
+
+    Its running ones move to another drafter at their next round.
+    """
     admin.show(admin.ask(lambda client: client.drain_drafter(name, wait)))
 
 
@@ -128,15 +132,9 @@ def remove(
     """Remove a drained drafter."""
     admin.ask(lambda client: client.remove_drafter(name, force))
     if admin.json:
-        _print({"removed": name})
+        print_json({"removed": name})
     else:
         print(f"{name} removed")
-
-
-def _print(document: dict[str, Any]) -> None:
-    from flyspec.cli.runtime import print_json
-
-    print_json(document)
 
 
 def _document(drafter: DrafterStatus) -> dict[str, Any]:
@@ -156,7 +154,6 @@ def _document(drafter: DrafterStatus) -> dict[str, Any]:
 
 
 def _table(drafters: list[DrafterStatus]) -> None:
-    """Print drafters."""
     from rich.console import Console
     from rich.table import Table
 

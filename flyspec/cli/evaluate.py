@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flyspec.cli.options import ModelFlags, measuring, with_flags
+from flyspec.cli.runtime import (
+    check_output,
+    error_console,
+    print_json,
+    refuse_model_flags,
+    run_async,
+    with_server,
+    write_json,
+)
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
+from flyspec.errors import ConfigError
 from flyspec.flags import Flag
+from flyspec.prompts import read_prompts
+from flyspec.values.tokens import SamplingParams
 
 if TYPE_CHECKING:
     from flyspec.bench.accuracy import ConditionReport, Results
@@ -52,17 +64,6 @@ def evaluate(
     """Compare the outputs of plain decoding and acceptance rules by answers or log-likelihood."""
     from flyspec.bench import accuracy, conditions
     from flyspec.bench.prompts import Group, fresh_problems
-    from flyspec.cli.runtime import (
-        check_output,
-        print_json,
-        refuse_model_flags,
-        run_async,
-        with_server,
-        write_json,
-    )
-    from flyspec.errors import ConfigError
-    from flyspec.prompts import read_prompts
-    from flyspec.values.tokens import SamplingParams
 
     check_output(output)
     refuse_model_flags(models, local or address is None, address, reads_model=True)
@@ -103,7 +104,6 @@ def evaluate(
         client: Client, stack: Stack | None
     ) -> tuple[Results, dict[str, list[float]] | None]:
         from flyspec.cli.progress import progress_bar
-        from flyspec.cli.runtime import error_console
 
         target = (await client.list_models()).target
         facts.update(target=target.name, dtype=target.dtype, device=target.device)

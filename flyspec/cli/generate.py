@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import sys
 import time
@@ -15,9 +14,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flyspec.cli.options import Color, ModelFlags, measuring, with_flags
+from flyspec.cli.runtime import (
+    error_console,
+    print_json,
+    refuse_model_flags,
+    run_async,
+    to_json,
+    with_server,
+)
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
+from flyspec.errors import ConfigError, FlyspecError
 from flyspec.flags import Flag
+from flyspec.prompts import Prompt, read_prompts
 from flyspec.rules import Rule
 from flyspec.values.generation import GenerateOptions
 
@@ -27,7 +36,6 @@ if TYPE_CHECKING:
 
     from flyspec.cli.screen import Screen
     from flyspec.client import Client, Generation
-    from flyspec.prompts import Prompt
 
 
 _DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
@@ -58,8 +66,6 @@ def generate(
 
     Without prompts, reads standard input as a prompt file.
     """
-    from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
-
     refuse_model_flags(models, local, address)
     if options.logprobs is not None and not json:
         raise typer.BadParameter("--logprobs: only with --json")
@@ -80,16 +86,13 @@ def generate(
 
 @dataclass(frozen=True)
 class _Output:
-    """Output format of results."""
+    """Format of results."""
 
     json: bool
     color: bool
 
 
 def _prompts(arguments: list[str], files: Sequence[str], limit: int | None) -> list[Prompt]:
-    from flyspec.errors import ConfigError
-    from flyspec.prompts import Prompt, read_prompts
-
     if not arguments and not files:
         if sys.stdin.isatty():
             raise typer.BadParameter("no prompt: give one, use --prompt-file, or pipe prompts in")
@@ -116,9 +119,7 @@ def _wants_color(color: Color) -> bool:
 async def _one(
     client: Client, prompt: Prompt, options: GenerateOptions, chat: bool, output: _Output
 ) -> None:
-    """Stream one generation."""
     from flyspec.cli import render
-    from flyspec.cli.runtime import error_console, print_json
     from flyspec.client import Chat, Chunk, Completion, Generation, Retract, Started, Transcript
 
     console = error_console()
@@ -172,7 +173,6 @@ def _screen(color: bool) -> Screen:
 
 
 def _warn(console: Console, warnings: Sequence[str]) -> None:
-    """Print the server's warnings on standard error."""
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False)
 
@@ -188,9 +188,7 @@ async def _many(
     """Generate for many prompts concurrently; print results in the order of the prompts."""
     from flyspec.cli import render
     from flyspec.cli.progress import progress_bar
-    from flyspec.cli.runtime import error_console
     from flyspec.client import Chat
-    from flyspec.errors import FlyspecError
 
     console = error_console()
     gate = asyncio.Semaphore(concurrency)
@@ -234,36 +232,26 @@ def _result(
 ) -> str:
     """Format the result of one of many prompts."""
     from flyspec.cli import render
-    from flyspec.cli.runtime import to_json
 
     if output.json:
         return to_json(render.document(generation)) + "\n"
-    text = "".join(_shown(chunk, output) for chunk in generation.chunks)
+    raw = not (output.color or sys.stdout.isatty())  # a file or pipe gets the text unchanged
+    text = generation.text if raw else "".join(
+        render.painted(chunk, output.color) for chunk in generation.chunks
+    )  # fmt: skip
     if output.color:
         text = render.paint(prompt.text, render.PROMPT_STYLE) + text
     return f"--- {number}/{count} ---\n{text}\n"
 
 
-def _shown(chunk: object, output: _Output) -> str:
-    """Text without control characters for a terminal, unchanged for a file or pipe."""
-    from flyspec.cli import render
-    from flyspec.client import Chunk
-
-    assert isinstance(chunk, Chunk)
-    if output.color or sys.stdout.isatty():
-        return render.painted(chunk, output.color)
-    return chunk.text
-
-
 def _show(progress: Progress, text: str) -> None:
     """Write a result, above the progress bar if that is on the same terminal."""
-    if progress.disable or not sys.stdout.isatty():
-        _write(text)
-        return
-    with contextlib.ExitStack() as stack:
+    shared = not progress.disable and sys.stdout.isatty()
+    if shared:
         progress.stop()
-        stack.callback(progress.start)
-        _write(text)
+    _write(text)
+    if shared:
+        progress.start()
 
 
 def _write(text: str) -> None:

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.runtime import print_json, run_async
 from flyspec.credentials import Credentials
+from flyspec.errors import FlyspecError
 from flyspec.flags import Flag
 
 
@@ -25,8 +27,6 @@ def healthcheck(
     json: Annotated[bool, Flag("Print one JSON document.")] = False,
 ) -> None:
     """Exit with 0 if the server is ready, 1 if it is not or does not answer."""
-    from flyspec.cli.runtime import print_json, run_async
-
     report = run_async(_check(address, admin_address, timeout, connection))
     if json:
         print_json(report)
@@ -39,7 +39,6 @@ async def _check(
     address: str, admin_address: str | None, timeout_s: float, credentials: Credentials
 ) -> dict[str, Any]:
     from flyspec.client import AdminClient, Client
-    from flyspec.errors import FlyspecError
 
     report: dict[str, Any] = {"address": address, "ready": False, "status": "UNREACHABLE"}
     try:

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.runtime import print_json
 from flyspec.flags import Flag
+from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
 from flyspec.values.generation import SERVERS
 
 app = typer.Typer(no_args_is_help=True)
@@ -40,9 +42,6 @@ def new(
     json: Annotated[bool, Flag("Print one JSON document.")] = False,
 ) -> None:
     """Create a key; print it once, with the entry to add to the server's API keys file."""
-    from flyspec.cli.runtime import print_json
-    from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
-
     if unknown := set(scope) - set(Scope):
         raise typer.BadParameter(f"--scope {unknown.pop()}: must be one of {', '.join(Scope)}")
     now = datetime.datetime.now(datetime.UTC)

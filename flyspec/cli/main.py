@@ -8,35 +8,38 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_group
 
+from flyspec.cli.help import HelpCommand, HelpGroup
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, NotFoundError
 
 _COMMANDS = {
-    "serve": ("serve", "Run the draft service, verify service and orchestrator until Ctrl-C."),
+    "serve": ("serve", "Run all services on this machine until Ctrl-C."),
     "generate": ("generate", "Stream completions of prompts, with tokens colored by origin."),
     "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, 1 if not."),
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
     "keys": ("app", "Create API keys."),
-    "bench": ("app", "Compare the speed of plain decoding, acceptance rules and transformers."),
+    "bench": ("app", "Measure the speed of decoding modes and of single parts."),
     "eval": ("evaluate", "Compare the outputs of plain decoding and acceptance rules."),
 }
 """Each command's attribute in its module, and its line in the list of commands."""
 
 
-class _OnDemand(TyperGroup):
+class _OnDemand(HelpGroup):
     """Imports a command when it is called; until then only its help line is known."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in _COMMANDS:
             name, (attribute, _) = args[0], _COMMANDS[args[0]]
             module = import_module(f"flyspec.cli.{'evaluate' if name == 'eval' else name}")
-            found, alone = getattr(module, attribute), typer.Typer(add_completion=False)
+            found = getattr(module, attribute)
+            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
             if attribute == "app":
-                alone.add_typer(found, name=name)
+                for command in found.registered_commands:
+                    command.cls = HelpCommand
+                alone.add_typer(found, name=name, cls=HelpGroup)
             else:
-                alone.command(name)(found)
+                alone.command(name, cls=HelpCommand)(found)
             self.commands[name] = get_group(alone).commands[name]
         return super().resolve_command(ctx, args)
 
@@ -46,6 +49,7 @@ app = typer.Typer(
     cls=_OnDemand,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, (_, _help) in _COMMANDS.items():

@@ -156,14 +156,12 @@ def paint(text: str, style: Style) -> str:
 
 
 def painted(chunk: Chunk, color: bool) -> str:
-    """Render a chunk for the terminal."""
     if not color:
         return visible(chunk.text)
     return "".join(paint(text, style) for text, style in pieces(chunk))
 
 
 def legend(origins: Sequence[Origin] = tuple(Origin)) -> Text:
-    """Return one line that names the colours."""
     line = Text()
     for i, origin in enumerate(origins):
         line.append("  " if i else "")
@@ -172,7 +170,6 @@ def legend(origins: Sequence[Origin] = tuple(Origin)) -> Text:
 
 
 def summary(generation: Generation, seconds: float) -> str:
-    """Return one line about a generation."""
     completion, metrics = generation.completion, generation.completion.speculation
     tokens = completion.completion_tokens
     parts = [
@@ -206,7 +203,6 @@ def summary(generation: Generation, seconds: float) -> str:
 
 
 def total(generations: Sequence[Generation], seconds: float) -> str:
-    """Return one line about many generations."""
     done = [g.completion for g in generations]
     tokens = sum(c.completion_tokens for c in done)
     rounds = sum(c.speculation.num_rounds for c in done)

@@ -75,7 +75,6 @@ def check_output(output: Path | None, plot: Path | None = None) -> None:
 
 
 def write_json(path: Path | None, document: Any) -> None:
-    """Write the document to a file, if there is one."""
     if path is not None:
         path.write_text(to_json(document) + "\n")
 
@@ -91,7 +90,6 @@ def _finite(value: Any) -> Any:
 
 
 def print_json(document: Any) -> None:
-    """Print a document as one line of JSON on standard output."""
     sys.stdout.write(to_json(document) + "\n")
     sys.stdout.flush()
 
@@ -104,11 +102,9 @@ def error_console() -> Console:
 
 
 @contextmanager
-def narrate(console: Console, quiet: bool = False) -> Iterator[Any]:
+def narrate(console: Console) -> Iterator[Any]:
     """Yield a function that reports progress: a spinner on a terminal, else plain lines."""
-    if quiet:
-        yield lambda text: None
-    elif console.is_terminal:
+    if console.is_terminal:
         with console.status("starting", spinner="dots") as status:
             yield lambda text: status.update(text)
     else:

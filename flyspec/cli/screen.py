@@ -36,7 +36,6 @@ class Screen:
         self._pieces: list[Piece] = []
 
     def show(self, pieces: Sequence[Piece]) -> None:
-        """Append text."""
         self._pieces += pieces
         self._write("".join(self._paint(*piece) for piece in pieces))
 

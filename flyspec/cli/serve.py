@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from flyspec.cli.options import ListeningFlags, with_flags
+from flyspec.cli.runtime import error_console, narrate, print_json, run_async
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.cli.supervisor import supervise
 from flyspec.flags import Flag
@@ -34,8 +35,6 @@ def serve(
 
     A service that dies is restarted.
     """
-    from flyspec.cli.runtime import run_async
-
     options = replace(
         stack,
         admin_host=stack.admin_host or stack.host,
@@ -46,8 +45,6 @@ def serve(
 
 async def _serve(options: StackOptions, json: bool) -> int:
     """Serve until SIGINT or SIGTERM, restarting services that die. Return exit code 0."""
-    from flyspec.cli.runtime import error_console, narrate, print_json
-
     console = error_console()
     stop = asyncio.Event()
     with narrate(console) as say:
@@ -85,8 +82,6 @@ async def _serve(options: StackOptions, json: bool) -> int:
 
 async def _stop(stack: Stack, again: asyncio.Event) -> None:
     """Drain and stop; a second Ctrl-C stops at once."""
-    from flyspec.cli.runtime import error_console
-
     error_console().print("stopping; press Ctrl-C again to stop at once", style="dim", markup=False)
     draining = asyncio.ensure_future(stack.stop())
     impatient = asyncio.ensure_future(again.wait())
@@ -98,7 +93,6 @@ async def _stop(stack: Stack, again: asyncio.Event) -> None:
 
 
 def _document(stack: Stack) -> dict[str, object]:
-    """The document for `--json`."""
     return {
         "address": stack.address,
         "admin_address": stack.admin_address,
@@ -110,12 +104,10 @@ def _document(stack: Stack) -> dict[str, object]:
 
 
 def _metrics_ports(stack: Stack) -> dict[str, int | None]:
-    """The metrics port of each service; None if it has none."""
     return {name: service.facts.get("metrics_port") for name, service in stack.services.items()}
 
 
 def _welcome(stack: Stack) -> str:
-    """The addresses of the stack, and commands to try."""
     o = stack.options
     flag = "" if stack.address == "127.0.0.1:50050" else f" --address {stack.address}"
     admin = "" if stack.admin_address == "127.0.0.1:50053" else (

@@ -81,7 +81,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self.process.pid
 
     async def ready(self) -> None:

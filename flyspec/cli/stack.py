@@ -40,8 +40,7 @@ _port = partial(Flag, min=0, group=_PORTS)
 _orchestrator = partial(setting, OrchestratorSettings)
 
 
-def _ignore(_: str) -> None:
-    """Ignore a line."""
+def _ignore(_: str) -> None: ...
 
 
 def torch_threads() -> int:
@@ -138,22 +137,18 @@ class Stack:
 
     @property
     def address(self) -> str:
-        """The generation port's address."""
         return _address(self.options.host, self.options.port)
 
     @property
     def admin_address(self) -> str:
-        """The admin port's address."""
         return _address(self.options.admin_host, self.options.admin_port)
 
     @property
     def draft_address(self) -> str:
-        """The draft service's address."""
         return _address(LOOPBACK, self.options.draft_port)
 
     @property
     def verify_address(self) -> str:
-        """The verify service's address."""
         return _address(LOOPBACK, self.options.verify_port)
 
     # --- life cycle -------------------------------------------------------------------------
@@ -276,11 +271,9 @@ class Stack:
         return service
 
     def module_of(self, name: str) -> str:
-        """The module that runs a service."""
         return _MODULES[name]
 
     def flags_of(self, name: str) -> list[str]:
-        """The flags for starting a service now."""
         o = self.options
         common = o.flags("log_level", "drain_grace_s")
         if name == "orchestrator":

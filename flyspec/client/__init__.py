@@ -1,7 +1,6 @@
 """Asynchronous clients of a running stack: generation, administration, health. No torch.
 
-`generation` and `admin` hold the clients, `credentials` what they show to a server, `transcript`
-keeps track of a stream. What they take and give is in `flyspec.values`.
+Their parameters and results are in `flyspec.values`.
 """
 
 from flyspec.client.admin import DEFAULT_ADMIN_ADDRESS as DEFAULT_ADMIN_ADDRESS

@@ -15,10 +15,7 @@ DEFAULT_ADMIN_ADDRESS = f"127.0.0.1:{ADMIN_PORT}"
 
 
 class AdminClient(Connection):
-    """Asks the orchestrator how things stand, and tells it what to do.
-
-    Every method raises `FlyspecError`; what the admin service's RPCs raise is in `admin.proto`.
-    """
+    """Client of the admin service. Methods raise `FlyspecError`, as `admin.proto` documents."""
 
     flag = "--admin-address"
 
@@ -28,19 +25,18 @@ class AdminClient(Connection):
         super().__init__(address, credentials)
 
     async def status(self, timeout_s: float = 10.0) -> Status:
-        """State of the orchestrator and of the services behind it."""
         response = await self._ask("GetStatus", admin_pb2.GetStatusRequest(), timeout_s)
         return wire.decode(Status, response)
 
     async def list_drafters(self, timeout_s: float = 10.0) -> list[DrafterStatus]:
-        """The drafters that requests can name, the active one first."""
+        """List the drafters, the active one first."""
         response = await self._ask("ListDrafters", admin_pb2.ListDraftersRequest(), timeout_s)
         return [wire.decode(DrafterStatus, d) for d in response.drafters]
 
     async def register_drafter(
         self, name: str, address: str, kind: str = "", timeout_s: float = 60.0
     ) -> tuple[DrafterStatus, int]:
-        """Add a drafter, or an address to one; it, and the time of its proposal on trial, ns."""
+        """Add a drafter or a replica of it. Return it and the time of its test proposal, ns."""
         request = admin_pb2.RegisterDrafterRequest(name=name, address=address, kind=kind)
         response = await self._ask("RegisterDrafter", request, timeout_s)
         return wire.decode(DrafterStatus, response.drafter), response.probe_ns
@@ -48,22 +44,22 @@ class AdminClient(Connection):
     async def activate_drafter(
         self, name: str, share: float | None = None, timeout_s: float = 10.0
     ) -> DrafterStatus:
-        """Make a drafter the default, or give it a share of the new generations; 0 takes it."""
+        """Make a drafter the default, or give it a share of new generations (0: end that)."""
         request = admin_pb2.ActivateDrafterRequest(name=name, share=share)
         return await self._drafter("ActivateDrafter", request, timeout_s)
 
     async def drain_drafter(self, name: str, wait_s: float = 0.0) -> DrafterStatus:
-        """Take work from a drafter, and wait so long for its generations to leave."""
+        """Give a drafter no new work; wait up to `wait_s` for its generations to leave."""
         request = admin_pb2.DrainDrafterRequest(name=name, wait_ms=round(wait_s * 1000))
         return await self._drafter("DrainDrafter", request, wait_s + 10.0)
 
     async def remove_drafter(self, name: str, force: bool = False, timeout_s: float = 10.0) -> None:
-        """Forget a drafter; with `force` even if generations use it."""
+        """Remove a drafter; with `force` even if generations use it."""
         request = admin_pb2.RemoveDrafterRequest(name=name, force=force)
         await self._ask("RemoveDrafter", request, timeout_s)
 
     async def drain(self, resume: bool = False, timeout_s: float = 10.0) -> int:
-        """Let nothing new in, or take requests again; the number of generations running."""
+        """Refuse new requests, or accept them again. Return the number of running generations."""
         response = await self._ask("Drain", admin_pb2.DrainRequest(resume=resume), timeout_s)
         return int(response.active_generations)
 

@@ -11,10 +11,10 @@ from flyspec import rpc
 from flyspec.credentials import Credentials
 from flyspec.errors import DeadlineExceededError, FlyspecError, UnavailableError
 
-# What gRPC says when there is no such port or no such host.
+# gRPC's details if the port or host does not exist.
 _NOT_REACHED = ("failed to connect", "errors resolving", "resolution failed")
-# What it says when there is one, which ends the connection before anything was said. Of TLS 1.3 the
-# client believes that it is through when the server looks at its certificate.
+# Details if the server closes the connection at once. (With TLS 1.3, the client considers the
+# handshake done before the server checks its certificate.)
 _HUNG_UP = ("Socket closed", "reset by peer", "Broken pipe")
 
 
@@ -24,7 +24,7 @@ class Connection:
     flag = "--address"
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
-        """In the clear and without a key if there are no `credentials`. Raises `ConfigError`."""
+        """Plaintext and without key if there are no `credentials`. Raises `ConfigError`."""
         self.address = address
         self._credentials = credentials or Credentials()
         self._link = rpc.Link(address, self._credentials.security(address))
@@ -41,11 +41,11 @@ class Connection:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what is running and close the connection."""
+        """Cancel running calls and close the connection."""
         await self._link.close()
 
     async def check_health(self, service: str = "", timeout_s: float = 5.0) -> str:
-        """The `grpc.health.v1` status of a service, of the whole server by default: SERVING, ..."""
+        """Return the `grpc.health.v1` status, such as SERVING, of a service or of the server."""
         stub = health_pb2_grpc.HealthStub(self._channel)
         request = health_pb2.HealthCheckRequest(service=service)
         response = await self._call(stub.Check, request, timeout_s)
@@ -53,14 +53,14 @@ class Connection:
         return name
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        """The response of a unary method. Raises `FlyspecError`."""
+        """Call a unary method. Raises `FlyspecError`."""
         try:
             return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._error_of(error) from None
 
     def _error_of(self, error: grpc.aio.AioRpcError) -> FlyspecError:
-        """The server's own error, or that there is none: gRPC uses UNAVAILABLE for both."""
+        """Return the server's error, or one for a missing server: gRPC uses the same codes."""
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             if rpc.was_said(error):
                 return DeadlineExceededError(error.details() or "")
@@ -77,29 +77,29 @@ class Connection:
         return UnavailableError(f"lost the server at {self.address}: {details}")
 
     def _tls_problem(self, details: str) -> str:
-        """Why server and client have no common way to speak; empty if it is not that."""
+        """Explain a mismatch of TLS settings; empty if there is none."""
         credentials = self._credentials
         if "WRONG_VERSION_NUMBER" in details:
-            return "the server does not speak TLS there; leave --ssl-ca-certs out"
+            return "the server does not use TLS; omit --ssl-ca-certs"
         if "Hostname Verification Check failed" in details:
             name = credentials.ssl_target_name or self.address.rpartition(":")[0]
             return (
-                f"the server's certificate is not for {name}; use a name that is in it, as address "
-                "or as --ssl-target-name"
+                f"the server's certificate is not for {name}; use one of its names as address or "
+                "--ssl-target-name"
             )
         if "CERTIFICATE_VERIFY_FAILED" in details:
             why = details.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(": OK")
-            return f"the server's certificate is not to be trusted: {why}; see --ssl-ca-certs"
+            return f"the server's certificate is not trusted: {why}; see --ssl-ca-certs"
         if "failed to connect" not in details or not any(what in details for what in _HUNG_UP):
             return ""
         if not self._link.secure:
-            return "the server hangs up; if it speaks TLS, give --ssl-ca-certs"
+            return "the server closed the connection; if it uses TLS, give --ssl-ca-certs"
         if not credentials.ssl_certfile:
             return (
-                "the server hangs up; if it wants a client's certificate, give --ssl-certfile and "
-                "--ssl-keyfile"
+                "the server closed the connection; if it requires a client certificate, give "
+                "--ssl-certfile and --ssl-keyfile"
             )
         return (
-            "the server hangs up; it may not accept the certificate in --ssl-certfile: of another "
-            "authority, or expired"
+            "the server closed the connection; the certificate in --ssl-certfile may be expired or "
+            "from a CA that it does not trust"
         )

@@ -51,9 +51,9 @@ class Client(Connection):
         client_id: str = "",
         credentials: Credentials | None = None,
     ) -> None:
-        """`client_id` is whom the server's limits by client are for; else it goes by address.
+        """Without API keys, per-client limits apply to the `client_id` or else to the address.
 
-        A server with API keys goes by those. Raises `ConfigError` for bad `credentials`.
+        Raises `ConfigError` for bad `credentials`.
         """
         super().__init__(address, credentials)
         if client_id:
@@ -64,11 +64,11 @@ class Client(Connection):
     ) -> AsyncIterator[Event]:
         """Stream a generation: `Started`, any number of `Chunk`, `Completion`.
 
-        With `eager`, `Retract` may come between chunks; a `Transcript` keeps track of what stands.
+        With `eager`, a `Retract` may come between chunks; `Transcript` keeps the current text.
 
         Closing the iterator early (`contextlib.aclosing`) cancels the request.
 
-        Raises `ResourceExhaustedError`, with when to retry, if the server has no room for it, and
+        Raises `ResourceExhaustedError`, with a retry delay, if the server is full, and
         `DeadlineExceededError` after `timeout_s`.
         """
         options = options or GenerateOptions()
@@ -78,11 +78,9 @@ class Client(Connection):
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         try:
             request = wire.encode(GenerationRequest(prompt, options))
-        except (ValueError, TypeError) as error:  # what protobuf says of -1 in an unsigned field
+        except (ValueError, TypeError) as error:  # such as protobuf's for -1 in an unsigned field
             reason = messages.misfit(prompt, options)
-            raise InvalidArgumentError(
-                reason or f"the request cannot be written: {error}"
-            ) from None
+            raise InvalidArgumentError(reason or f"the request cannot be sent: {error}") from None
         metadata = (*self._metadata, *messages.metadata_of(options))
         call: Any = stub.Generate(request, timeout=timeout, metadata=metadata)
         try:
@@ -102,9 +100,9 @@ class Client(Connection):
     async def complete(
         self, prompt: Prompt, options: GenerateOptions | None = None, patience_s: float = 0.0
     ) -> Generation:
-        """Generate, and return everything at its end.
+        """Generate and return the whole result.
 
-        A server that has no room is asked again, when it says so, for up to `patience_s` seconds.
+        If the server is full, retry when it says so, for up to `patience_s` seconds.
         """
         until = time.monotonic() + patience_s
         while True:
@@ -117,7 +115,6 @@ class Client(Connection):
             await asyncio.sleep(rest)
 
     async def _complete(self, prompt: Prompt, options: GenerateOptions | None) -> Generation:
-        """Generate, and return everything at its end."""
         started: Started | None = None
         transcript = Transcript()
         rounds: list[RoundRecord] = []
@@ -135,18 +132,16 @@ class Client(Connection):
         raise UnavailableError(f"{self.address} ended the stream without a completion")
 
     async def list_models(self, timeout_s: float = 10.0) -> Models:
-        """The models that answer here."""
+        """List the server's models, drafters and rules."""
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         request = generation_pb2.ListModelsRequest()
         return wire.decode(Models, await self._call(stub.ListModels, request, timeout_s))
 
 
 def event_of(response: generation_pb2.GenerateResponse) -> Event:
-    """The event that a message of the server tells. Raises `FlyspecError` for one of its future."""
+    """Return the event in a server's message. Raises `FlyspecError` for one of a newer version."""
     try:
         event: Event = wire.unwrap(response)
     except InvalidArgumentError as error:
-        raise FlyspecError(
-            f"the server sent a message that this client does not know: {error}"
-        ) from None
+        raise FlyspecError(f"the server sent a message unknown to this client: {error}") from None
     return event

@@ -1,4 +1,4 @@
-"""What of a request is not in its message: its metadata, and what a field cannot hold."""
+"""A request's metadata, and errors for values that protobuf fields cannot hold."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flyspec.values.generation import Chat, GenerateOptions, Prompt
 
 
 def metadata_of(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
-    """What goes beside the request. Raises `InvalidArgumentError`."""
+    """Return the request's metadata. Raises `InvalidArgumentError`."""
     found = []
     if options.request_id:
         if not is_request_id(options.request_id):
@@ -30,7 +30,7 @@ def metadata_of(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
 
 
 def misfit(prompt: Prompt, options: GenerateOptions) -> str | None:
-    """The first integer of a request that its field cannot hold, in words; None if all fit."""
+    """Describe the first integer of a request that its field cannot hold; None if all fit."""
     sampling, rule = options.sampling, options.rule or Rule("")
     for name, token_ids in (
         ("prompt", () if isinstance(prompt, str | Chat) else prompt),
@@ -50,7 +50,7 @@ def misfit(prompt: Prompt, options: GenerateOptions) -> str | None:
             within = "speculation." if flag.group == "Speculation" else message
             if flag.range is not None:
                 ranges.append((within + name, getattr(holder, name), flag.range))
-    for name, value, range_ in ranges:  # what is no integer is not judged here
+    for name, value, range_ in ranges:  # other types are checked by protobuf
         if range_.integers and type(value) is int and value not in range_:
             return f"{name} must be an integer between {range_.low} and {range_.high}, got {value}"
     return None

@@ -1,4 +1,4 @@
-"""What a stream of events amounts to, with `Retract` applied."""
+"""Collects a stream of events, applying `Retract`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,14 @@ from flyspec.values.tokens import Origin
 
 
 class Transcript:
-    """What a stream has said so far, tokens that it took back left out.
-
-    `chunks` joined are the output at this moment.
-    """
+    """The current output of a stream, without retracted tokens, as `chunks`."""
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.num_final_tokens = 0
 
     def add(self, event: Event) -> None:
-        """Take the next event of the stream.
-
-        Raises `FlyspecError` when it takes back more than was sent, or what was final.
-        """
+        """Apply an event. Raises `FlyspecError` if it retracts unsent or final text."""
         match event:
             case Chunk():
                 self.chunks.append(event)
@@ -33,7 +27,7 @@ class Transcript:
 
     @property
     def text(self) -> str:
-        """The text so far, what is not final included."""
+        """The text so far, including what is not final."""
         return "".join(chunk.text for chunk in self.chunks)
 
     def _retract(self, retract: Retract) -> None:
@@ -44,9 +38,9 @@ class Transcript:
             and 0 <= retract.text_byte_offset <= size
         ):
             raise FlyspecError(
-                f"the server took back tokens from {retract.output_token_index} on and text from "
-                f"byte {retract.text_byte_offset} on; it had sent {tokens} tokens, "
-                f"{self.num_final_tokens} of them final, and {size} bytes"
+                f"the server retracted to {retract.output_token_index} tokens and "
+                f"{retract.text_byte_offset} bytes, but had sent {tokens} tokens "
+                f"({self.num_final_tokens} of them final) and {size} bytes"
             )
         tokens, size = retract.output_token_index, retract.text_byte_offset
         kept = []
@@ -58,9 +52,9 @@ class Transcript:
 
 
 def _cut(chunk: Chunk, tokens: int, size: int) -> Chunk:
-    """The first `tokens` tokens of a chunk and the first `size` bytes of its text.
+    """Return the first `tokens` tokens of a chunk and the first `size` bytes of its text.
 
-    Text may come later than its token, so the two are cut each for itself.
+    They are cut independently, since text may come later than its token.
     """
     text = chunk.text.encode()[:size].decode(errors="ignore")
     if tokens >= len(chunk.token_ids) and text == chunk.text:

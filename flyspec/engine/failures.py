@@ -47,7 +47,6 @@ class Failures:
         return ModelFailureError(f"the model of the {self._service} service failed: {what}")
 
     def worked(self) -> None:
-        """Record a step that worked."""
         self._in_row = 0
 
     def lose(self, reason: str) -> None:

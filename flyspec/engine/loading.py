@@ -22,13 +22,12 @@ from transformers.utils.hub import cached_file
 
 from flyspec import process
 from flyspec.config import model_source, served_name
-from flyspec.engine.checkpoint import Checkpoint
+from flyspec.engine.checkpoint import Checkpoint, fingerprint_beside
 from flyspec.engine.kv_heads import replicate
 from flyspec.engine.native.family import unsupported
 from flyspec.engine.native.library import Library, find
 from flyspec.engine.out_of_memory import is_out_of_memory
 from flyspec.engine.supported import check_tensor_parallel
-from flyspec.engine.weights_fingerprint import fingerprint_beside
 from flyspec.errors import ConfigError
 from flyspec.tokenizer import fingerprint
 from flyspec.values.admin import ModelInfo, TokenizerBundle

@@ -16,11 +16,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future
 from time import perf_counter_ns
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from flyspec.engine.failures import Failures
 from flyspec.engine.heartbeat import TICK_S, Call, StepWatch
-from flyspec.engine.model import Draw, Interrupt
+from flyspec.engine.model import Draw, Interrupt, Model
 from flyspec.engine.scheduler import Pieces, StepBudget, allot
 from flyspec.errors import FlyspecError, ModelFailureError, ModelLostError, UnavailableError
 
@@ -86,21 +86,24 @@ class _Task(Generic[R]):
 class StepLoop(ABC, Generic[R]):
     """Runs the work of many owners in order of arrival; after a draw, work goes to the end.
 
-    `prepare` runs first, in the loop's thread. `service` is the service's name in errors.
+    `prepare` runs first, in the loop's thread.
 
     A call of the model that takes longer than `step_timeout_s`, plus `STEP_TOKEN_S` per token, is
     hung: the model is lost, and all work fails with `ModelLostError`.
     """
 
+    service: ClassVar[str]
+    """The service's name in errors."""
+
     def __init__(
         self,
-        service: str,
+        model: Model,
         prepare: Callable[[], None] = lambda: None,
         budget: StepBudget | None = None,
         on_step: OnStep = lambda *_: None,
         step_timeout_s: float = math.inf,
     ) -> None:
-        self._service, self._prepare, self._on_step = service, prepare, on_step
+        self.model, self._prepare, self._on_step = model, prepare, on_step
         self._step_timeout_s = step_timeout_s
         self._budget = budget or StepBudget()
         self._inbox: queue.SimpleQueue[_Task[R] | tuple[Hashable, Callable[[], None]] | None] = (
@@ -110,21 +113,22 @@ class StepLoop(ABC, Generic[R]):
         """Set when something has arrived: a call of several steps should end."""
         self._ready: list[_Task[R]] = []
         self._prepared: Future[None] = Future()
-        self.failures = Failures(service)
+        self.failures = Failures(self.service)
         self._call: Call | None = None  # the current one, until its results are delivered
         self._chosen: Sequence[_Task[R]] = ()  # the tasks in it
-        self._thread = threading.Thread(target=self._main, name=f"{service}-engine", daemon=True)
+        name = f"{self.service}-engine"
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
 
     @abstractmethod
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[R]:
         """Run all draws in one call of the model, and return the result of each."""
 
     def steps_of(self, want: Draw, result: R) -> int:
-        """Return how many steps of the model a result took."""
         return 1
 
     def spoiled(self, slot: int) -> None:
         """Handle a failed step of this slot: no other sequence may reuse its contents."""
+        self.model.cache.forget(slot)
 
     @property
     def waiting(self) -> int:
@@ -141,7 +145,7 @@ class StepLoop(ABC, Generic[R]):
         """Start the thread; the future completes after `prepare`, with any error it raised."""
         self._thread.start()
         if self._step_timeout_s < math.inf:
-            name = f"{self._service}-watch"
+            name = f"{self.service}-watch"
             threading.Thread(target=self._watch, name=name, daemon=True).start()
         return self._prepared
 
@@ -185,7 +189,7 @@ class StepLoop(ABC, Generic[R]):
         if lost.done():
             self._fail_all()
         for task in self._ready:
-            task.fail(UnavailableError(f"the {self._service} service is shutting down"))
+            task.fail(UnavailableError(f"the {self.service} service is shutting down"))
 
     def _gather(self) -> bool:
         """Take in what has arrived, waiting if there is nothing to do; return False to stop."""
@@ -319,4 +323,4 @@ class StepLoop(ABC, Generic[R]):
 
     def _lost_error(self) -> ModelLostError:
         reason = self.failures.lost.result()
-        return ModelLostError(f"the model of the {self._service} service is lost: {reason}")
+        return ModelLostError(f"the model of the {self.service} service is lost: {reason}")

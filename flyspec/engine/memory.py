@@ -24,7 +24,6 @@ class KVCachePlan(NamedTuple):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole cache on one device."""
         return self.num_slots * self.bytes_per_slot + self.spare_bytes
 
     def __str__(self) -> str:

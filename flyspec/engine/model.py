@@ -37,7 +37,6 @@ class Interrupt:
 
     @property
     def is_set(self) -> bool:
-        """Whether calls should end."""
         return bool(self._flag[0])
 
     def set(self) -> None:
@@ -45,7 +44,6 @@ class Interrupt:
         self._flag[0] = 1
 
     def clear(self) -> None:
-        """Let calls continue."""
         self._flag[0] = 0
 
 

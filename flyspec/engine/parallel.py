@@ -178,7 +178,6 @@ class RankGroup:
         return decode(torch.cat([first, rest]))
 
     def send_idle(self) -> None:
-        """Show the others that rank 0 is alive (rank 0)."""
         self.send(encode((), (), Kind.IDLE))
 
     def stop(self) -> None:
@@ -218,7 +217,7 @@ class LeadRunner(ModelRunner):
         self._group, self._on_failure = group, on_failure
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `ModelRunner.forward`, on all ranks; hidden rows are whole here and not sent."""
+        """Like `ModelRunner.forward`, on all ranks; hidden rows are whole here and not sent."""
         if self._group is None:
             return super().forward(steps)
         try:

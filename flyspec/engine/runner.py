@@ -107,7 +107,6 @@ class ModelRunner:
 
     @property
     def bytes_per_token(self) -> int:
-        """As `Model.bytes_per_token`."""
         return self.cache.bytes_per_slot // self.cache.max_length
 
     def warm_up(self) -> None:
@@ -130,17 +129,15 @@ class ModelRunner:
         self.info = replace(self.info, numerics=numerics)
 
     def synchronize(self) -> None:
-        """Wait for the device, so that later work is not charged with the forward's time."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-        """As `Model.draw`, step by step."""
         return stepwise.draw(self.forward, draws, interrupt)
 
     @torch.inference_mode()
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `Model.forward`; rows are on the model's device.
+        """Like `Model.forward`; rows are on the model's device.
 
         Raises `ValueError` for a layer that does not exist.
         """

@@ -165,7 +165,7 @@ def sample_among(
     seed: int,
     stream: int,
 ) -> Tensor:
-    """As `sample`, from log-probabilities [rows, n] of `token_ids` [rows, n]: int64 [rows].
+    """Like `sample`, from log-probabilities [rows, n] of `token_ids` [rows, n]: int64 [rows].
 
     Without `token_ids`, column i is token i. Each token has its own noise, so it does not matter
     which others are listed. Entries of -inf are never chosen.
@@ -192,7 +192,7 @@ def choose_processed(
     seed: int,
     stream: int = TARGET_STREAM,
 ) -> Tensor:
-    """As `choose`, from rows processed by `process_logits`; row i is at positions[i]."""
+    """Like `choose`, from rows processed by `process_logits`; row i is at positions[i]."""
     if not sampling.greedy:
         return sample(processed, positions, seed, stream)
     if is_array(processed):

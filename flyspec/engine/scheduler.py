@@ -43,7 +43,6 @@ class Pieces:
 
     @property
     def remaining(self) -> int:
-        """Tokens still to run."""
         return len(self._step.token_ids) - self._done
 
     @property

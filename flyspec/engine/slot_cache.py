@@ -73,11 +73,9 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def num_heads(self) -> int:
-        """KV heads on this rank."""
         return self._flat[0].shape[1]
 
     def copy(self, copy: Copy) -> None:
-        """Copy positions from one slot to another."""
         for states in (self.keys, self.values):
             if states is not None:
                 states[copy.target, : copy.length] = states[copy.source, : copy.length]
@@ -104,7 +102,6 @@ class SlotLayer(CacheLayerMixin):
         return 0
 
     def get_max_length(self) -> int:
-        """Return the maximum sequence length of a slot."""
         return self._max_length
 
 

@@ -54,7 +54,6 @@ class SlotTable:
 
     @property
     def num_free(self) -> int:
-        """Number of slots that no session holds."""
         return len(self._free)
 
     def acquire(self, token_ids: Sequence[int] = ()) -> Lease:

@@ -23,7 +23,7 @@ Forward = Callable[[Sequence[Step]], Sequence[Rows]]
 
 @torch.inference_mode()
 def draw(forward: Forward, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-    """As `flyspec.engine.model.Model.draw`. Raises `FloatingPointError` for non-finite logits."""
+    """Like `flyspec.engine.model.Model.draw`. Raises `FloatingPointError` for non-finite logits."""
     found = [Drafted([])] * len(draws)
     running = list(enumerate(draws))
     while running:

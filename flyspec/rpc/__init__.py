@@ -1,7 +1,7 @@
-"""What every gRPC server and channel of flyspec has in common: limits, errors, health, drain.
+"""Shared by all gRPC servers and channels of flyspec: limits, errors, health, draining.
 
-A service builds its servicer and puts it into a `GrpcServer`; a servicer's methods are decorated
-with `handler`, which turns `FlyspecError` into its gRPC status.
+A service adds its servicer to a `GrpcServer`; the servicer's methods are decorated with `handler`,
+which maps `FlyspecError` to a gRPC status.
 """
 
 from flyspec.rpc.channel import CHANNEL_OPTIONS as CHANNEL_OPTIONS

@@ -1,4 +1,4 @@
-"""Channels to a server: how they are opened, live, and follow their certificates."""
+"""Channels to servers, reopened when their certificates change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from flyspec.rpc.sizes import MAX_MESSAGE_BYTES
 from flyspec.security import ChannelSecurity
 
 RETIRED_S = 1e8
-"""A channel whose certificates are old ends with its last call, however long that takes."""
+"""Grace period of a channel with outdated certificates: in effect, until its last call ends."""
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Every channel has a connection of its own, so that closing it closes the connection.
+    # One connection per channel, so that closing the channel closes it.
     ("grpc.use_local_subchannel_pool", 1),
-    # Reconnect soon after a service comes back; gRPC's own default backs off to two minutes.
+    # Reconnect soon after a service comes back; gRPC's default backs off up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
@@ -31,11 +31,11 @@ def connect(
     server_name: str = "",
     max_receive_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
-    """Open a channel to `host:port`; it connects on first use and reconnects by itself.
+    """Open a channel to `host:port`; it connects on first use and reconnects automatically.
 
-    In the clear without `credentials`. `interceptors` see every call, the first one first.
-    `server_name` is the name that the server's certificate must have; empty: the address's host.
-    A call ends with RESOURCE_EXHAUSTED at a message of more than `max_receive_bytes`.
+    Plaintext without `credentials`. `server_name` is the name that the server's certificate must
+    have (empty: the address's host). A message larger than `max_receive_bytes` ends its call with
+    RESOURCE_EXHAUSTED.
     """
     options: list[tuple[str, int | str]] = [
         *CHANNEL_OPTIONS,
@@ -49,11 +49,10 @@ def connect(
 
 
 class Link:
-    """A channel to `host:port`, opened on first use; in the clear without `security`.
+    """A channel to `host:port`, opened on first use; plaintext without `security`.
 
-    When the certificates' files change, new calls get a new channel; those under way go on over the
-    old one. `server_name` is the name that the server's certificate must have; empty: that of
-    `security`, or else the address's host. `max_receive_bytes` as of `connect`.
+    When the certificate files change, new calls get a new channel; running calls finish on the old
+    one. `server_name` applies where `security` names none; see `connect`.
     """
 
     def __init__(
@@ -75,12 +74,12 @@ class Link:
 
     @property
     def secure(self) -> bool:
-        """Whether it speaks TLS."""
+        """Whether it uses TLS."""
         return self._security is not None
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel for a call that begins now; another one if the certificates are new."""
+        """The channel for a new call; a new channel if the certificates have changed."""
         credentials = self._security.credentials if self._security else None
         if self._channel is None or credentials is not self._credentials:
             self._retire()
@@ -95,7 +94,7 @@ class Link:
         return self._channel
 
     async def close(self) -> None:
-        """Give up the connection and all calls on it; a call after that opens another."""
+        """Close the connection and cancel its calls; a later call opens a new one."""
         self._retire()
         channels, self._retired = self._retired, {}
         for channel, ending in channels.items():
@@ -103,7 +102,7 @@ class Link:
             await channel.close()
 
     def _retire(self) -> None:
-        """Let the channel's calls end by themselves."""
+        """Let the current channel's calls finish."""
         channel, self._channel = self._channel, None
         if channel is not None:
             ending = asyncio.get_running_loop().create_task(channel.close(RETIRED_S))

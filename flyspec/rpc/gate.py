@@ -1,4 +1,4 @@
-"""Who may call: a look at every call before anything of its request is read."""
+"""Access checks of calls, before their requests are read."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from flyspec.security import PortSecurity
 
 log = logging.getLogger(__name__)
 
-LOGGED_A_SECOND = 10
+MAX_LOGGED_PER_SECOND = 10
 HEALTH = "/grpc.health.v1.Health/"
 
 Check = Callable[[str, Any], None]
-"""Looks at a call's method and context, and raises `FlyspecError` if it may not be."""
+"""Checks a call's method and context; raises `FlyspecError` to refuse it."""
 
 
 class Gate(Interceptor):
-    """Ends calls that a check refuses with its status. Health is open: probes come with nothing.
+    """Ends refused calls with the check's status. Health checks are open, as probes send no keys.
 
-    Goes before `MalformedRequests`, so that nothing is parsed for who may not call.
+    Runs before `MalformedRequests`, so that nothing is parsed for refused clients.
     """
 
     def __init__(self, checks: Collection[Check]) -> None:
@@ -33,56 +33,52 @@ class Gate(Interceptor):
         self._second, self._logged = 0, 0
 
     def around_method(self, found: Any, details: Any) -> Any:
-        """The call's handler behind the checks."""
         method = details.method
         if not self._checks or method.startswith(HEALTH):
             return found
-        return wrap(found, lambda context: self._behind(method, context))
+        return wrap(found, lambda context: self._checked(method, context))
 
     @asynccontextmanager
-    async def _behind(self, method: str, context: Any) -> AsyncIterator[None]:
-        """A call that begins only if every check lets it."""
+    async def _checked(self, method: str, context: Any) -> AsyncIterator[None]:
         try:
             for check in self._checks:
                 check(method, context)
         except FlyspecError as error:
-            if self._is_to_be_logged():
+            if self._should_log():
                 log.info("%s from %s refused: %s", method.lstrip("/"), context.peer(), error)
             await abort(context, method, error)
         yield
 
-    def _is_to_be_logged(self) -> bool:
-        """Whether a refusal that comes now is: who is refused must not fill the disk."""
+    def _should_log(self) -> bool:
+        """Whether to log a refusal now: refused clients must not fill the disk."""
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._logged = second, 0
         self._logged += 1
-        return self._logged <= LOGGED_A_SECOND
+        return self._logged <= MAX_LOGGED_PER_SECOND
 
 
 class CertificateNames:
-    """A check that a client's certificate has one of these names, as subject or alternative."""
+    """Checks that a client certificate has one of these common or alternative names."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = frozenset(names)
 
     def __call__(self, method: str, context: Any) -> None:
-        """Raise `PermissionDeniedError` for others."""
         found = names_of(context)
         if self._names.isdisjoint(found):
             raise PermissionDeniedError(
-                f"the client's certificate is of {', '.join(found) or 'nobody'}, which may not "
-                "call here"
+                f"the client certificate's name ({', '.join(found) or 'none'}) is not allowed here"
             )
 
 
 def checks_of(security: PortSecurity) -> list[Check]:
-    """What a port with that security checks of every call."""
+    """Return the checks of calls to a port with that security."""
     return [CertificateNames(security.names)] if security.names else []
 
 
 def names_of(context: Any) -> list[str]:
-    """The names in the certificate that a call's client showed; none without one."""
+    """Return the names in the client's certificate; empty without one."""
     found = context.auth_context()
     names = [
         name.decode(errors="replace")

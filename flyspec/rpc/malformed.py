@@ -1,8 +1,8 @@
-"""Requests that are no messages of their type: INVALID_ARGUMENT, where grpc.aio would say UNKNOWN.
+"""Ends calls with malformed requests with INVALID_ARGUMENT, where grpc.aio would say UNKNOWN.
 
-A deserializer that fails raises out of reach of any servicer. So here none does: what cannot be
-read arrives as `Malformed`, and whoever reads it first raises the error. A call that never sends
-the one request that its method takes would wait for good; here it is told so.
+An exception in a deserializer reaches no servicer. So none is raised here: an unreadable request
+becomes `Malformed`, and the reader that receives it raises the error. Also ends calls that never
+send their request, which would otherwise wait forever.
 """
 
 from __future__ import annotations
@@ -19,31 +19,30 @@ from flyspec.interceptors import Interceptor
 from flyspec.rpc.streams import Malformed, read
 
 REQUEST_TIMEOUT_S = 30.0
-"""A call without its first message after so long is ended: nothing limits their number."""
+"""Seconds that a call may take to send its first message; nothing else limits idle calls."""
 STREAM_TIMEOUT_S = 300.0
-"""So is one without its next message, if its servicer leaves the reading to this module."""
+"""Seconds between messages of a stream that this module reads for the servicer."""
 
 Abort = Callable[[Any, str, Exception], Awaitable[None]]
 
 
 class MalformedRequests(Interceptor):
-    """Ends calls whose requests cannot be read, by `abort(context, method, error)`.
+    """Ends calls whose requests cannot be read with `abort(context, method, error)`.
 
-    A servicer that reads its stream itself does so by `streams.read`.
+    A servicer that reads its stream itself must use `streams.read`.
     """
 
     def __init__(self, abort: Abort) -> None:
         self._abort = abort
 
     def around_method(self, found: Any, details: Any) -> Any:
-        """The call's handler, which is not called with what cannot be read."""
         return _wrap(found, details.method, self._abort)
 
 
 def _wrap(found: Any, method: str, abort: Abort) -> Any:
-    """The same handler, with a deserializer that does not raise and a look at what it gave.
+    """Return the handler with a deserializer that does not raise, and a check of its result.
 
-    For grpc.aio it takes a stream, so that the one request of other methods is read here.
+    To grpc.aio every method takes a stream; a unary method's request is read here.
     """
     answer = "stream" if found.response_streaming else "unary"
     takes = "stream" if found.request_streaming else "unary"
@@ -57,12 +56,12 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
 
     async def request_of(context: Any) -> Any:
         if found.response_streaming:
-            # Apart from the first message: as long as that waits for its reader, no status could
-            # be sent either, and a call that is ended then would stay open for good.
+            # Not with the first message: while that waits for its reader, no status could be
+            # sent either, and an aborted call would stay open forever.
             try:
                 await context.send_initial_metadata(())
             except grpc.aio.InternalError as error:
-                raise asyncio.CancelledError from error  # the client has gone already
+                raise asyncio.CancelledError from error  # the client is already gone
         return _checked(context) if found.request_streaming else await _only_one(context)
 
     async def call(requests: Any, context: Any) -> Any:
@@ -84,10 +83,10 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
 
 
 async def _only_one(context: Any) -> Any:
-    """The request of a method that takes one."""
+    """Read the request of a unary method."""
     request = await read(context, REQUEST_TIMEOUT_S)
     if request is None:
-        raise InvalidArgumentError("the call ended without a request; this method takes one")
+        raise InvalidArgumentError("the call ended without its request")
     return request
 
 

@@ -1,4 +1,4 @@
-"""A listening port with what every server of flyspec has: limits, statuses, health, drain."""
+"""A gRPC server with limits, error statuses, health checks, reflection and draining."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from flyspec.rpc.statuses import abort
 
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # Without this two servers can share a port, each getting some of the connections.
+    # Otherwise two servers could share a port, each getting some of the connections.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # A client that vanished without a word is noticed, and its sessions are free again.
+    # Detect vanished clients, to free their sessions.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Who connects and says nothing, or no TLS; gRPC's own default is two minutes.
+    # Connections that stay silent or do not speak TLS; gRPC's default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 CONNECTION_AGE_MS = 3_600_000
-"""After so long over TLS new calls need a new handshake, and so a certificate that is still good.
+"""Maximum age of a TLS connection; then new calls need a new handshake, with a valid certificate.
 
-Calls under way go on over the old connection until they end.
+Running calls finish on the old connection.
 """
 
 
 class GrpcServer:
-    """One listening port with health and reflection; not ready until `set_ready`.
+    """One listening port with health checks and reflection; not ready until `set_ready`.
 
-    `services` pairs each generated `add_*Servicer_to_server` with a servicer; `names` are the full
-    names of those services. `max_streams` bounds the calls at once on one connection,
-    `max_request_bytes` a request. The port is in the clear without `credentials`. `interceptors`
-    see every call, the first one first, refused or not. Then `checks` refuse calls before anything
-    is read of them, and what cannot be read is refused.
+    `services` pairs each generated `add_*Servicer_to_server` with a servicer; `names` are the
+    services' full names. `max_streams` limits concurrent calls per connection. Plaintext without
+    `credentials`. All calls pass `interceptors`; then `checks` may refuse them before a request is
+    read.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class GrpcServer:
         )
 
     async def start(self) -> int:
-        """Listen, not ready yet; the port that was bound (0 picks a free one)."""
+        """Listen, not ready yet. Return the bound port."""
         try:
             if self._credentials is None:
                 port = self._server.add_insecure_port(self._address)
@@ -96,11 +95,10 @@ class GrpcServer:
 
     @property
     def port(self) -> int:
-        """The port that `start` bound."""
         return self._port
 
     async def set_ready(self, ready: bool) -> None:
-        """Tell health checks whether this server can do its work."""
+        """Set the health status."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         state = status.SERVING if ready else status.NOT_SERVING
         for name in ["", *self._names]:

@@ -1,4 +1,4 @@
-"""Errors and gRPC statuses: what a servicer raises, what a client makes of it."""
+"""Maps errors to gRPC statuses and back."""
 
 from __future__ import annotations
 
@@ -17,38 +17,32 @@ from flyspec.errors import FlyspecError, ResourceExhaustedError, UnavailableErro
 
 log = logging.getLogger(__name__)
 
-# A status travels in a header, 12 bytes a character at worst; gRPC refuses one beyond 8 KiB, and
-# the client would see that instead.
+# A status is a header of up to 12 bytes per character; gRPC replaces one beyond 8 KiB by an error.
 MAX_DETAILS_CHARACTERS = 600
-# With a google.rpc.Status beside it, the message travels twice.
+# With a google.rpc.Status, the message is sent twice.
 MAX_RICH_DETAILS_CHARACTERS = 400
 ABORT_TIMEOUT_S = 1.0
 """A client that reads nothing does not read its status either."""
-# Goes with every status that a flyspec server chose, so that a client can tell its UNAVAILABLE from
-# gRPC's own for a lost connection.
+# Sent with every status chosen by a flyspec server, to tell its UNAVAILABLE from gRPC's own for a
+# lost connection.
 SAID = (("flyspec-said", "1"),)
 
-# What grpc.aio says when a write meets a stream that has just ended, whatever ended it: it
-# overwrites the status that the peer sent (grpc/grpc#36066).
+# Details from grpc.aio when a write meets a stream that has just ended, for whatever reason: they
+# overwrite the status that the peer sent (grpc/grpc#36066).
 WRITE_FAILED = "Internal error from Core"
 
-# What grpc.aio raises, by a class that it keeps to itself, in a call that reads or writes when the
-# grace period of its server is over: a cancellation like any other.
+# Private class that grpc.aio raises in a running call when the server's grace period is over;
+# equivalent to a cancellation.
 SERVER_STOPPED = "_ServerStoppedError"
 
 BUG = "internal error in"
-"""Begins the details of the INTERNAL that a flyspec server says."""
-
-
-def status_of(error: FlyspecError) -> grpc.StatusCode:
-    """The gRPC status code of an error."""
-    return grpc.StatusCode[error.status]
+"""Start of the details of a flyspec server's INTERNAL status."""
 
 
 def error_of_status(code: grpc.StatusCode, details: str) -> FlyspecError:
-    """The error that a peer's status stands for; its message is the peer's."""
+    """Return the error for a peer's status, with the peer's message."""
     if code is grpc.StatusCode.INTERNAL and details == WRITE_FAILED:
-        return UnavailableError("the stream ended while it was written to")
+        return UnavailableError("the stream ended during a write")
     for cls in FlyspecError.__subclasses__():
         if vars(cls).get("status") == code.name:
             return cls(details)
@@ -56,7 +50,7 @@ def error_of_status(code: grpc.StatusCode, details: str) -> FlyspecError:
 
 
 def error_of(error: grpc.aio.AioRpcError) -> FlyspecError:
-    """The error that a failed call stands for, with when to retry if its server said so."""
+    """Return the error for a failed call, with the server's retry delay if it sent one."""
     found = error_of_status(error.code(), error.details() or error.code().name)
     if isinstance(found, ResourceExhaustedError):
         found.retry_after_s = _retry_after_s(error)
@@ -64,10 +58,9 @@ def error_of(error: grpc.aio.AioRpcError) -> FlyspecError:
 
 
 def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
-    """Seconds after which the server said to try again, None if it did not."""
     try:
         status = rpc_status.from_call(error)
-    except (ValueError, DecodeError):  # details that contradict the status, or are none
+    except (ValueError, DecodeError):  # details that contradict the status or are malformed
         return None
     for detail in status.details if status else ():
         info = error_details_pb2.RetryInfo()
@@ -78,18 +71,18 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
 
 
 def was_said(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a flyspec server chose this status, rather than gRPC for want of a connection."""
+    """Whether a flyspec server sent this status, rather than gRPC for a lost connection."""
     return any(tuple(item) in SAID for item in error.trailing_metadata() or ())
 
 
 async def abort(context: Any, method: str, error: Exception) -> None:
-    """End the call with the status that `error` stands for; a bug is logged with its trace."""
+    """End the call with the status for `error`; a bug is logged with its traceback."""
     metadata: tuple[tuple[str, str | bytes], ...] = ()
     if isinstance(error, ResourceExhaustedError) and error.retry_after_s is not None:
         rich = _with_retry_info(error)
         code, details, metadata = rich.code, rich.details, (*SAID, *rich.trailing_metadata)
     elif isinstance(error, FlyspecError):
-        code, details, metadata = status_of(error), _details(str(error)), SAID
+        code, details, metadata = grpc.StatusCode[error.status], _details(str(error)), SAID
     else:
         log.exception("%s failed", method)
         code = grpc.StatusCode.INTERNAL
@@ -100,17 +93,16 @@ async def abort(context: Any, method: str, error: Exception) -> None:
     except grpc.aio.AbortError:
         raise
     except (TimeoutError, grpc.aio.BaseError) as failure:
-        # What was sent is not read, or the call has ended meanwhile, by its deadline for example.
-        log.debug("%s: its status %s was not taken: %s", method, code.name, failure)
-    # A status follows once what was sent is read; this need not wait for that.
+        # The client does not read, or the call has ended, for example by its deadline.
+        log.debug("%s: status %s not delivered: %s", method, code.name, failure)
     raise asyncio.CancelledError
 
 
 def _with_retry_info(error: ResourceExhaustedError) -> Any:
-    """The status of an error with google.rpc.RetryInfo beside it."""
+    """Return the status of an error, with google.rpc.RetryInfo."""
     retry = f"; retry in {error.retry_after_s:.3g} s"
     message = _details(str(error), MAX_RICH_DETAILS_CHARACTERS - len(retry)) + retry
-    status = status_pb2.Status(code=status_of(error).value[0], message=message)
+    status = status_pb2.Status(code=grpc.StatusCode[error.status].value[0], message=message)
     info = error_details_pb2.RetryInfo()
     info.retry_delay.FromNanoseconds(round(1e9 * (error.retry_after_s or 0)))
     status.details.add().Pack(info)
@@ -118,7 +110,7 @@ def _with_retry_info(error: ResourceExhaustedError) -> Any:
 
 
 def _details(message: str, most: int = MAX_DETAILS_CHARACTERS) -> str:
-    """A message short enough for a status: what a client sent may be quoted in its middle."""
+    """Shorten a message for a status by its middle, which may quote a client's input."""
     half = most // 2
     if len(message) <= 2 * half:
         return message
@@ -126,10 +118,10 @@ def _details(message: str, most: int = MAX_DETAILS_CHARACTERS) -> str:
 
 
 def handler(method: Callable[..., Awaitable[Any]]) -> Any:
-    """Decorate a servicer method: what it raises becomes the call's status.
+    """Decorate a servicer method: exceptions become the call's status.
 
-    For unary methods, and for streams that read and write through their context: leaving such a
-    method, cancelled or not, runs its own `finally` at once.
+    For unary methods, and for streams that read and write through their context (not generators,
+    whose `finally` would run late).
     """
 
     @functools.wraps(method)
@@ -139,7 +131,7 @@ def handler(method: Callable[..., Awaitable[Any]]) -> Any:
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except grpc.aio.InternalError as error:
-            # Something could not be read or written: the call has ended meanwhile.
+            # A read or write failed: the call has ended.
             log.debug("%s: %s", method.__qualname__, error)
             raise asyncio.CancelledError from error
         except Exception as error:

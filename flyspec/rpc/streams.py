@@ -1,4 +1,4 @@
-"""Reading and writing a stream's messages, for as long as its client may be silent."""
+"""Reads and writes a stream's messages with timeouts for silent clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Malformed:
-    """Stands for a request that cannot be read; `reason` is protobuf's."""
+    """An unreadable request, with protobuf's error."""
 
     __slots__ = ("reason",)
 
@@ -23,10 +23,10 @@ class Malformed:
 
 
 async def unbroken(reading: Coroutine[Any, Any, T]) -> T:
-    """What `reading` gives; who is cancelled here leaves it to end with its call.
+    """Await `reading`; if cancelled, leave it running until its call ends.
 
-    grpc.aio never frees the message of a read that is cancelled itself (seen in 1.85: 80 bytes when
-    none came, up to 8 KB of its buffers when one did).
+    grpc.aio leaks memory for each cancelled read (in 1.85: 80 bytes without a message, up to 8 KB
+    with one).
     """
     task = asyncio.ensure_future(reading)
     try:
@@ -37,19 +37,19 @@ async def unbroken(reading: Coroutine[Any, Any, T]) -> T:
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
-    """Take a result that nobody waits for, so that asyncio does not complain of it."""
+    """Retrieve an unused result, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 async def in_time(reading: Awaitable[T], idle_timeout_s: float) -> T:
-    """What `reading` gives; `IdleTimeoutError` when it gives nothing for so long."""
+    """Await `reading`; raise `IdleTimeoutError` after that many seconds."""
     try:
         async with asyncio.timeout(idle_timeout_s):
             return await reading
     except TimeoutError as error:
         raise IdleTimeoutError(
-            f"no message for {idle_timeout_s:g} s; the call is closed, open another"
+            f"no message for {idle_timeout_s:g} s; the call was closed, open another"
         ) from error
 
 
@@ -58,11 +58,11 @@ async def read_ahead(
     idle_timeout_s: float,
     interrupt: Callable[[], None],
 ) -> AsyncGenerator[T]:
-    """A stream's requests, until `read` gives None; the next is read while one is answered.
+    """Yield a stream's requests until `read` returns None, reading one ahead.
 
-    When it has come, `interrupt` is called, to end that answer; the end of the stream ends none. As
-    long as a request is answered its client may be silent, between two for `idle_timeout_s`, or
-    `IdleTimeoutError`.
+    When the next request arrives during an answer, `interrupt` is called to end that answer; the
+    end of the stream does not interrupt. Between answers the client may be silent for
+    `idle_timeout_s`, else `IdleTimeoutError` is raised.
     """
     reader = _Reader(read, interrupt)
     try:
@@ -75,7 +75,7 @@ async def read_ahead(
 
 
 class _Reader(Generic[T]):
-    """Reads one request ahead, in a task that is never cancelled while it reads (`unbroken`)."""
+    """Reads one request ahead in a task that is never cancelled while reading (see `unbroken`)."""
 
     def __init__(
         self, read: Callable[[], Coroutine[Any, Any, T | None]], interrupt: Callable[[], None]
@@ -95,42 +95,41 @@ class _Reader(Generic[T]):
             await self._came.put(request)
             if request is None or isinstance(request, Exception):
                 return
-            if self.answering:  # the one before: this one waits in the queue
+            if self.answering:  # the previous one, while this one waits in the queue
                 self._interrupt()
 
     async def next(self) -> T | None:
-        """The next request; raises what reading it raised."""
         request = await self._came.get()
         if isinstance(request, Exception):
             raise request
         return request
 
     def close(self) -> None:
-        """Nobody asks for more: the read under way ends with its call."""
+        """Stop; the pending read ends with its call."""
         self._closed, self.answering = True, False
         if not self._came.empty():
             self._came.get_nowait()
 
 
 async def receive(context: Any) -> Any:
-    """The next message of a stream, None at its end; not to be cancelled (`unbroken`)."""
+    """Return the next message of a stream, None at its end. Must not be cancelled (`unbroken`)."""
     message = await context.read()
     if isinstance(message, Malformed):
-        raise InvalidArgumentError(f"the request cannot be read: {message.reason}")
+        raise InvalidArgumentError(f"the request cannot be parsed: {message.reason}")
     return None if message is grpc.aio.EOF else message
 
 
 async def read(context: Any, idle_timeout_s: float) -> Any:
-    """As `receive`, by whoever may be cancelled; `IdleTimeoutError` when none comes."""
+    """Like `receive`, but cancellable; raises `IdleTimeoutError` if no message comes."""
     return await in_time(unbroken(receive(context)), idle_timeout_s)
 
 
 async def write(context: Any, message: Any, idle_timeout_s: float) -> None:
-    """Send a message of a stream; `IdleTimeoutError` when the client does not read for so long."""
+    """Write to a stream; raise `IdleTimeoutError` if the client does not read for that long."""
     try:
         async with asyncio.timeout(idle_timeout_s):
             await context.write(message)
     except TimeoutError as error:
         raise IdleTimeoutError(
-            f"nothing was read for {idle_timeout_s:g} s; the session is closed, open another"
+            f"the client read nothing for {idle_timeout_s:g} s; open another session"
         ) from error

@@ -1,8 +1,8 @@
-"""The acceptance rules' parameters, each declared once: a field of `Rule`, and what is known of it.
+"""The acceptance rules' parameters, each declared once as a field of `Rule`.
 
-Flags, rules file, limits, checks, warnings, bench conditions and the tables of docs/rules.md come
-from here and from `presets`, which declares the rules. The proto message `Rule` has a field of each
-name; what a value does is its criterion's. No I/O, no torch.
+Flags, rules files, limits, checks, warnings, bench conditions and the tables of docs/rules.md are
+derived from here and from `presets`, which declares the rules. The proto message `Rule` has fields
+of the same names. No I/O, no torch.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ MAX_DIVERGENCE_TOP_K = 1024
 
 
 class EntropyMeasure(IntEnum):
-    """How the target's uncertainty is measured; the two differ by an order of magnitude."""
+    """Measure of the target's uncertainty; values differ by an order of magnitude."""
 
     NORMALIZED = 1
     TOP_K = 2
 
 
 class WindowScope(IntEnum):
-    """How far a window reaches."""
+    """Which positions a window may cover."""
 
     WITHIN_ROUND = 1
     ACROSS_ROUNDS = 2
 
 
 class Divergence(IntEnum):
-    """How the target's distribution p and the draft's q are compared."""
+    """Divergence of the target's distribution p and the draft's q."""
 
     JS = 1
     KL = 2
@@ -45,20 +45,20 @@ class Divergence(IntEnum):
 
 
 def member_name(member: IntEnum) -> str:
-    """How an enum's member is written in flags, files and messages."""
+    """Return an enum member's name in flags, files and messages."""
     return member.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What is known of a parameter besides its presets' values.
+    """Declaration of a parameter, except for its values in presets.
 
-    `kind` is int, float, bool or an enum; `symbol` how docs/rules.md calls it, `help` what a flag
-    says of it. `ranges` of a number: one under None, or one for each measure that it applies to,
-    which the parameter `measured_by` names; a value then belongs to its measure and is not taken
-    over to another. `limit` is how an operator can bound it: "min" where less accepts more, "max"
-    where more does. `zero_is_all`: 0 stands for more than any number. `unwise_above` gives a
-    warning that ends in `unwise`.
+    `kind` is int, float, bool or an enum; `symbol` is used in docs/rules.md. A number has one range
+    (under None), or one per measure that it applies to; `measured_by` then names the parameter that
+    selects the measure, and a preset's value only applies to its own measure. `limit` is how an
+    operator can bound it: "min" if lower values accept more, "max" if higher ones do.
+    `zero_is_all`: 0 means more than any number. Values above `unwise_above` cause a warning that
+    ends in `unwise`.
     """
 
     help: str
@@ -75,31 +75,31 @@ class Parameter:
 
     @property
     def limit_name(self) -> str | None:
-        """The key of its limit in a rules file; None if it has none."""
+        """The key of its limit in a rules file, or None."""
         return f"{self.limit}_{self.name}" if self.limit else None
 
     @property
     def limited_by_measure(self) -> bool:
-        """Whether a limit may name a number for each measure."""
+        """Whether its limit may be given per measure."""
         return len(self.ranges) > 1
 
     def amount(self, value: float) -> float:
-        """What a limit compares."""
+        """Return the value that a limit is compared with."""
         return math.inf if self.zero_is_all and value == 0 else value
 
     @property
     def members(self) -> type[IntEnum] | None:
-        """The enum whose members are its values; None for another kind."""
+        """The enum of its values, or None."""
         return self.kind if issubclass(self.kind, IntEnum) else None
 
     def show(self, value: Any) -> str:
-        """A value as flags, files and messages write it."""
+        """Format a value for flags, files and messages."""
         if isinstance(value, bool):
             return str(value).lower()
         return member_name(value) if isinstance(value, IntEnum) else f"{value:g}"
 
     def read(self, text: str) -> Any:
-        """A value from what `show` writes. Raises `ValueError`, which says what it must be."""
+        """Parse a value as formatted by `show`. Raises `ValueError` naming what is expected."""
         known: dict[str, Any] = {"true": True, "false": False} if self.kind is bool else {}
         known |= {member_name(m): m for m in self.members or ()}
         if known and text not in known:
@@ -152,13 +152,13 @@ class Rule:
         "", "normalized (entropy divided by log|V|) or top_k (of the k most likely tokens, nats)",
     )] = None
     window_scope: Annotated[WindowScope | None, _parameter(
-        "", "where the matches must follow: within_round, or across_rounds (the token is held back "
-        "until they have)",
+        "", "where those matches may be: within_round, or across_rounds (the token is held back "
+        "until then)",
     )] = None
     margin_threshold: Annotated[float | None, _parameter(
         "τ", "maximum nats by which the target may prefer its own token",
         Range(0.0, 100.0), unit="nats", limit="max", unwise_above=0.3,
-        unwise="texts may begin to loop (at 0.4, 0.44 % of texts did in llama.cpp's measurements)",
+        unwise="text may start to loop (0.44 % of texts at 0.4, as measured by llama.cpp)",
     )] = None
     divergence: Annotated[Divergence | None, _parameter(
         "", "divergence of target and draft distributions: js, kl or tv",
@@ -168,22 +168,22 @@ class Rule:
         dict.fromkeys(Divergence, Range(0.0, 100.0)), measured_by="divergence", limit="max",
     )] = None
     divergence_top_k: Annotated[int | None, _parameter(
-        "", "most likely tokens compared, with the rest as one (rejection: tokens drafted from); "
-        "0: the whole vocabulary",
+        "", "number of most likely tokens to compare, with the rest lumped together (rejection: to "
+        "draft from); 0: the whole vocabulary",
         Range(0, MAX_DIVERGENCE_TOP_K), limit="min", zero_is_all=True,
     )] = None
     typical_epsilon: Annotated[float | None, _parameter(
-        "ε", "target probability that always suffices", Range(0.0, 1.0), limit="min",
+        "ε", "accept tokens above this target probability", Range(0.0, 1.0), limit="min",
     )] = None
     typical_delta: Annotated[float | None, _parameter(
-        "δ", "δ·exp(-entropy) suffices where it is less than ε",
+        "δ", "accept tokens above δ·exp(-entropy) where that is below ε",
         Range(0.0, 100.0), limit="min",
     )] = None
     random_acceptance: Annotated[float | None, _parameter(
         "r", "probability of accepting a mismatch", Range(0.0, 1.0), limit="max",
     )] = None
     random_judges_matches: Annotated[bool | None, _parameter(
-        "", "apply the probability to every draft, as the released control does; a rejected match "
+        "", "apply the probability to matches too, as the released control does; a rejected match "
         "ends the round and is replaced by the same token",
     )] = None
     guarded_token_ids: tuple[int, ...] = ()
@@ -201,4 +201,4 @@ def _declared() -> Mapping[str, Parameter]:
 
 
 PARAMETERS = _declared()
-"""The parameters that a rule may have, by name, besides the tokens that it guards."""
+"""The parameters of rules by name, except `guarded_token_ids`."""

@@ -1,7 +1,7 @@
-"""Writes the tables of a document about rules anew: `python -m flyspec.rules docs/rules.md`.
+"""Updates the tables of rules in a document: `python -m flyspec.rules docs/rules.md`.
 
-A table stands between `<!-- rules -->`, `<!-- parameters NAME ... -->` or `<!-- limits -->` and
-`<!-- end -->`; everything else stays as it is.
+A table is between `<!-- rules -->`, `<!-- parameters NAME ... -->` or `<!-- limits -->` and
+`<!-- end -->`; everything else is left unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Rows = Iterable[Iterable[str]]
 
 
 def write_tables(document: str) -> str:
-    """The document with its tables as the rules are declared."""
+    """Return the document with its tables regenerated."""
     tables = {"rules": _rules, "parameters": _parameters, "limits": _limits}
 
     def table(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The acceptance rules, each declared once: what it accepts, its parameters, what it needs."""
+"""The acceptance rules, each declared once: criterion, default parameters and needs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CriterionName = Literal[
 
 @dataclass(frozen=True, slots=True)
 class DraftNeeds:
-    """The drafter's distributions that a rule compares or draws with.
+    """The draft distributions that a rule needs.
 
-    `whole`: over the whole vocabulary whatever `divergence_top_k` says. `drawn_from`: drafts are
-    drawn from what is sent, processed as the target's; greedy, nothing is sent.
+    `whole`: over the whole vocabulary, regardless of `divergence_top_k`. `drawn_from`: drafts are
+    drawn from what is sent, processed like the target's; if greedy, nothing is sent.
     """
 
     whole: bool = False
@@ -30,18 +30,18 @@ class DraftNeeds:
 
 @dataclass(frozen=True, slots=True)
 class RulePreset:
-    """What a rule's name stands for: a criterion, its parameters with their values, what it needs.
+    """What a rule's name stands for: a criterion, default parameters and needs.
 
-    `accepts` is its cell in docs/rules.md: when a mismatch may stand. A `fly_window_size` of None
-    is min(6, K - 1) for the K that was requested. `lossless`: the output follows the target's
-    distribution; `token_exact`: it is that of plain decoding, token by token, whatever is drafted.
-    `counts_mismatch`: W counts the mismatch itself. `largest`: the most that each divergence can be
-    in the rule's form. `limited_as` stands before its measures' names in limits, where its numbers
-    mean something else than those of other rules.
+    `accepts` describes in docs/rules.md when a mismatch may be accepted. A `fly_window_size` of
+    None is min(6, K - 1) for the requested K. `lossless`: the output follows the target's
+    distribution; `token_exact`: it equals plain decoding token by token, whatever is drafted.
+    `counts_mismatch`: W includes the mismatch itself. `largest`: the maximum of each divergence in
+    the rule's form. `limited_as` prefixes the names of its measures in limits, where its numbers
+    are not comparable with those of other rules.
 
-    It needs: `draft`, distributions of the draft; `raw`, the model's own logits instead of the
-    processed ones; `samples` of the target at temperature > 0, of which a draft may match any;
-    `hidden_layers` whose rows its criterion looks at, of which no rule makes use yet.
+    Needs: `draft` distributions; `raw`, the model's logits instead of the processed ones;
+    `samples` of the target at temperature > 0, of which a draft may match any; `hidden_layers`
+    that its criterion reads (used by no rule yet).
     """
 
     accepts: str
@@ -59,7 +59,7 @@ class RulePreset:
 
     @property
     def draws(self) -> bool:
-        """Whether at temperature > 0 it is speculative sampling, of drafts drawn by chance."""
+        """Whether it is speculative sampling at temperature > 0, with randomly drawn drafts."""
         return self.draft is not None and self.draft.drawn_from
 
 

@@ -1,4 +1,4 @@
-"""Rules checked and completed, and what their callers should know about them."""
+"""Validates rules, fills in their defaults and returns warnings about them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from flyspec.speculation_length import REQUESTED_BY_AUTO
 
 
 def validate_rule(rule: Rule, field: str = "rule") -> None:
-    """Refuse an unknown rule, a parameter that does not apply to it, or one out of range.
+    """Raise `InvalidArgumentError` for unknown rules and inapplicable or invalid parameters.
 
-    `field` is how messages call the rule.
+    `field` is the rule's name in messages.
     """
     preset = RULE_PRESETS.get(rule.name)
     if preset is None:
@@ -33,8 +33,7 @@ def validate_rule(rule: Rule, field: str = "rule") -> None:
         )
     if rule.guarded_token_ids and preset.lossless:
         raise InvalidArgumentError(
-            f"{field}.guarded_token_ids does not apply to the rule {rule.name!r}, "
-            "which loses nothing"
+            f"{field}.guarded_token_ids does not apply to the rule {rule.name!r}, which is lossless"
         )
     if len(rule.guarded_token_ids) > MAX_GUARDED_TOKENS:
         raise InvalidArgumentError(
@@ -58,7 +57,7 @@ def validate_rule(rule: Rule, field: str = "rule") -> None:
 
 
 def measure_of(rule: Rule, parameter: Parameter) -> IntEnum | None:
-    """What the rule's values of this parameter are measured in; None where there is but one way."""
+    """Return the measure that the rule's value of a parameter is in; None if there is only one."""
     if (by := parameter.measured_by) is None:
         return None
     measure: IntEnum | None = getattr(rule, by) or RULE_PRESETS[rule.name].defaults.get(by)
@@ -66,26 +65,26 @@ def measure_of(rule: Rule, parameter: Parameter) -> IntEnum | None:
 
 
 def resolve_rule(rule: Rule, num_speculative_tokens: int = REQUESTED_BY_AUTO) -> Rule:
-    """The rule with its preset's values where it has none.
+    """Return the rule with its preset's values where it has none.
 
-    `num_speculative_tokens` is the K that was requested, the default where none was: a window that
-    the preset leaves to K comes of it once, and shorter rounds keep it. Parameters that do not
-    apply stay `None`; resolving twice changes nothing. Raises `InvalidArgumentError` for a rule
-    that does not validate, or whose window no K of 1 has room for.
+    `num_speculative_tokens` is the requested K (default: that of auto), from which a window that
+    depends on K is resolved once; shorter rounds keep it. Inapplicable parameters stay `None`;
+    resolving twice changes nothing. Raises `InvalidArgumentError` for an invalid rule, or one
+    whose window does not fit K = 1.
     """
-    # Not behind the cache: it would take a window of True for one of 1, which is equal to it.
+    # Not cached: a cache would confuse a window of True with the equal 1.
     validate_rule(rule)
     if num_speculative_tokens == 1 and window_depends_on_k(rule):
         raise InvalidArgumentError(
             f"speculation.num_speculative_tokens must be 0 or at least 2 for the rule "
-            f"{rule.name!r}, whose window is one of the tokens drafted after a mismatch, got 1; "
-            "give rule.fly_window_size (0 is no window) or another rule"
+            f"{rule.name!r}, whose window consists of tokens drafted after a mismatch, got 1; "
+            "set rule.fly_window_size (0: no window) or use another rule"
         )
     return _with_defaults(rule, num_speculative_tokens)
 
 
 def window_depends_on_k(rule: Rule) -> bool:
-    """Whether nobody chose W: the preset leaves it to the K that is requested."""
+    """Whether W is neither given nor fixed by the preset, so that it depends on K."""
     window = RULE_PRESETS[rule.name].defaults.get("fly_window_size", 0)
     return rule.fly_window_size is None and window is None
 
@@ -107,7 +106,7 @@ def _with_defaults(rule: Rule, num_speculative_tokens: int) -> Rule:
 
 
 def rule_warnings(rule: Rule, num_speculative_tokens: int, given: Rule | None = None) -> list[str]:
-    """What the caller should know about a resolved rule's parameters, for this K.
+    """Return warnings about a resolved rule's parameters for this K.
 
     `given` is the rule before it was resolved; without it, all parameters count as chosen.
     """
@@ -122,8 +121,8 @@ def rule_warnings(rule: Rule, num_speculative_tokens: int, given: Rule | None = 
     if num_speculative_tokens and window >= num_speculative_tokens and not across:
         warnings.append(
             f"rule.fly_window_size {window} does not fit in a round of num_speculative_tokens "
-            f"{num_speculative_tokens}: no window can close, so nothing is accepted loosely; lower "
-            "the one or raise the other"
+            f"{num_speculative_tokens}: no window can close, so nothing is accepted loosely; use a "
+            "smaller window or more tokens"
         )
     elif (
         num_speculative_tokens
@@ -133,8 +132,8 @@ def rule_warnings(rule: Rule, num_speculative_tokens: int, given: Rule | None = 
     ):
         warnings.append(
             f"rule.fly_window_size is {window} instead of {DEFAULT_WINDOW_SIZE}, since "
-            f"num_speculative_tokens is {num_speculative_tokens}: less must match after a loose "
-            f"token; ask for {DEFAULT_WINDOW_SIZE + 1} tokens or more, or give the window"
+            f"num_speculative_tokens is {num_speculative_tokens}: fewer tokens must match after a "
+            f"loose one; request at least {DEFAULT_WINDOW_SIZE + 1} tokens or set the window"
         )
     theta = rule.fly_entropy_threshold
     if theta is not None and rule.entropy_measure is EntropyMeasure.TOP_K:
@@ -144,15 +143,15 @@ def rule_warnings(rule: Rule, num_speculative_tokens: int, given: Rule | None = 
         most = 2 / math.e if top_k == 2 else math.log(top_k)
         if theta > most:
             warnings.append(
-                f"rule.fly_entropy_threshold {theta:g} is above {most:.3g} nats, the most that the "
-                f"top_k entropy with k = {top_k} can be: nothing is accepted loosely"
+                f"rule.fly_entropy_threshold {theta:g} is above {most:.3g} nats, the maximum of "
+                f"the top_k entropy with k = {top_k}: nothing is accepted loosely"
             )
     kind, threshold = rule.divergence, rule.divergence_threshold
     if kind is not None and threshold is not None:
         largest = preset.largest.get(kind, math.inf)
         if threshold > largest:
             warnings.append(
-                f"rule.divergence_threshold {threshold:g} is above {largest:.3g}, the most that "
-                f"{member_name(kind)} can be: every mismatch passes it"
+                f"rule.divergence_threshold {threshold:g} is above {largest:.3g}, the maximum of "
+                f"{member_name(kind)}: every mismatch passes"
             )
     return warnings

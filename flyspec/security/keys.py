@@ -1,7 +1,6 @@
-"""API keys: a file of their hashes, what each may do, and making new ones.
+"""API keys: a file of hashes with scopes and limits, and the creation of keys.
 
-A key is 32 random bytes, so one round of SHA-256 keeps it: there is nothing to guess that a slow
-hash would protect.
+A key is 32 random bytes, so a single SHA-256 suffices; a slow hash only protects guessable secrets.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from flyspec.errors import ConfigError
 from flyspec.security.watched_files import Watched, read_bytes
 
 KEY_PREFIX = "fsk_"
-"""Begins every key, so that scanners for secrets know one."""
+"""Prefix by which secret scanners recognize keys."""
 KEY_BYTES = 32
 MAX_KEY_CHARACTERS = 512
-"""Of what a client may send as its key."""
+"""Maximum length of a key that a client sends."""
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = r"[A-Za-z0-9._@-]{1,64}"
 
 
 class Scope(StrEnum):
-    """What a key lets its holder do."""
+    """What a key permits."""
 
     GENERATE = "generate"
     ADMIN = "admin"
@@ -39,7 +38,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A client as its key shows it, with its own limits; None leaves a limit to the settings."""
+    """The owner of a key, with limits; None: the server's default."""
 
     name: str
     scopes: frozenset[Scope]
@@ -50,13 +49,12 @@ class ApiKey:
 
     @property
     def expired(self) -> bool:
-        """Whether its time is over."""
         return self.expires is not None and self.expires <= datetime.datetime.now(datetime.UTC)
 
 
 def _hash(text: str) -> str:
     if not _HASH.fullmatch(text):
-        raise ValueError("is not sha256: and 64 hexadecimal digits, as `flyspec keys new` prints")
+        raise ValueError("must be sha256: and 64 hex digits, as printed by `flyspec keys new`")
     return text
 
 
@@ -69,7 +67,7 @@ _Limit = Annotated[int, Field(ge=1, strict=True)]
 
 
 class _Entry(BaseModel):
-    """A `[[keys]]` of the file."""
+    """A `[[keys]]` entry of the file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -97,31 +95,31 @@ class _File(BaseModel):
 
 
 class ApiKeys:
-    """The keys of a file, as it is now. Raises `ConfigError` for one that cannot be read."""
+    """The keys in a file, reloaded when it changes. Raises `ConfigError`."""
 
     def __init__(self, path: str) -> None:
         self._watched = Watched("the API keys", [path], lambda: read_keys(path))
 
     def find(self, key: str) -> ApiKey | None:
-        """Whose key this is; None if it is nobody's."""
+        """Return the owner of a key; None if it is unknown."""
         given = hash_of(key).encode()
         found: ApiKey | None = None
-        for digest, owner in self._watched.current():  # all of them: it always takes as long
+        for digest, owner in self._watched.current():  # all of them, in constant time
             if hmac.compare_digest(digest, given):
                 found = owner
         return found
 
 
 def read_keys(path: str) -> list[tuple[bytes, ApiKey]]:
-    """The hashes in a file, and whose they are. Raises `ConfigError`."""
+    """Return a file's hashes and their owners. Raises `ConfigError`."""
     where = f"--api-keys-file {path}"
     try:
         document: dict[str, Any] = tomllib.loads(read_bytes(path, "--api-keys-file").decode())
         entries = _File.model_validate(document).keys
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: is no TOML: {error}") from None
+        raise ConfigError(f"{where}: not valid TOML: {error}") from None
     except ValidationError as error:
-        problem = error.errors(include_input=False)[0]  # a key put in by mistake is not shown
+        problem = error.errors(include_input=False)[0]  # might be a key entered by mistake
         place = ".".join(str(part) for part in problem["loc"] if not _is_type(part))
         raise ConfigError(f"{where}: {place}: {problem['msg']}") from None
     found: list[tuple[bytes, ApiKey]] = []
@@ -129,37 +127,37 @@ def read_keys(path: str) -> list[tuple[bytes, ApiKey]]:
     for entry in entries:
         if entry.name in names:
             raise ConfigError(
-                f"{where}: two entries are named {entry.name!r}; to change a key without a pause, "
-                "give one entry a list of hashes"
+                f"{where}: two entries are named {entry.name!r}; to rotate a key, give one entry "
+                "a list of hashes"
             )
         names.add(entry.name)
         for digest in entry.hashes:
             if digest.encode() in dict(found):
-                raise ConfigError(f"{where}: {entry.name!r} has a hash that is there already")
+                raise ConfigError(f"{where}: {entry.name!r} has a hash that is already in use")
             found.append((digest.encode(), entry.key()))
     return found
 
 
 def _is_type(part: int | str) -> bool:
-    """Whether a part of where a problem is names one of several types, and no field."""
+    """Whether a part of a problem's location is a union's type rather than a field."""
     return isinstance(part, str) and ("[" in part or part == "str")
 
 
 def new_key() -> str:
-    """A key that nobody has."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def hash_of(key: str) -> str:
-    """What the file holds of a key."""
+    """Return a key's hash as written in the file."""
     return "sha256:" + hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
 
 
 def entry_of(key: str, owner: ApiKey) -> str:
-    """The TOML that makes a key known."""
+    """Return the TOML entry for a key. Raises `ConfigError` for an invalid name."""
     if not re.fullmatch(_NAME, owner.name):
         raise ConfigError(
-            f"{owner.name!r}: a name is 1 to 64 letters, digits, dots, dashes, underscores and @"
+            f"{owner.name!r}: a name must be 1 to 64 letters, digits, dots, dashes, underscores "
+            "or @"
         )
     scopes = ", ".join(f'"{scope}"' for scope in sorted(owner.scopes))
     lines = [

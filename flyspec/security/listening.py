@@ -1,4 +1,4 @@
-"""What a port must have before it listens off loopback: encryption, and to know its clients."""
+"""Security of listening ports: beyond loopback, encryption and client authentication."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import grpc
 
 from flyspec.errors import ConfigError
 from flyspec.flags import ClientAuth
-from flyspec.security.certificates import TlsFiles
-from flyspec.security.credentials import server_credentials
+from flyspec.security.certificates import TlsFiles, server_credentials
 
 log = logging.getLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address, to listen on or to connect to, is of this machine alone."""
+    """Whether a host is only reachable from this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
@@ -26,11 +25,11 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class PortSecurity:
-    """What a port asks of who connects.
+    """What a port requires of its clients.
 
-    `client_auth` None is `required` if there are authorities to check with. `names` are those of
-    which a client's certificate must have one, if not empty. `keys` says that calls need an API
-    key. `prefix` begins the flags that are of this port alone: `admin-`.
+    `client_auth` None: `required` if there are CAs. A client certificate must have one of `names`,
+    if any. `keys`: calls need an API key. `prefix` starts the names of this port's own flags, such
+    as `admin-`.
     """
 
     host: str
@@ -43,25 +42,24 @@ class PortSecurity:
 
     @property
     def wants_certificates(self) -> bool:
-        """Whether clients without a certificate get no connection."""
+        """Whether clients must have a certificate."""
         if self.client_auth is None:
             return bool(self.files.ca_certs)
         return self.client_auth == "required"
 
     @property
     def encrypted(self) -> bool:
-        """Whether the port speaks TLS."""
         return bool(self.files)
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """The port's credentials; None to listen in the clear. Raises `ConfigError`."""
+        """Return the port's credentials; None for plaintext. Raises `ConfigError`."""
         self.check()
         if not self.encrypted:
             return None
         return server_credentials(self.files, self.wants_certificates)
 
     def check(self) -> None:
-        """Refuse what would be open to others by oversight. Raises `ConfigError`."""
+        """Raise `ConfigError` for a port that would be open to others by oversight."""
         flag = f"--{self.prefix}ssl-client-auth"
         if not self.encrypted and self.client_auth == "required":
             raise ConfigError(
@@ -69,7 +67,7 @@ class PortSecurity:
             )
         if self.names and not self.wants_certificates:
             raise ConfigError(
-                f"--{self.prefix}ssl-client-names: needs clients' certificates; give --ssl-ca-certs"
+                f"--{self.prefix}ssl-client-names: needs client certificates; give --ssl-ca-certs"
             )
         if is_loopback(self.host):
             return
@@ -77,14 +75,14 @@ class PortSecurity:
         if not self.encrypted:
             if not self.allow_insecure:
                 raise ConfigError(
-                    f"{where}: would listen in the clear for other machines; give --ssl-certfile "
+                    f"{where}: would listen unencrypted beyond this machine; give --ssl-certfile "
                     "and --ssl-keyfile, or --allow-insecure if something else protects the port"
                 )
-            log.warning("%s: listens in the clear", where)
+            log.warning("%s: listening unencrypted", where)
         elif not self.wants_certificates and not self.keys:
             if self.client_auth is None and not self.allow_insecure:
                 raise ConfigError(
-                    f"{where}: would serve whoever reaches it; give --ssl-ca-certs to ask for "
-                    f"clients' certificates, or say {flag} none if that is meant"
+                    f"{where}: would serve anyone who can reach it; give --ssl-ca-certs to require "
+                    f"client certificates, or {flag} none if this is intended"
                 )
-            log.warning("%s: serves whoever reaches it", where)
+            log.warning("%s: serving anyone who can reach it", where)

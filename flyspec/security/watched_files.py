@@ -1,4 +1,4 @@
-"""What some files hold, read again when they change, without a restart."""
+"""Values read from files, reloaded when the files change."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _State = tuple[tuple[int, int, int, int] | None, ...]
 
 
 class Watched(Generic[T]):
-    """The value that `read` makes of the files at `paths`, as they are now.
+    """The result of `read`, repeated whenever the files at `paths` change.
 
-    `read` raises `ConfigError` for files that cannot be used: from here when they are read first;
-    later that is logged and the value stays what it was, until they change again. So files that
-    belong together may be written one after the other. Links are followed: Kubernetes swaps one.
+    A `ConfigError` from the first `read` is raised; a later one is logged, and the old value kept
+    until the files change again. So files that belong together may be written one by one. Follows
+    symbolic links, which Kubernetes swaps.
     """
 
     def __init__(self, what: str, paths: Sequence[str], read: Callable[[], T]) -> None:
         self._what, self._paths, self._read = what, tuple(paths), read
-        self._lock = threading.Lock()  # gRPC asks from threads of its own
+        self._lock = threading.Lock()  # gRPC calls from its own threads
         self._state = self._look()
         self._value = read()
 
     def current(self) -> T:
-        """The value now; the same object as long as the files stay the same."""
+        """Return the current value; the same object while the files are unchanged."""
         with self._lock:
             state = self._look()
             if state != self._state:
@@ -39,13 +39,13 @@ class Watched(Generic[T]):
                 try:
                     self._value = self._read()
                 except ConfigError as error:
-                    log.error("%s changed and cannot be used, the old stays: %s", self._what, error)
+                    log.error("cannot reload %s, keeping the old: %s", self._what, error)
                 else:
-                    log.info("%s changed and was read again", self._what)
+                    log.info("reloaded %s", self._what)
             return self._value
 
     def _look(self) -> _State:
-        """What tells two versions of the files apart."""
+        """Return a state that differs whenever a file has changed."""
         found: list[tuple[int, int, int, int] | None] = []
         for path in self._paths:
             try:
@@ -58,7 +58,7 @@ class Watched(Generic[T]):
 
 
 def read_bytes(path: str, flag: str) -> bytes:
-    """A file's content. Raises `ConfigError` that names the setting it comes from."""
+    """Read a file. Raises `ConfigError`, naming the setting `flag`."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -1,8 +1,7 @@
-"""What a service tells of itself while it runs: logs, metrics, traces.
+"""Logs, Prometheus metrics and OpenTelemetry traces of a service.
 
-`logs` and `request_ids` say what happened and for whom; `metrics` and `port` are for Prometheus,
-`traces` for OpenTelemetry, which is imported only when spans have somewhere to go; `interceptor`
-counts RPCs and takes over request ids; `service` puts it together for one service.
+`service` combines the other modules for one service. OpenTelemetry is imported only if traces are
+exported.
 """
 
 from flyspec.telemetry.logs import configure_logging as configure_logging

@@ -1,4 +1,4 @@
-"""What every gRPC server does at the beginning and end of a call: its request's id, its count."""
+"""Server interceptor that sets the request ID of each call and counts calls."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ from flyspec.telemetry.request_ids import new_request_id, request_id_of, set_req
 
 
 class CallMetrics:
-    """Calls by method and status, for all servers of a process."""
+    """Metrics of the calls to all servers of a process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.ended = Counter(
             "flyspec_rpc_calls",
-            "Calls that ended, by method and gRPC status; a session is one call.",
+            "Ended calls by method and gRPC status; a session is one call.",
             ["method", "code"],
             registry=registry,
         )
         self.open = Gauge(
             "flyspec_rpc_open_calls",
-            "Calls that are open now, by method.",
+            "Currently open calls by method.",
             ["method"],
             registry=registry,
         )
 
 
 class Calls(Interceptor):
-    """Counts calls, and makes the id in a call's metadata that of its task.
+    """Counts calls and sets the request ID of a call's task from its metadata.
 
-    With `make_ids`, a call without one gets a new one: this is where requests come in.
+    With `make_ids`, a call without an ID gets a new one.
     """
 
     def __init__(self, metrics: CallMetrics, make_ids: bool) -> None:
         self._metrics, self._make_ids = metrics, make_ids
 
     def around_method(self, found: Any, details: Any) -> Any:
-        """The call's handler, counted."""
         identifier = request_id_of(details.invocation_metadata)
         if not identifier and self._make_ids:
             identifier = new_request_id()
@@ -51,7 +50,6 @@ class Calls(Interceptor):
 
     @asynccontextmanager
     async def _counted(self, method: str, identifier: str, context: Any) -> AsyncIterator[None]:
-        """A call, for the request of that id."""
         set_request_id(identifier)
         self._metrics.open.labels(method).inc()
         otherwise = "OK"
@@ -66,7 +64,7 @@ class Calls(Interceptor):
             self._metrics.ended.labels(method, otherwise if said == "OK" else said).inc()
 
 
-# A context knows its status as a number, or as a member once it was set by its name.
+# A context has its status as a number, or as an enum member if that was set.
 _CODES: dict[Any, str] = {
     **{code: code.name for code in grpc.StatusCode},
     **{code.value[0]: code.name for code in grpc.StatusCode},

@@ -1,4 +1,4 @@
-"""Logging of the services: one line an event, to standard error, as text or as JSON."""
+"""Logging of the services: one line per event on standard error, as text or JSON."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _ONE_LINE = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, service, level, message, then fields as `name=value`."""
+    """Text lines: time, service, level, message, then fields as `name=value`."""
 
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s {service} %(levelname)s %(message)s", "%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line without a traceback; what a peer sent may be quoted in it, and stays in it."""
+        """Format all but the traceback on one line, even if it quotes line breaks from a peer."""
         line = super().formatMessage(record)
         parts = [line, *(f"{name}={value}" for name, value in _fields(record).items())]
         return " ".join(parts).translate(_ONE_LINE)
 
 
 class JsonFormatter(logging.Formatter):
-    """A line for machines: one JSON object, tracebacks inside it."""
+    """JSON lines: one object each, including tracebacks."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """The object: time (RFC 3339, UTC), level, service, logger, message, and the fields."""
+        """Return time (RFC 3339, UTC), level, service, logger, message and the fields as JSON."""
         created = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
             "time": created.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -55,7 +55,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The request's id, if the line belongs to one, and what was logged as `extra=fields(...)`."""
+    """Return the request ID, if any, and the fields of `extra=fields(...)`."""
     found: dict[str, Any] = {}
     if identifier := request_id():
         found["request_id"] = identifier
@@ -64,15 +64,13 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """The `extra` of a log call that adds named values to its line."""
+    """Return `extra` for a log call, to add these fields to its line."""
     return {"fields": values}
 
 
 @contextmanager
 def session_line(log: logging.Logger, facts: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """A service's session, from its opening to its end: then, for debugging, a line with `facts`
-    and the time that it took.
-    """
+    """Log, at debug level when a session ends, `facts()` and its duration."""
     began_ns = time.perf_counter_ns()
     try:
         yield
@@ -82,10 +80,10 @@ def session_line(log: logging.Logger, facts: Callable[[], Mapping[str, Any]]) ->
 
 
 def configure_logging(service: str, level: str, log_format: LogFormat = "text") -> None:
-    """Send this process's log to standard error, each line with the service's name."""
+    """Log to standard error, with the service's name in each line."""
     handler = logging.StreamHandler(sys.stderr)
     formatter = JsonFormatter if log_format == "json" else TextFormatter
     handler.setFormatter(formatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # A warning of a library is a line like any other.
+    # Libraries' warnings must be JSON lines too.
     logging.captureWarnings(log_format == "json")

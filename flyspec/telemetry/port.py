@@ -1,7 +1,7 @@
-"""The port that Prometheus scrapes: `/metrics`, in the clear or over TLS, in threads of its own.
+"""The port that Prometheus scrapes: `/metrics`, plaintext or TLS, one thread per connection.
 
-It answers while the event loop is busy, and a client that connects and says nothing holds up
-nobody: over TLS too, the handshake is the connection's own thread's business.
+So it answers while the event loop is busy, and a silent client delays nobody, even during the TLS
+handshake.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from flyspec.security.watched_files import Watched
 
 PATH = "/metrics"
 SILENCE_S = 10.0
-"""A connection that says nothing, or reads nothing, for so long is closed."""
+"""Seconds after which a connection that sends or reads nothing is closed."""
 
 
 class PortTakenError(ConfigError):
-    """Nothing can listen there."""
+    """The port is not available."""
 
 
 class MetricsPort:
-    """A listening port; `close` ends it. `port` 0 picks a free one.
+    """A listening port; 0 picks a free one. Raises `ConfigError`.
 
-    Over TLS if `security` has certificates, with those of clients if it wants them; the files are
-    read again when they change. Raises `ConfigError`.
+    With TLS, and client certificates, as `security` says; files are reloaded when they change.
     """
 
     def __init__(self, security: PortSecurity, port: int, registry: CollectorRegistry) -> None:
@@ -55,11 +54,9 @@ class MetricsPort:
 
     @property
     def port(self) -> int:
-        """The port that is bound."""
         return int(self._server.server_port)
 
     def close(self) -> None:
-        """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -69,11 +66,11 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENCE_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not worth a line each."""
+        """Do not log every scrape."""
 
 
 def _server_class(security: PortSecurity) -> type[WSGIServer]:
-    """A server that answers each connection in a thread, over TLS if there are files for it."""
+    """Return a server class with a thread per connection, and TLS if there are certificates."""
     contexts = _watch_context(security) if security.encrypted else None
     family = socket.AF_INET6 if ":" in security.host else socket.AF_INET
 
@@ -83,7 +80,7 @@ def _server_class(security: PortSecurity) -> type[WSGIServer]:
         request_queue_size = 128
 
         def server_bind(self) -> None:
-            """As the base class, without asking the DNS for this host's name."""
+            """Bind like the base class, but without a DNS lookup of the host name."""
             TCPServer.server_bind(self)
             self.server_name, self.server_port = security.host, self.server_address[1]
             self.setup_environ()
@@ -93,23 +90,23 @@ def _server_class(security: PortSecurity) -> type[WSGIServer]:
             if contexts is None:
                 return connection, address
             connection.settimeout(SILENCE_S)
-            # The handshake comes with the first read, in the connection's own thread.
+            # The handshake happens at the first read, in the connection's own thread.
             return contexts.current().wrap_socket(
                 connection, server_side=True, do_handshake_on_connect=False
             ), address
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that goes away, or does not get through the handshake, is no event here."""
+            """Ignore clients that disconnect or fail the handshake."""
 
     return Server
 
 
 def _watch_context(security: PortSecurity) -> Watched[ssl.SSLContext]:
-    """What connections are accepted with, as the files are now. Raises `ConfigError`."""
+    """Return the TLS context, which follows its files. Raises `ConfigError`."""
     files = security.files
 
     def make() -> ssl.SSLContext:
-        read_certificates(files)  # says what is wrong with them
+        read_certificates(files)  # for its error messages
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -128,7 +125,7 @@ def _watch_context(security: PortSecurity) -> Watched[ssl.SSLContext]:
 
 
 def _only_metrics(registry: CollectorRegistry) -> Callable[..., Iterable[bytes]]:
-    """prometheus_client's application at `PATH`, 404 elsewhere."""
+    """Return prometheus_client's application at `PATH`, and 404 elsewhere."""
     metrics = make_wsgi_app(registry)
 
     def application(environ: Any, start_response: Any) -> Iterable[bytes]:

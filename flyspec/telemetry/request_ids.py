@@ -1,4 +1,4 @@
-"""The id of a request: in every log line and span of it, and on its way from service to service."""
+"""Request IDs, which appear in logs and spans and are passed from service to service."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ _current: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def new_request_id() -> str:
-    """An id that no other request has."""
     return secrets.token_hex(8)
 
 
 def request_id() -> str:
-    """The id of the request that this task works for; empty if there is none."""
+    """Return the ID of the current task's request; empty if none."""
     return _current.get()
 
 
 def set_request_id(value: str) -> None:
-    """From here on this task, and those that it starts, work for that request."""
+    """Set the request ID of the current task and of tasks it starts from now on."""
     _current.set(value)
 
 
 def request_id_of(metadata: Iterable[Any] | None) -> str:
-    """The id that a call's metadata has; empty if it has none, or one of other than 1 to 128 of
-    the characters of an id: it goes into logs as it is."""
+    """Return the ID in a call's metadata; empty if missing or malformed."""
     for key, value in metadata or ():
         if key == REQUEST_ID_KEY and isinstance(value, str) and is_request_id(value):
             return value

@@ -1,4 +1,4 @@
-"""What one service tells of itself, put together: its registry, metrics port, calls, traces."""
+"""Telemetry of one service: registry, metrics port, call metrics and traces."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ NO_PORT = -1
 
 
 class Telemetry:
-    """Of a service: `orchestrator`, `draft` or `verify`. Raises `ConfigError`.
+    """Telemetry of `orchestrator`, `draft` or `verify`. Raises `ConfigError`.
 
-    The registry is its own, so that several services can live in one process. Without settings it
-    keeps its metrics to itself, and traces nothing.
+    Has its own registry, so that several services can share a process. Without settings, nothing
+    is exported.
     """
 
     def __init__(self, service: str, settings: Settings | None = None) -> None:
@@ -48,36 +48,36 @@ class Telemetry:
         self._port: MetricsPort | None = None
 
     def interceptors(self, make_ids: bool = False) -> list[grpc.aio.ServerInterceptor]:
-        """Of a server of this service; with `make_ids`, requests come in there."""
+        """Return a server's interceptors; with `make_ids`, requests without ID get one."""
         return [Calls(self.calls, make_ids)]
 
     def collect(self, read: Callable[[], Iterable[Metric]]) -> None:
-        """Metrics that are read on this event loop whenever Prometheus asks."""
+        """Register metrics to read on the current event loop at each scrape."""
         self.registry.register(OnLoop(read))
 
     def listen(self) -> int | None:
-        """Open the metrics port; its number, None if there is to be none.
+        """Open the metrics port and return it; None if disabled.
 
-        Raises `ConfigError` if the settings name one that cannot be had.
+        Raises `ConfigError` if an explicitly chosen port is not available.
         """
         settings = self._settings
         if settings is None or settings.metrics_port == NO_PORT:
             return None
         port, security = settings.metrics_port, settings.port_security
-        if port is None:  # nobody chose one: if it is taken, a service rather serves than ends
+        if port is None:  # not explicitly chosen: fall back to a free port
             port = DEFAULT_PORTS[self.service] if settings.port else 0
         try:
             self._port = MetricsPort(security, port, self.registry)
         except PortTakenError:
             if settings.metrics_port is not None:
                 raise
-            log.warning("the metrics port %d is in use; taking another, see --metrics-port", port)
+            log.warning("metrics port %d is in use, using another; see --metrics-port", port)
             self._port = MetricsPort(security, 0, self.registry)
         log.info("metrics at %s:%d", settings.host, self._port.port)
         return self._port.port
 
     def close(self) -> None:
-        """Close the port and send the spans that wait."""
+        """Close the port and send pending spans."""
         if self._port is not None:
             self._port.close()
         self.traces.close()

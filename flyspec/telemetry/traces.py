@@ -1,9 +1,9 @@
-"""OpenTelemetry traces. Without somewhere to send spans nothing of OpenTelemetry is imported.
+"""OpenTelemetry traces. OpenTelemetry is imported only if spans are exported.
 
-A session's stream lives for many rounds, so the span of a round is not that of a call: every round
-message carries a `traceparent` (W3C), and the span that a service makes for the round hangs below
-it. Spans are made when they end, with the times that were taken anyway; the id of one that is the
-parent of another service's span is chosen before.
+A session's stream spans many rounds, so round spans do not follow calls: every round message has a
+`traceparent` (W3C), the parent of the service's span for the round. Spans are created when they
+end, from times that are measured anyway; the ID of a span with children in other services is
+chosen beforehand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TRACEPARENT_CHARACTERS = 55
 MAX_WAITING_SPANS = 16_384
-"""Spans that wait to be sent; more are dropped, and the SDK says so."""
+"""Maximum spans waiting to be sent; further ones are dropped, which the SDK logs."""
 
 CLOCK_SET_NS = 1_000_000
 
@@ -31,10 +31,10 @@ Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
 
 
 class Traces:
-    """Where a service's spans go. `endpoint` takes OTLP, `file` gets a line of JSON a span.
+    """Exports a service's spans to an OTLP `endpoint`, a `file` (one JSON object per line) or both.
 
-    `sample_ratio` is the share of the traces that begin here which is kept; of a trace that began
-    elsewhere its `traceparent` says. Raises `ConfigError`.
+    `sample_ratio` is the fraction of new traces to keep; a trace with a `traceparent` follows its
+    sampling flag. Raises `ConfigError`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Traces:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
             from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
         except ImportError as error:  # pragma: no cover - a dependency
-            raise ConfigError(f"traces need opentelemetry-sdk ({error})") from error
+            raise ConfigError(f"traces need opentelemetry-sdk: {error}") from error
         self._ids = _make_ids()
         resource = {
             "service.namespace": "flyspec",
@@ -86,14 +86,14 @@ class Traces:
 
     @property
     def enabled(self) -> bool:
-        """Whether spans go anywhere."""
+        """Whether spans are exported."""
         return self._provider is not None
 
     def begin(self, traceparent: str, started_ns: int) -> Span | None:
-        """The first span of a request here; None if its trace is not kept.
+        """Start the root span of a request; None if its trace is not sampled.
 
-        `traceparent` is the client's, empty for none. Times are those of `perf_counter_ns`. The
-        name and the rest are filled in before it ends.
+        `traceparent` is the client's, or empty; `started_ns` is from `perf_counter_ns`. The caller
+        sets name and attributes before ending it.
         """
         if not self.enabled:
             return None
@@ -117,10 +117,10 @@ class Traces:
         attributes: Attributes,
         span_id: int | None = None,
     ) -> str:
-        """A span below `parent`, a traceparent; its own traceparent.
+        """Add a span below `parent`, a traceparent, and return its own traceparent.
 
-        Nothing if there is no parent, or its trace is not kept. `kind` is the name of a SpanKind.
-        `span_id` is one of `new_span_id` that was given away before.
+        Returns "" if there is no parent or its trace is not sampled. `kind` is the name of a
+        SpanKind, `span_id` an ID from `new_span_id` that was already passed on.
         """
         if not self.enabled or len(parent) != TRACEPARENT_CHARACTERS:
             return ""
@@ -142,12 +142,12 @@ class Traces:
         return traceparent_of(span.get_span_context().trace_id, span.get_span_context().span_id)
 
     def new_span_id(self) -> int:
-        """An id for a span that will be made later."""
+        """Return an ID for a span to be added later."""
         identifier: int = self._ids.generate_span_id()
         return identifier
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send pending spans."""
         if self._provider is not None:
             self._provider.shutdown()
             if self._out is not None:
@@ -155,7 +155,7 @@ class Traces:
 
 
 def traceparent_of(trace_id: int, span_id: int) -> str:
-    """The W3C header that names a span of a trace that is kept."""
+    """Return the W3C header of a span of a sampled trace."""
     return f"00-{trace_id:032x}-{span_id:016x}-01"
 
 
@@ -163,10 +163,10 @@ _offset_ns = 0
 
 
 def wall_ns(perf_counter_ns: int) -> int:
-    """A time of `perf_counter_ns` as nanoseconds since 1970.
+    """Convert a time of `perf_counter_ns` to nanoseconds since 1970.
 
-    Times keep their order and distances as long as the clock is not set by more than
-    `CLOCK_SET_NS`: two readings of it are not taken at once, and so never quite agree.
+    Preserves order and distances unless the clock is set by more than `CLOCK_SET_NS`; smaller
+    offsets are noise from reading the two clocks one after the other.
     """
     global _offset_ns
     offset_ns = time.time_ns() - time.perf_counter_ns()
@@ -176,7 +176,7 @@ def wall_ns(perf_counter_ns: int) -> int:
 
 
 def _context_of(traceparent: str) -> Context | None:
-    """The context that a traceparent names; None for none, or one that cannot be read."""
+    """Return the context of a traceparent; None if it is empty or invalid."""
     from opentelemetry.trace import get_current_span
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -187,7 +187,7 @@ def _context_of(traceparent: str) -> Context | None:
 
 
 def _make_ids() -> Any:
-    """Random ids, unless the next span's was given away before the span was made."""
+    """Return a generator of random IDs that uses the preselected ID for the next span, if any."""
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class Ids(RandomIdGenerator):
@@ -200,9 +200,9 @@ def _make_ids() -> Any:
 
 
 def _otlp_exporter(endpoint: str) -> SpanExporter:
-    """Sends spans by OTLP over gRPC; its TLS and headers are set by the OTEL_EXPORTER_* variables.
+    """Return an OTLP exporter over gRPC, configured by the OTEL_EXPORTER_* variables.
 
-    An `http://` endpoint is in the clear.
+    An `http://` endpoint is plaintext.
     """
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Tells the operator how things stand.
+    """Reports status and manages drafters and draining.
     """
 
     def __init__(self, channel):
@@ -73,11 +73,11 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Tells the operator how things stand.
+    """Reports status and manages drafters and draining.
     """
 
     def GetStatus(self, request, context):
-        """State of the orchestrator and of the services behind it.
+        """Status of the orchestrator and its services.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -91,27 +91,27 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterDrafter(self, request, context):
-        """Adds a drafter, or an address to one, after a handshake: protocol, tokenizer,
-        vocabulary, context, and a proposal on trial. New requests can name it; it
-        gets others with `ActivateDrafter`. FAILED_PRECONDITION: it does not fit the
-        target. UNAVAILABLE: it does not answer. ALREADY_EXISTS: the name belongs to
-        a drafter that drafts in another way.
+        """Adds a drafter, or an address to an existing one, after checking its protocol,
+        tokenizer, vocabulary and context and having it make a test proposal. Requests
+        can then name it; `ActivateDrafter` gives it others. FAILED_PRECONDITION: it is
+        not compatible with the target. UNAVAILABLE: it does not answer.
+        ALREADY_EXISTS: the name belongs to a drafter of another kind.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ActivateDrafter(self, request, context):
-        """Gives a drafter a share of the new generations that name none, or all of
-        them; then running ones move to it at their next round. NOT_FOUND: no such
-        drafter. FAILED_PRECONDITION: it cannot be used, or drains.
+        """Gives a drafter all new generations that name none, or a share of them. If
+        all, running ones also move to it at their next round. NOT_FOUND: no such
+        drafter. FAILED_PRECONDITION: it is unusable or draining.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainDrafter(self, request, context):
-        """Gives a drafter nothing new; its generations move to others at their next
+        """Stops giving a drafter work; its generations move to others at their next
         round. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the active one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -119,7 +119,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RemoveDrafter(self, request, context):
-        """Forgets a drafter. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the
+        """Removes a drafter. NOT_FOUND: no such drafter. FAILED_PRECONDITION: it is the
         active one, or generations use it and `force` is not set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -127,7 +127,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Lets nothing new in, here; running generations go on. Health says NOT_SERVING.
+        """Refuses new requests; running generations continue. The health status becomes
+        NOT_SERVING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -180,7 +181,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Tells the operator how things stand.
+    """Reports status and manages drafters and draining.
     """
 
     @staticmethod

@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class DraftServiceDescribeRequest(_message.Message):
-    """Asks for the service's description."""
+    """Request of `Describe`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -38,7 +38,7 @@ Global___DraftServiceDescribeRequest: _TypeAlias = DraftServiceDescribeRequest  
 
 @_typing.final
 class DrafterInfo(_message.Message):
-    """One way of drafting that the service offers."""
+    """A drafter that the service offers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -46,12 +46,12 @@ class DrafterInfo(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name to ask for in `DraftOpen.drafter`."""
+    """Name for `DraftOpen.drafter`."""
     kind: _builtins.str
-    """How it drafts: model, prompt_lookup or multi_level."""
+    """Its kind: model, prompt_lookup or multi_level."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
-        """Its model. Unset for a drafter without one, which drafts in any vocabulary."""
+        """Its model. Unset for a drafter without one, which works with any vocabulary."""
 
     def __init__(
         self,
@@ -85,24 +85,22 @@ class DraftServiceDescribeResponse(_message.Message):
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
-    """Most tokens one proposal may hold."""
+    """Maximum tokens per proposal."""
     @_builtins.property
     def drafters(self) -> _containers.RepeatedCompositeFieldContainer[Global___DrafterInfo]:
-        """The drafters on offer; the first is the default."""
+        """The drafters; the first is the default."""
 
     @_builtins.property
     def sessions(self) -> _common_pb2.SessionStatus:
-        """Sessions open and their limit."""
+        """Open sessions and their limit."""
 
     @_builtins.property
     def process(self) -> _common_pb2.ProcessInfo:
-        """The process that answers."""
+        """The service's process."""
 
     @_builtins.property
     def tokenizer_fingerprints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Fingerprints of the tokenizers that sessions can speak besides the models'
-        own.
-        """
+        """Fingerprints of the tokenizers that sessions can use besides the models' own."""
 
     def __init__(
         self,
@@ -136,7 +134,7 @@ class DraftRequest(_message.Message):
 
     @_builtins.property
     def advance(self) -> Global___DraftAdvance:
-        """Asks for a proposal."""
+        """Requests a proposal."""
 
     def __init__(
         self,
@@ -170,16 +168,16 @@ class DraftOpen(_message.Message):
     seed: _builtins.int
     """Seed of the request's keyed noise."""
     drafter: _builtins.str
-    """Name of the drafter. Empty takes the default."""
+    """Name of the drafter. Empty: the default."""
     prompt_length: _builtins.int
-    """Tokens of the sequence that are the prompt; 0 is all of them. Penalties tell
-    the output from it.
+    """Number of prompt tokens in the sequence, to tell prompt from output for
+    penalties; 0: all.
     """
     tokenizer_fingerprint: _builtins.str
-    """Fingerprint of the tokenizer whose ids the session speaks, both ways. Empty,
-    or the one of the drafter's model: its own. Otherwise one that was made known
-    with `AddTokenizer`: the session is translated, and distributions say that
-    all of the probability is on the drafted token.
+    """Fingerprint of the tokenizer of the session's ids, in both directions. Empty,
+    or that of the drafter's model: its own. Otherwise one registered with
+    `AddTokenizer`: the session is translated, and distributions give the drafted
+    token probability 1.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -191,7 +189,7 @@ class DraftOpen(_message.Message):
 
     @_builtins.property
     def distribution(self) -> Global___DistributionSpec:
-        """Distributions to send with the proposals. Unset sends none."""
+        """Distributions to send with the proposals. Unset: none."""
 
     def __init__(
         self,
@@ -224,12 +222,10 @@ class DistributionSpec(_message.Message):
     DRAW_FROM_IT_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
     top_k: _builtins.int
-    """Number of most likely tokens to send, in [1, 1024]; 0 sends the whole
-    vocabulary.
-    """
+    """Number of most likely tokens to send, in [1, 1024]; 0: the whole vocabulary."""
     draw_from_it: _builtins.bool
-    """Draw from the distribution that is sent, with noise of the drafter's own
-    instead of the target's (for the rule rejection).
+    """Draw from the distribution that is sent, with the drafter's own noise instead
+    of the target's (for the rule rejection).
     """
     raw: _builtins.bool
     """Send the distribution of the model's raw logits instead of the processed ones
@@ -253,7 +249,7 @@ Global___DistributionSpec: _TypeAlias = DistributionSpec  # noqa: Y015
 @_typing.final
 class DraftAdvance(_message.Message):
     """Sets the sequence to its first `keep_length` tokens followed by
-    `append_token_ids`, then asks for a proposal of what follows.
+    `append_token_ids`, and requests a proposal of what follows.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -266,25 +262,25 @@ class DraftAdvance(_message.Message):
     MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
-    """Named in every response to this message; increases by round."""
+    """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
-    """Tokens of the sequence, or of the sequence with the last proposal, to keep."""
+    """Number of tokens to keep of the sequence and its last proposal."""
     max_tokens: _builtins.int
-    """Most tokens to propose, in [0, max_speculative_tokens]. 0 only moves."""
+    """Maximum tokens to propose, in [0, max_speculative_tokens]. 0: only move."""
     traceparent: _builtins.str
-    """W3C trace context of the span that waits for the proposal, 55 characters; the
-    stream's metadata cannot tell, which lives for many rounds. Empty: not traced;
-    one that cannot be read is ignored.
+    """W3C trace context of the caller's span, 55 characters, here because the
+    stream's metadata covers many rounds. Empty: not traced; invalid ones are
+    ignored.
     """
     min_confidence: _builtins.float
-    """End the proposal behind the token with which the probability of all of it, by
-    the drafter's own reckoning, falls below this, in [0, 1]. 0 goes on to the end.
+    """End the proposal after the token with which its probability, as the drafter
+    estimates it, falls below this, in [0, 1]. 0: never.
     """
     score: _builtins.bool
-    """Say of each appended token whether the drafter would have proposed it there."""
+    """Report for each appended token whether the drafter would have proposed it."""
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens that follow them."""
+        """Tokens to append."""
 
     def __init__(
         self,
@@ -324,17 +320,15 @@ class DraftResponse(_message.Message):
     CONFIDENCES_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
-    """The `advance` that this answers."""
+    """The round_id of the `advance`."""
     start_position: _builtins.int
     """Absolute position of the first token of this chunk."""
     last: _builtins.bool
-    """No chunk of this proposal follows."""
+    """Whether this is the last chunk of the proposal."""
     queue_ns: _builtins.int
     """With `last`: time from the request's arrival to its first model step, ns."""
     model_ns: _builtins.int
-    """With `last`: time inside the draft model, the choice of its tokens
-    included, ns.
-    """
+    """With `last`: time in the draft model, including sampling, ns."""
     service_ns: _builtins.int
     """With `last`: time from the request's arrival to this response, ns."""
     @_builtins.property
@@ -343,28 +337,26 @@ class DraftResponse(_message.Message):
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Proposed tokens, ids of the target's vocabulary; may be empty when `last`."""
+        """Proposed tokens, in the session's ids; may be empty with `last`."""
 
     @_builtins.property
     def origins(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenOrigin.ValueType]:
-        """Where each token came from: EXACT_MODEL or EXACT_LOOKUP, the origin that it
-        will have if the target agrees.
-        """
+        """Origin of each token if the target agrees: EXACT_MODEL or EXACT_LOOKUP."""
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
-        """One a token of this chunk, if distributions were asked for."""
+        """One per token of this chunk, if requested."""
 
     @_builtins.property
     def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One a token of this chunk, where the drafter knows: the probability that it
-        gave the token, in [0, 1].
+        """One per token of this chunk, if known: the drafter's probability of the token,
+        in [0, 1].
         """
 
     @_builtins.property
     def agreements(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
-        """In the first response, if scores were asked for and the drafter can tell: one
-        an appended token, whether the drafter would have proposed it there.
+        """In the first response, if scores were requested and the drafter supports them:
+        for each appended token, whether the drafter would have proposed it.
         """
 
     def __init__(
@@ -393,7 +385,7 @@ Global___DraftResponse: _TypeAlias = DraftResponse  # noqa: Y015
 
 @_typing.final
 class AddTokenizerRequest(_message.Message):
-    """A piece of a tokenizer."""
+    """A part of a tokenizer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -403,7 +395,7 @@ class AddTokenizerRequest(_message.Message):
     """Bytes of `tokenizer.json`, to be joined in order."""
     @_builtins.property
     def facts(self) -> Global___TokenizerFacts:
-        """What belongs to the tokenizer."""
+        """Facts about the tokenizer."""
 
     def __init__(
         self,
@@ -434,14 +426,14 @@ class TokenizerFacts(_message.Message):
     fingerprint: _builtins.str
     """The tokenizer's fingerprint, as in `ModelInfo`."""
     vocab_size: _builtins.int
-    """Number of rows of the target's output layer: no id of a proposal is larger."""
+    """Number of rows of the target's output layer: ids in proposals are below it."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Ids that end a sequence."""
 
     @_builtins.property
     def control_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Every special token: control tokens are not text and are not translated."""
+        """All special tokens: control tokens are not text and are not translated."""
 
     def __init__(
         self,
@@ -461,7 +453,7 @@ Global___TokenizerFacts: _TypeAlias = TokenizerFacts  # noqa: Y015
 
 @_typing.final
 class AddTokenizerResponse(_message.Message):
-    """The tokenizer is known."""
+    """Response of `AddTokenizer`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

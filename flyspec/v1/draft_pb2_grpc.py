@@ -59,31 +59,29 @@ class DraftServiceServicer:
     """
 
     def Describe(self, request, context):
-        """What this service drafts with, and how busy it is.
+        """The service's drafters, limits and open sessions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Draft(self, request_iterator, context):
-        """A session: one `open`, then any number of `advance`, one proposal each. A
-        proposal ends with the token at hand when the next `advance` arrives, so that
-        a client may have drafted what follows its last proposal before it knows
-        whether that stands.
-        INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
-        longer than what the session holds. NOT_FOUND: no drafter of that name.
-        RESOURCE_EXHAUSTED: no free slot.
-        FAILED_PRECONDITION also: `open.tokenizer_fingerprint` is not known here; send
-        the tokenizer with `AddTokenizer` and open again.
+        """A session: one `open`, then any number of `advance`, one proposal each. The
+        next `advance` ends a proposal after its current token, so a client may request
+        what follows its last proposal before it knows whether that is accepted.
+        INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length exceeds
+        what the session holds, or `open.tokenizer_fingerprint` is unknown; then send
+        the tokenizer with `AddTokenizer` and open again. NOT_FOUND: no drafter of that
+        name. RESOURCE_EXHAUSTED: no free slot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddTokenizer(self, request_iterator, context):
-        """Makes a target's tokenizer known, so that drafters with another one can be
-        used for it. A restarted service has forgotten it. INVALID_ARGUMENT: it
-        cannot be read, or its fingerprint is another. RESOURCE_EXHAUSTED: too large.
+        """Registers a target's tokenizer, for drafters with another one. It is lost when
+        the service restarts. INVALID_ARGUMENT: it cannot be read, or does not match
+        its fingerprint. RESOURCE_EXHAUSTED: it is too large.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,22 +36,20 @@ class DraftServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DraftServiceAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceDescribeRequest, _draft_pb2.DraftServiceDescribeResponse]
-    """What this service drafts with, and how busy it is."""
+    """The service's drafters, limits and open sessions."""
     Draft: _grpc.StreamStreamMultiCallable[_draft_pb2.DraftRequest, _draft_pb2.DraftResponse]
-    """A session: one `open`, then any number of `advance`, one proposal each. A
-    proposal ends with the token at hand when the next `advance` arrives, so that
-    a client may have drafted what follows its last proposal before it knows
-    whether that stands.
-    INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
-    longer than what the session holds. NOT_FOUND: no drafter of that name.
-    RESOURCE_EXHAUSTED: no free slot.
-    FAILED_PRECONDITION also: `open.tokenizer_fingerprint` is not known here; send
-    the tokenizer with `AddTokenizer` and open again.
+    """A session: one `open`, then any number of `advance`, one proposal each. The
+    next `advance` ends a proposal after its current token, so a client may request
+    what follows its last proposal before it knows whether that is accepted.
+    INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length exceeds
+    what the session holds, or `open.tokenizer_fingerprint` is unknown; then send
+    the tokenizer with `AddTokenizer` and open again. NOT_FOUND: no drafter of that
+    name. RESOURCE_EXHAUSTED: no free slot.
     """
     AddTokenizer: _grpc.StreamUnaryMultiCallable[_draft_pb2.AddTokenizerRequest, _draft_pb2.AddTokenizerResponse]
-    """Makes a target's tokenizer known, so that drafters with another one can be
-    used for it. A restarted service has forgotten it. INVALID_ARGUMENT: it
-    cannot be read, or its fingerprint is another. RESOURCE_EXHAUSTED: too large.
+    """Registers a target's tokenizer, for drafters with another one. It is lost when
+    the service restarts. INVALID_ARGUMENT: it cannot be read, or does not match
+    its fingerprint. RESOURCE_EXHAUSTED: it is too large.
     """
 
 @_typing.type_check_only
@@ -62,22 +60,20 @@ class DraftServiceAsyncStub(DraftServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_draft_pb2.DraftServiceDescribeRequest, _draft_pb2.DraftServiceDescribeResponse]  # type: ignore[assignment]
-    """What this service drafts with, and how busy it is."""
+    """The service's drafters, limits and open sessions."""
     Draft: _aio.StreamStreamMultiCallable[_draft_pb2.DraftRequest, _draft_pb2.DraftResponse]  # type: ignore[assignment]
-    """A session: one `open`, then any number of `advance`, one proposal each. A
-    proposal ends with the token at hand when the next `advance` arrives, so that
-    a client may have drafted what follows its last proposal before it knows
-    whether that stands.
-    INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
-    longer than what the session holds. NOT_FOUND: no drafter of that name.
-    RESOURCE_EXHAUSTED: no free slot.
-    FAILED_PRECONDITION also: `open.tokenizer_fingerprint` is not known here; send
-    the tokenizer with `AddTokenizer` and open again.
+    """A session: one `open`, then any number of `advance`, one proposal each. The
+    next `advance` ends a proposal after its current token, so a client may request
+    what follows its last proposal before it knows whether that is accepted.
+    INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length exceeds
+    what the session holds, or `open.tokenizer_fingerprint` is unknown; then send
+    the tokenizer with `AddTokenizer` and open again. NOT_FOUND: no drafter of that
+    name. RESOURCE_EXHAUSTED: no free slot.
     """
     AddTokenizer: _aio.StreamUnaryMultiCallable[_draft_pb2.AddTokenizerRequest, _draft_pb2.AddTokenizerResponse]  # type: ignore[assignment]
-    """Makes a target's tokenizer known, so that drafters with another one can be
-    used for it. A restarted service has forgotten it. INVALID_ARGUMENT: it
-    cannot be read, or its fingerprint is another. RESOURCE_EXHAUSTED: too large.
+    """Registers a target's tokenizer, for drafters with another one. It is lost when
+    the service restarts. INVALID_ARGUMENT: it cannot be read, or does not match
+    its fingerprint. RESOURCE_EXHAUSTED: it is too large.
     """
 
 class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -91,7 +87,7 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _draft_pb2.DraftServiceDescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_draft_pb2.DraftServiceDescribeResponse, _abc.Awaitable[_draft_pb2.DraftServiceDescribeResponse]]:
-        """What this service drafts with, and how busy it is."""
+        """The service's drafters, limits and open sessions."""
 
     @_abc_1.abstractmethod
     def Draft(
@@ -99,15 +95,13 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_draft_pb2.DraftRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_draft_pb2.DraftResponse], _abc.AsyncIterator[_draft_pb2.DraftResponse]]:
-        """A session: one `open`, then any number of `advance`, one proposal each. A
-        proposal ends with the token at hand when the next `advance` arrives, so that
-        a client may have drafted what follows its last proposal before it knows
-        whether that stands.
-        INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length is
-        longer than what the session holds. NOT_FOUND: no drafter of that name.
-        RESOURCE_EXHAUSTED: no free slot.
-        FAILED_PRECONDITION also: `open.tokenizer_fingerprint` is not known here; send
-        the tokenizer with `AddTokenizer` and open again.
+        """A session: one `open`, then any number of `advance`, one proposal each. The
+        next `advance` ends a proposal after its current token, so a client may request
+        what follows its last proposal before it knows whether that is accepted.
+        INVALID_ARGUMENT: bad ids or lengths. FAILED_PRECONDITION: keep_length exceeds
+        what the session holds, or `open.tokenizer_fingerprint` is unknown; then send
+        the tokenizer with `AddTokenizer` and open again. NOT_FOUND: no drafter of that
+        name. RESOURCE_EXHAUSTED: no free slot.
         """
 
     @_abc_1.abstractmethod
@@ -116,9 +110,9 @@ class DraftServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_draft_pb2.AddTokenizerRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_draft_pb2.AddTokenizerResponse, _abc.Awaitable[_draft_pb2.AddTokenizerResponse]]:
-        """Makes a target's tokenizer known, so that drafters with another one can be
-        used for it. A restarted service has forgotten it. INVALID_ARGUMENT: it
-        cannot be read, or its fingerprint is another. RESOURCE_EXHAUSTED: too large.
+        """Registers a target's tokenizer, for drafters with another one. It is lost when
+        the service restarts. INVALID_ARGUMENT: it cannot be read, or does not match
+        its fingerprint. RESOURCE_EXHAUSTED: it is too large.
         """
 
 def add_DraftServiceServicer_to_server(servicer: DraftServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -53,20 +53,19 @@ class GenerationServiceServicer:
 
     def Generate(self, request, context):
         """Streams the continuation of a prompt: `started`, any number of `chunk`,
-        `completion`. Nothing sent is ever retracted, unless the request asks for
-        `eager`.
-        INVALID_ARGUMENT: a field is out of range; the message names it.
-        NOT_FOUND: no drafter of that name. UNAVAILABLE: the target cannot be
-        reached. RESOURCE_EXHAUSTED: too many requests, or too many of this client;
-        the status carries a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's
-        deadline passed, or nobody read the stream for too long.
+        `completion`. Nothing sent is ever retracted, unless the request sets `eager`.
+        INVALID_ARGUMENT: a field is out of range; the message names it. NOT_FOUND: no
+        drafter of that name. UNAVAILABLE: the target cannot be reached.
+        RESOURCE_EXHAUSTED: too many requests, overall or from this client; the status
+        has a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's deadline passed, or
+        the client did not read the stream for too long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The models that answer here.
+        """The target, drafters and rules.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,40 +31,40 @@ class _DecisionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Decis
     DECISION_OUTCOME_EXACT: _DecisionOutcome.ValueType  # 1
     """Equal to the target's own token; accepted."""
     DECISION_OUTCOME_LOOSE: _DecisionOutcome.ValueType  # 2
-    """Different, accepted for good."""
+    """Different, finally accepted."""
     DECISION_OUTCOME_PROVISIONAL: _DecisionOutcome.ValueType  # 3
-    """Different, accepted until the window that it opened closes."""
+    """Different, accepted provisionally until the window that it opened closes."""
     DECISION_OUTCOME_REJECTED: _DecisionOutcome.ValueType  # 4
-    """Different, not accepted: the target's own token takes its place."""
+    """Different, not accepted: the target's own token replaces it."""
     DECISION_OUTCOME_NOT_REACHED: _DecisionOutcome.ValueType  # 5
     """After the first rejection, or after the end of the sequence."""
 
 class DecisionOutcome(_DecisionOutcome, metaclass=_DecisionOutcomeEnumTypeWrapper):
-    """What the verdict says of a drafted token."""
+    """The verdict on a drafted token."""
 
 DECISION_OUTCOME_UNSPECIFIED: DecisionOutcome.ValueType  # 0
 """Not set."""
 DECISION_OUTCOME_EXACT: DecisionOutcome.ValueType  # 1
 """Equal to the target's own token; accepted."""
 DECISION_OUTCOME_LOOSE: DecisionOutcome.ValueType  # 2
-"""Different, accepted for good."""
+"""Different, finally accepted."""
 DECISION_OUTCOME_PROVISIONAL: DecisionOutcome.ValueType  # 3
-"""Different, accepted until the window that it opened closes."""
+"""Different, accepted provisionally until the window that it opened closes."""
 DECISION_OUTCOME_REJECTED: DecisionOutcome.ValueType  # 4
-"""Different, not accepted: the target's own token takes its place."""
+"""Different, not accepted: the target's own token replaces it."""
 DECISION_OUTCOME_NOT_REACHED: DecisionOutcome.ValueType  # 5
 """After the first rejection, or after the end of the sequence."""
 Global___DecisionOutcome: _TypeAlias = DecisionOutcome  # noqa: Y015
 
 @_typing.final
 class VerifyServiceDescribeRequest(_message.Message):
-    """Asks for the service's description."""
+    """Request of `Describe`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ORCHESTRATOR_ID_FIELD_NUMBER: _builtins.int
     orchestrator_id: _builtins.str
-    """Who asks, as `VerifyOpen.orchestrator_id`: what `sessions.others` leaves out."""
+    """The caller, as in `VerifyOpen.orchestrator_id`; `sessions.others` excludes it."""
     def __init__(
         self,
         *,
@@ -95,29 +95,29 @@ class VerifyServiceDescribeResponse(_message.Message):
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
-    """Most drafted tokens one round may hold."""
+    """Maximum drafted tokens per round."""
     max_plain_tokens: _builtins.int
-    """Most tokens one round may decode without drafts."""
+    """Maximum tokens per round without drafts."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """The target model."""
 
     @_builtins.property
     def sessions(self) -> _common_pb2.SessionStatus:
-        """Sessions open and their limit."""
+        """Open sessions and their limit."""
 
     @_builtins.property
     def rules(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of the rules on offer."""
+        """Names of the supported rules."""
 
     @_builtins.property
     def process(self) -> _common_pb2.ProcessInfo:
-        """The process that answers."""
+        """The service's process."""
 
     @_builtins.property
     def step_costs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepCost]:
-        """What a step of the target takes, measured at start, by its number of tokens in
-        increasing order. Empty if it was not measured.
+        """Durations of target steps, measured at startup, by increasing number of tokens.
+        Empty if not measured.
         """
 
     def __init__(
@@ -142,7 +142,7 @@ Global___VerifyServiceDescribeResponse: _TypeAlias = VerifyServiceDescribeRespon
 
 @_typing.final
 class StepCost(_message.Message):
-    """What a step takes."""
+    """The duration of a target step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -151,7 +151,7 @@ class StepCost(_message.Message):
     num_tokens: _builtins.int
     """Tokens in the step."""
     duration_ns: _builtins.int
-    """Time inside the target model, ns."""
+    """Time in the target model, ns."""
     def __init__(
         self,
         *,
@@ -168,7 +168,7 @@ Global___StepCost: _TypeAlias = StepCost  # noqa: Y015
 
 @_typing.final
 class GetTokenizerRequest(_message.Message):
-    """Asks for the tokenizer."""
+    """Request of `GetTokenizer`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -185,7 +185,7 @@ Global___GetTokenizerRequest: _TypeAlias = GetTokenizerRequest  # noqa: Y015
 
 @_typing.final
 class GetTokenizerResponse(_message.Message):
-    """A piece of the tokenizer."""
+    """A part of the tokenizer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -195,7 +195,7 @@ class GetTokenizerResponse(_message.Message):
     """Bytes of `tokenizer.json`, to be joined in order."""
     @_builtins.property
     def metadata(self) -> Global___TokenizerMetadata:
-        """What belongs to the tokenizer."""
+        """Facts about the tokenizer."""
 
     def __init__(
         self,
@@ -226,11 +226,11 @@ class TokenizerMetadata(_message.Message):
     GENERATION_CONFIG_JSON_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     chat_template: _builtins.str
-    """Jinja template of chats, empty if the model has none."""
+    """Jinja chat template; empty if the model has none."""
     bos_token_id: _builtins.int
-    """Id that begins a sequence."""
+    """Id of the beginning of a sequence."""
     generation_config_json: _builtins.str
-    """The model's `generation_config.json`, empty if it has none."""
+    """The model's `generation_config.json`; empty if it has none."""
     fingerprint: _builtins.str
     """The tokenizer's fingerprint, as in `ModelInfo`."""
     @_builtins.property
@@ -239,9 +239,7 @@ class TokenizerMetadata(_message.Message):
 
     @_builtins.property
     def control_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Every special token (end, begin, chat markers, padding): never accepted
-        loosely.
-        """
+        """All special tokens (end, begin, chat markers, padding): never accepted loosely."""
 
     def __init__(
         self,
@@ -278,11 +276,13 @@ class VerifyRequest(_message.Message):
 
     @_builtins.property
     def round(self) -> Global___VerifyRound:
-        """Asks for a verdict."""
+        """Requests a verdict."""
 
     @_builtins.property
     def distributions(self) -> Global___DraftDistributions:
-        """Distributions of a round's drafts, before the round; may come in pieces."""
+        """Distributions of a round's drafts, sent before the round, in one or more
+        messages.
+        """
 
     def __init__(
         self,
@@ -318,35 +318,38 @@ class VerifyOpen(_message.Message):
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
-    """Tokens of it that are the prompt, in [1, number of token_ids]."""
+    """Number of prompt tokens in it, in [1, number of token_ids]."""
     seed: _builtins.int
     """Seed of the request's keyed noise."""
     logprobs: _builtins.int
-    """Number of most likely tokens whose log-probabilities are returned with each
-    token's own, in [0, 20]. Unset returns none at all.
+    """Number of most likely tokens whose log-probabilities are returned besides each
+    token's own, in [0, 20]. Unset: no log-probabilities.
     """
     waited_ms: _builtins.int
-    """Set, the session waits if no slot is free: those whose requests have waited
-    longest, this long so far, in ms, are next. Once it has a slot, a response comes
-    with nothing but `keep_length` and `sessions`. Unset, it is refused if none is
-    free.
+    """If set, the session waits for a slot if none is free; it is how long its request
+    has already waited, in ms, and the longest wait goes first. When it gets a slot,
+    a response with only `keep_length` and `sessions` follows. Unset: the session is
+    refused if no slot is free.
     """
     orchestrator_id: _builtins.str
-    """Which orchestrator opens it, at most 64 characters: `ProcessInfo.instance_id`."""
+    """The orchestrator that opens it, at most 64 characters:
+    `ProcessInfo.instance_id`.
+    """
     weights_fingerprint: _builtins.str
-    """The `weights_fingerprint` that the generation began with. Not empty, a target of
-    others answers UNAVAILABLE: the process has been started anew with another model.
+    """The `weights_fingerprint` that the generation started with. If not empty, a
+    target with other weights answers UNAVAILABLE: the service was restarted with
+    another model.
     """
     numerics: _builtins.str
-    """The `numerics` that it began with, likewise."""
+    """Likewise, the `numerics` that it started with."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The sequence so far: prompt and all that was emitted. At least one token."""
+        """The sequence so far: the prompt and all emitted tokens. At least one token."""
 
     @_builtins.property
     def rule(self) -> _common_pb2.Rule:
-        """Rule of this session. A fly_window_size that it leaves to the preset fly is 6,
-        whatever its rounds' lengths; who asked for a shorter K sends the window.
+        """Rule of this session. A fly_window_size left to the preset fly is 6, regardless
+        of the rounds' lengths; set it if a smaller K was requested.
         """
 
     @_builtins.property
@@ -392,12 +395,12 @@ class DraftDistributions(_message.Message):
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
     DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
-    """The round whose drafts they belong to."""
+    """The round that their drafts belong to."""
     first_position: _builtins.int
     """Absolute position of the first one."""
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
-        """One a drafted token, in order."""
+        """One per drafted token, in order."""
 
     def __init__(
         self,
@@ -416,7 +419,7 @@ Global___DraftDistributions: _TypeAlias = DraftDistributions  # noqa: Y015
 
 @_typing.final
 class OpenWindow(_message.Message):
-    """A loosely accepted token whose window is not closed yet."""
+    """A loosely accepted token whose window is still open."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -428,14 +431,14 @@ class OpenWindow(_message.Message):
     position: _builtins.int
     """Absolute position of the token."""
     target_token_id: _builtins.int
-    """The target's own token there: takes its place if the window fails."""
+    """The target's own token there, which replaces it if the window fails."""
     remaining_matches: _builtins.int
     """Drafted positions that must still match, >= 1."""
     gap_nats: _builtins.float
-    """What the token costs, nats, >= 0."""
+    """The token's cost, nats, >= 0."""
     @_builtins.property
     def target_logprobs(self) -> _common_pb2.TokenLogprobs:
-        """Log-probabilities of the target's own token, if asked for."""
+        """Log-probabilities of the target's own token, if requested."""
 
     def __init__(
         self,
@@ -479,59 +482,59 @@ class VerifyRound(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     RETURN_PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
-    """Named in every response to this message; increases by round."""
+    """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
-    """Tokens to keep of what the session holds after its last verdict."""
+    """Number of tokens to keep of what the session holds after its last verdict."""
     prefix_hash: _builtins.int
-    """Hash of the sequence that results (see docs/protocol.md): catches a cache
-    of the right length and the wrong content. 0 is not checked.
+    """Hash of the resulting sequence (see docs/protocol.md), to detect a cache of the
+    right length but with other contents. 0: not checked.
     """
     max_plain_tokens: _builtins.int
-    """Without drafts: most tokens to decode, in [1, max_plain_tokens]; 0 is 1.
-    They come in several responses. Decoding ends early after an end of sequence,
-    and when the next round arrives: that one may keep fewer tokens than were
-    decoded until then.
+    """Without drafts: maximum tokens to decode, in [1, max_plain_tokens]; 0 means 1.
+    They are sent in several responses. Decoding ends early at an end of sequence,
+    and when the next round arrives, which may keep fewer tokens than were decoded
+    by then.
     """
     remaining_loose_tokens: _builtins.int
-    """Tokens that may still be accepted loosely. Unset is without bound."""
+    """Tokens that may still be accepted loosely. Unset: no limit."""
     remaining_loose_cost_nats: _builtins.float
-    """What they may still cost together, nats, >= 0. Unset is without bound."""
+    """Cost that may still be spent on them, nats, >= 0. Unset: no limit."""
     exact_until_position: _builtins.int
     """Positions before this one (absolute, prompt included) are judged exactly."""
     traceparent: _builtins.str
-    """W3C trace context of the span that waits for the verdict, 55 characters.
-    Empty: not traced; one that cannot be read is ignored.
+    """W3C trace context of the caller's span, 55 characters. Empty: not traced;
+    invalid ones are ignored.
     """
     num_speculative_tokens: _builtins.int
-    """K that was requested: more drafts are judged as several rounds of K drafts, one
-    behind the other. What would be a bonus between them must be the target's own
-    token. 0: all are judged as one round. Not with windows across rounds, which do
-    not end with a round.
+    """The requested K: more drafts are judged as several consecutive rounds of K. A
+    token in the place of a bonus between them must equal the target's own. 0: all
+    are judged as one round. Not with windows across rounds, which do not end with a
+    round.
     """
     return_plain_confidence: _builtins.bool
-    """Plain decoding: tell `plain_confidence`, which costs a softmax a token where the
-    target's step does not have it anyway.
+    """Plain decoding: return `plain_confidence`, which may cost an extra softmax per
+    token.
     """
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tokens that follow them."""
+        """Tokens to append."""
 
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Drafted tokens. None asks for plain decoding."""
+        """Drafted tokens. None: plain decoding."""
 
     @_builtins.property
     def open_window(self) -> Global___OpenWindow:
-        """The window that the verdict before this round left open. Its token's share
-        of the budget is already taken off `remaining_*`. Needs drafts.
+        """The window left open by the previous verdict. `remaining_*` already exclude its
+        token. Requires drafts.
         """
 
     @_builtins.property
     def draft_survivals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One a drafted token, or none: the chance, by the sender's estimate, that the
-        token is reached and accepted, in [0, 1], never rising. Where a step of several
-        sessions would cost more than they are worth, the least likely drafts are left
-        out. Without, all are checked.
+        """One per drafted token, or none: the sender's estimate of the probability that
+        the token is reached and accepted, in [0, 1], non-increasing. If a step shared by
+        several sessions would cost more than they are worth, the least likely drafts
+        are left out. None: all are verified.
         """
 
     def __init__(
@@ -573,7 +576,7 @@ Global___VerifyRound: _TypeAlias = VerifyRound  # noqa: Y015
 
 @_typing.final
 class Decision(_message.Message):
-    """What is said of one drafted token."""
+    """The decision about one drafted token."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -585,19 +588,18 @@ class Decision(_message.Message):
     outcome: Global___DecisionOutcome.ValueType
     """The verdict on it."""
     target_token_id: _builtins.int
-    """The target's own token; unset when it equals the drafted one."""
+    """The target's own token; unset if equal to the drafted one."""
     entropy: _builtins.float
-    """Entropy of the target, in the rule's measure; set where a rule that goes by
-    entropy looked.
+    """Entropy of the target in the rule's measure, where a rule based on entropy
+    evaluated it.
     """
     gap_nats: _builtins.float
-    """log p(most likely token) - log p(drafted token), raw logits, nats, >= 0;
-    set at mismatches.
+    """log p(most likely token) - log p(drafted token), raw logits, nats, >= 0, at
+    mismatches.
     """
     measure: _builtins.float
-    """What a rule that goes by something else looked at: margin, nats; divergence;
-    probability of the drafted token (typical, rejection's p / q); the random
-    number.
+    """What other rules evaluated: margin, nats; divergence; probability of the drafted
+    token (typical), or p / q (rejection); the random number.
     """
     def __init__(
         self,
@@ -653,54 +655,54 @@ class VerifyResponse(_message.Message):
     PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
-    """The round that this answers."""
+    """The round_id of the round."""
     keep_length: _builtins.int
-    """Tokens that stand, prompt included: the sequence before `next_token_id`. Less
-    than where the round began when the open window failed.
+    """Number of tokens before `next_token_id`, prompt included. Less than at the start
+    of the round if the open window failed.
     """
     next_token_id: _builtins.int
-    """The target's token at position `keep_length`: the correction, or the bonus."""
+    """The target's token at position `keep_length`: the correction or bonus."""
     committed_length: _builtins.int
     """Tokens before this position are final."""
     last: _builtins.bool
-    """No response to this round follows."""
+    """Whether this is the last response to the round."""
     queue_ns: _builtins.int
-    """Time from the round's arrival to its forward, ns."""
+    """Time from the round's arrival to its forward pass, ns."""
     forward_ns: _builtins.int
-    """Time inside the target model, ns."""
+    """Time in the target model, ns."""
     judge_ns: _builtins.int
     """Time of sampling and of the rule, ns."""
     service_ns: _builtins.int
     """Time from the round's arrival to this response, ns."""
     plain_confidence: _builtins.float
-    """If asked for: the mean probability that the target gave `plain_token_ids` and
-    `next_token_id`; 0 where nobody says, as in a step shared with drafts.
+    """If requested: the target's mean probability of `plain_token_ids` and
+    `next_token_id`; 0 if unknown, as in a step shared with drafts.
     """
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
-        """One a drafted token that was checked: all of them, or the first ones where
-        `draft_survivals` let the others be left out.
+        """One per verified draft: all of them, or the first ones if `draft_survivals`
+        allowed leaving out the others.
         """
 
     @_builtins.property
     def open_window(self) -> Global___OpenWindow:
-        """The window that is open now; goes into the next round."""
+        """The window that is open now, to be sent with the next round."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
-        """If asked for: one for each token from where the round began, or from
-        `keep_length` if that is less, up to and including `next_token_id`.
+        """If requested: one per token from the start of the round, or from `keep_length` if
+        smaller, up to and including `next_token_id`.
         """
 
     @_builtins.property
     def plain_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Plain decoding: the target's tokens before `next_token_id`, the last of those
-        that `keep_length` counts.
+        counted by `keep_length`.
         """
 
     @_builtins.property
     def sessions(self) -> _common_pb2.SessionStatus:
-        """Session counts as the service grants a waiting session its slot."""
+        """Session counts, when a waiting session gets its slot."""
 
     def __init__(
         self,

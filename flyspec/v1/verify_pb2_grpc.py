@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class VerifyServiceStub:
-    """Checks proposals. One stream of `Verify` is one session: it holds a cache
+    """Verifies proposals. One stream of `Verify` is one session: it holds a cache
     that the client can rebuild at any time by opening another with the prefix.
     """
 
@@ -54,20 +54,20 @@ class VerifyServiceStub:
 
 
 class VerifyServiceServicer:
-    """Checks proposals. One stream of `Verify` is one session: it holds a cache
+    """Verifies proposals. One stream of `Verify` is one session: it holds a cache
     that the client can rebuild at any time by opening another with the prefix.
     """
 
     def Describe(self, request, context):
-        """What this service verifies with, and how busy it is.
+        """The service's model, limits and open sessions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTokenizer(self, request, context):
-        """The target's tokenizer and what belongs to it, so that the client needs no
-        copy of the model.
+        """The target's tokenizer and metadata, so that the client needs no copy of the
+        model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -75,9 +75,9 @@ class VerifyServiceServicer:
 
     def Verify(self, request_iterator, context):
         """A session: one `open`, then any number of `round`.
-        INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the round
-        builds on a prefix that the session does not hold; open another with the
-        whole prefix. RESOURCE_EXHAUSTED: no free slot, or too many wait for one, or
+        INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the session
+        does not hold the prefix that the round builds on; open another with the whole
+        prefix. RESOURCE_EXHAUSTED: no free slot, too many sessions waiting for one, or
         the queue of rounds is full.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -111,7 +111,7 @@ def add_VerifyServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VerifyService:
-    """Checks proposals. One stream of `Verify` is one session: it holds a cache
+    """Verifies proposals. One stream of `Verify` is one session: it holds a cache
     that the client can rebuild at any time by opening another with the prefix.
     """
 

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class VerifyServiceStub:
-    """Checks proposals. One stream of `Verify` is one session: it holds a cache
+    """Verifies proposals. One stream of `Verify` is one session: it holds a cache
     that the client can rebuild at any time by opening another with the prefix.
     """
 
@@ -36,42 +36,42 @@ class VerifyServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> VerifyServiceAsyncStub: ...
     Describe: _grpc.UnaryUnaryMultiCallable[_verify_pb2.VerifyServiceDescribeRequest, _verify_pb2.VerifyServiceDescribeResponse]
-    """What this service verifies with, and how busy it is."""
+    """The service's model, limits and open sessions."""
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_verify_pb2.GetTokenizerRequest, _verify_pb2.GetTokenizerResponse]
-    """The target's tokenizer and what belongs to it, so that the client needs no
-    copy of the model.
+    """The target's tokenizer and metadata, so that the client needs no copy of the
+    model.
     """
     Verify: _grpc.StreamStreamMultiCallable[_verify_pb2.VerifyRequest, _verify_pb2.VerifyResponse]
     """A session: one `open`, then any number of `round`.
-    INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the round
-    builds on a prefix that the session does not hold; open another with the
-    whole prefix. RESOURCE_EXHAUSTED: no free slot, or too many wait for one, or
+    INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the session
+    does not hold the prefix that the round builds on; open another with the whole
+    prefix. RESOURCE_EXHAUSTED: no free slot, too many sessions waiting for one, or
     the queue of rounds is full.
     """
 
 @_typing.type_check_only
 class VerifyServiceAsyncStub(VerifyServiceStub):
-    """Checks proposals. One stream of `Verify` is one session: it holds a cache
+    """Verifies proposals. One stream of `Verify` is one session: it holds a cache
     that the client can rebuild at any time by opening another with the prefix.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Describe: _aio.UnaryUnaryMultiCallable[_verify_pb2.VerifyServiceDescribeRequest, _verify_pb2.VerifyServiceDescribeResponse]  # type: ignore[assignment]
-    """What this service verifies with, and how busy it is."""
+    """The service's model, limits and open sessions."""
     GetTokenizer: _aio.UnaryStreamMultiCallable[_verify_pb2.GetTokenizerRequest, _verify_pb2.GetTokenizerResponse]  # type: ignore[assignment]
-    """The target's tokenizer and what belongs to it, so that the client needs no
-    copy of the model.
+    """The target's tokenizer and metadata, so that the client needs no copy of the
+    model.
     """
     Verify: _aio.StreamStreamMultiCallable[_verify_pb2.VerifyRequest, _verify_pb2.VerifyResponse]  # type: ignore[assignment]
     """A session: one `open`, then any number of `round`.
-    INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the round
-    builds on a prefix that the session does not hold; open another with the
-    whole prefix. RESOURCE_EXHAUSTED: no free slot, or too many wait for one, or
+    INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the session
+    does not hold the prefix that the round builds on; open another with the whole
+    prefix. RESOURCE_EXHAUSTED: no free slot, too many sessions waiting for one, or
     the queue of rounds is full.
     """
 
 class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Checks proposals. One stream of `Verify` is one session: it holds a cache
+    """Verifies proposals. One stream of `Verify` is one session: it holds a cache
     that the client can rebuild at any time by opening another with the prefix.
     """
 
@@ -81,7 +81,7 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _verify_pb2.VerifyServiceDescribeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verify_pb2.VerifyServiceDescribeResponse, _abc.Awaitable[_verify_pb2.VerifyServiceDescribeResponse]]:
-        """What this service verifies with, and how busy it is."""
+        """The service's model, limits and open sessions."""
 
     @_abc_1.abstractmethod
     def GetTokenizer(
@@ -89,8 +89,8 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _verify_pb2.GetTokenizerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verify_pb2.GetTokenizerResponse], _abc.AsyncIterator[_verify_pb2.GetTokenizerResponse]]:
-        """The target's tokenizer and what belongs to it, so that the client needs no
-        copy of the model.
+        """The target's tokenizer and metadata, so that the client needs no copy of the
+        model.
         """
 
     @_abc_1.abstractmethod
@@ -100,9 +100,9 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_verify_pb2.VerifyResponse], _abc.AsyncIterator[_verify_pb2.VerifyResponse]]:
         """A session: one `open`, then any number of `round`.
-        INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the round
-        builds on a prefix that the session does not hold; open another with the
-        whole prefix. RESOURCE_EXHAUSTED: no free slot, or too many wait for one, or
+        INVALID_ARGUMENT: bad ids, lengths or rule. FAILED_PRECONDITION: the session
+        does not hold the prefix that the round builds on; open another with the whole
+        prefix. RESOURCE_EXHAUSTED: no free slot, too many sessions waiting for one, or
         the queue of rounds is full.
         """
 

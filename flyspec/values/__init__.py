@@ -1,5 +1,5 @@
-"""The values that clients and services pass each other: no I/O, no protobuf, no torch.
+"""The values that clients and services exchange: no I/O, no protobuf, no torch.
 
-`tokens`, `rounds`, `generation` and `admin` hold one class for each thing; `flyspec.wire` turns
-them into protobuf messages and back.
+`flyspec.wire` converts them to protobuf messages and back. Positions are absolute (prompt
+included), costs are in nats. Enums have the numbers of their namesakes in `protos/`.
 """

@@ -1,4 +1,4 @@
-"""What services and the orchestrator say of themselves, and what an operator is told."""
+"""Descriptions and status of services, drafters and the orchestrator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flyspec.values.sessions import SessionStatus
 
 
 class BreakerState(IntEnum):
-    """Whether a service that failed is tried again."""
+    """State of the circuit breaker of a failed service."""
 
     CLOSED = 1
     OPEN = 2
@@ -20,7 +20,7 @@ class BreakerState(IntEnum):
 
 
 class DrafterState(IntEnum):
-    """Where a drafter is in its life."""
+    """State of a drafter in its life cycle."""
 
     REGISTERED = 1
     CANARY = 2
@@ -32,7 +32,7 @@ PROTOCOL_VERSION = 1
 
 
 BATCH_INVARIANT = "batch-invariant"
-"""In a model's `numerics`: results do not depend on what else is computed at the same time."""
+"""In a model's `numerics`: results do not depend on what else is in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A process that serves. Another `instance_id` means that it has been started again.
+    """A service's process; a new `instance_id` means that it was restarted.
 
-    `step_running_ns` is what the step of its model at hand has taken so far, 0 between steps.
+    `step_running_ns` is the time the current model step has been running, 0 between steps.
     """
 
     instance_id: str = ""
@@ -66,7 +66,7 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    """One way of drafting that a draft service offers. `model` is None for prompt lookup."""
+    """A drafter that a draft service offers; `model` is None for prompt lookup."""
 
     name: str
     kind: str
@@ -75,7 +75,7 @@ class DrafterInfo:
 
 @dataclass(frozen=True, slots=True)
 class DraftServiceInfo:
-    """Answer of `DraftService.Describe`."""
+    """Response of `DraftService.Describe`."""
 
     drafters: tuple[DrafterInfo, ...]
     sessions: SessionStatus
@@ -86,7 +86,7 @@ class DraftServiceInfo:
 
 
 class MeasuredStep(NamedTuple):
-    """What a step of the target with so many tokens takes, ns."""
+    """Measured duration of a target step by number of tokens."""
 
     num_tokens: int
     duration_ns: int
@@ -94,7 +94,7 @@ class MeasuredStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyServiceInfo:
-    """Answer of `VerifyService.Describe`; `step_costs` as measured at start, by tokens."""
+    """Response of `VerifyService.Describe`; `step_costs` are measured at startup."""
 
     model: ModelInfo
     sessions: SessionStatus
@@ -108,7 +108,7 @@ class VerifyServiceInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerBundle:
-    """The target's tokenizer and what belongs to it; all that the orchestrator needs of a model."""
+    """The target's tokenizer, chat template and special IDs: all the orchestrator needs."""
 
     tokenizer_json: bytes
     fingerprint: str
@@ -119,7 +119,6 @@ class TokenizerBundle:
     generation_config_json: str = ""
 
     def facts(self, vocab_size: int) -> TokenizerFacts:
-        """What a drafter with another tokenizer is told of it."""
         return TokenizerFacts(
             self.fingerprint, self.eos_token_ids, self.control_token_ids, vocab_size
         )
@@ -127,7 +126,7 @@ class TokenizerBundle:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a drafter with another tokenizer needs besides a target's `tokenizer.json`.
+    """What a drafter with another tokenizer needs besides the target's `tokenizer.json`.
 
     `vocab_size` is the number of rows of the target's output layer.
     """
@@ -140,10 +139,10 @@ class TokenizerFacts:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamStatus:
-    """A service behind the orchestrator; `error` says what is wrong when it is not ready.
+    """A service used by the orchestrator; `error` says why it is not ready.
 
-    `faults_total` counts what a drafter sent that was wrong, `last_fault` says what was asked and
-    what came.
+    `faults_total` counts a drafter's invalid messages; `last_fault` describes the last one and its
+    request.
     """
 
     address: str = ""
@@ -160,7 +159,7 @@ class UpstreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """State of the orchestrator and of the services behind it."""
+    """State of the orchestrator and its services."""
 
     ready: bool
     active_generations: int
@@ -173,18 +172,16 @@ class Status:
 
     @property
     def verify(self) -> UpstreamStatus:
-        """The first of `targets`."""
         return self.targets[0] if self.targets else UpstreamStatus()
 
     @property
     def draft(self) -> UpstreamStatus:
-        """The first of `drafters`."""
         return self.drafters[0] if self.drafters else UpstreamStatus()
 
 
 @dataclass(slots=True)
 class DrafterStats(DraftCounts):
-    """What a drafter did since it was registered (see the proto message of this name)."""
+    """A drafter's totals since it was registered (see the proto message of this name)."""
 
     active_generations: int = 0
     generations_total: int = 0
@@ -195,17 +192,17 @@ class DrafterStats(DraftCounts):
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Emitted tokens a round with drafts; 0 without any."""
+        """Emitted tokens per round with drafts; 0 without any."""
         return self.num_emitted_tokens / max(1, self.num_spec_steps)
 
     @property
     def mean_proposal_ms(self) -> float:
-        """Mean time of a proposal as the orchestrator sees it, ms."""
+        """Mean time of a proposal, measured by the orchestrator, ms."""
         return self.proposal_ns_total / 1e6 / max(1, self.num_spec_steps)
 
     @property
     def tokens_per_s(self) -> float:
-        """Emitted tokens a second of a generation's rounds with this drafter; 0 without any."""
+        """Emitted tokens per second of rounds with this drafter; 0 without any."""
         return self.num_emitted_tokens / (self.round_ns_total / 1e9) if self.round_ns_total else 0.0
 
 
@@ -226,10 +223,9 @@ class DrafterStatus:
 
     @property
     def active(self) -> bool:
-        """Whether new generations get it that name none."""
+        """Whether it is the default for new generations."""
         return self.state is DrafterState.ACTIVE
 
     @property
     def address(self) -> str:
-        """Where its replicas are."""
         return ",".join(replica.address for replica in self.replicas)

@@ -1,4 +1,4 @@
-"""What clients ask for and what they are told."""
+"""Requests of clients and the events of their responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flyspec.values.tokens import (
 )
 
 SERVERS = "set by the server"
-"""How help shows the default of what is left to the server."""
+"""Default in help texts."""
 _speculation = partial(Flag, group="Speculation")
 
 
@@ -35,7 +35,7 @@ class FinishReason(IntEnum):
 
 
 class RecoveryKind(IntEnum):
-    """What kept a generation going when a service failed, or was taken from it."""
+    """How a generation continued after it lost a service."""
 
     TARGET_REOPENED = 1
     DRAFTER_REOPENED = 2
@@ -47,13 +47,12 @@ class RecoveryKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A chat of (role, content) as a prompt; the target's template renders it."""
+    """A chat of (role, content) as a prompt, rendered by the target's chat template."""
 
     messages: Sequence[tuple[str, str]]
 
     @classmethod
     def of_user(cls, content: str) -> Chat:
-        """A chat of one message of a user."""
         return cls((("user", content),))
 
 
@@ -63,13 +62,13 @@ Prompt = str | Sequence[int] | Chat
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """How to generate; the fields of `GenerateRequest`. None leaves it to the server.
+    """Options of a generation; fields of `GenerateRequest`. None: the server's default.
 
-    `num_draft_tokens_per_round` are those of an earlier `Completion`, to repeat it. `eager` streams
-    tokens before they are final, and `Retract` when they did not stand;
-    `return_rounds` a `RoundRecord` for every round. `request_id`, 1 to 128 letters, digits and
-    `._:@/+=-`, is the request's in logs and traces, and `traceparent` (W3C) the span that waits for
-    it; they go as metadata, and empty ones not at all.
+    `num_draft_tokens_per_round` is from an earlier `Completion`, to reproduce it. `eager` streams
+    tokens before they are final, and `Retract` if they are then dropped; `return_rounds` streams a
+    `RoundRecord` per round. `request_id` (1 to 128 letters, digits and `._:@/+=-`) identifies the
+    request in logs and traces, `traceparent` (W3C) is the caller's span; both are sent as metadata
+    unless empty.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -86,7 +85,7 @@ class GenerateOptions:
     rule: Rule | None = None
     num_speculative_tokens: Annotated[SpeculationLength | None, _speculation(
         "K: maximum drafted tokens per round (0: plain decoding), or auto to adapt it each round.",
-        UINT32, default=SERVERS, metavar="INTEGER|auto", read=read_speculation_length,
+        UINT32, default=SERVERS, metavar="<int|auto>", read=read_speculation_length,
     )] = None
     num_draft_tokens_per_round: Sequence[int] = ()
     max_loose_tokens: Annotated[int | None, _speculation(
@@ -126,7 +125,7 @@ class GenerateOptions:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt and how to continue it."""
+    """A prompt and options."""
 
     prompt: Prompt
     options: GenerateOptions = field(default_factory=GenerateOptions)
@@ -134,10 +133,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The generation was admitted; `rule` has every parameter set.
+    """The generation was admitted; `rule` has all parameters resolved.
 
-    `num_speculative_tokens` is the most that a round may draft if K is `adaptive`. `warnings` say
-    in words what the caller should know about the parameters.
+    `num_speculative_tokens` is the maximum per round if K is `adaptive`. `warnings` are messages
+    for the caller about the parameters.
     """
 
     request_id: str
@@ -153,10 +152,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens, where each came from, and the text that became complete with each.
+    """Tokens with their origins, and the text that each completed.
 
-    They are final, unless the request was `eager`: then `num_final_tokens` of the output's tokens
-    are. `loose_gaps_nats` has one a LOOSE token, in order; `logprobs` one a token, if asked for.
+    Final, unless the request is `eager`: then the output's first `num_final_tokens` are.
+    `loose_gaps_nats` has one entry per LOOSE token, in order; `logprobs` one per token, if
+    requested.
     """
 
     text: str
@@ -170,10 +170,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Retract:
-    """Tokens sent before they were final did not stand: only with `eager`.
+    """Drops tokens that were sent before they were final (only with `eager`).
 
-    What remains of the output: its first `output_token_index` tokens, and of its text the first
-    `text_byte_offset` bytes in UTF-8.
+    The output keeps its first `output_token_index` tokens and `text_byte_offset` bytes of UTF-8.
     """
 
     output_token_index: int
@@ -182,9 +181,9 @@ class Retract:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """A round as it was judged; see the proto message `GenerationRound`.
+    """A round as it was judged (see the proto message `GenerationRound`).
 
-    With the sequence before it, all that the verdict depended on.
+    Together with the sequence before it, everything that the verdict depended on.
     """
 
     start_length: int
@@ -202,7 +201,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What kept a generation going when a service failed, or was taken from it. Times in ns."""
+    """How a generation continued after it lost a service."""
 
     kind: RecoveryKind
     output_token_index: int
@@ -214,18 +213,18 @@ class Recovery:
 
 @dataclass(slots=True)
 class DrafterShare(DraftCounts):
-    """What a drafter did for a generation."""
+    """A drafter's part in a generation."""
 
     drafter: str = ""
 
 
 @dataclass(slots=True)
 class SpeculationMetrics(DraftCounts):
-    """What speculation did in one request (see the proto message of this name).
+    """Speculation in one request (see the proto message of this name).
 
-    Loose tokens and their cost count once they are final, accepted drafts of a round once no window
-    can drop them. Bytes are those of the rounds' messages before HTTP/2's framing: of messages that
-    had to be sent again, again; of those that open sessions, none.
+    Loose tokens and their cost count once final, accepted drafts once no window can drop them.
+    Bytes are of the rounds' messages before HTTP/2 framing, including resent ones but not those
+    that open sessions.
     """
 
     num_loose_tokens: int = 0
@@ -246,7 +245,7 @@ class SpeculationMetrics(DraftCounts):
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted drafts a round with drafts; 1 when nothing was drafted."""
+        """1 + accepted drafts per round with drafts; 1 if nothing was drafted."""
         return 1.0 + self.num_accepted_draft_tokens / max(1, self.num_spec_steps)
 
     @property
@@ -256,29 +255,28 @@ class SpeculationMetrics(DraftCounts):
 
     @property
     def mean_rejected_gap_nats(self) -> float | None:
-        """The same of the mismatches that were not accepted; None without any."""
+        """Mean log p(most likely) - log p(token) of rejected mismatches; None without any."""
         count = self.num_rejected_tokens
         return self.rejected_cost_nats / count if count else None
 
     def settle(self, num_accepted: int) -> None:
-        """Count the accepted drafts of a round that is final."""
+        """Count the accepted drafts of a final round."""
         histogram = self.acceptance_histogram
         histogram += [0] * (num_accepted + 1 - len(histogram))
         histogram[num_accepted] += 1
         self.num_accepted_draft_tokens += num_accepted
 
     def count_bytes(self, num_bytes: int, distribution_bytes: int = 0) -> None:
-        """Count a round's message, so much of it distributions."""
         self.round_bytes += num_bytes
         self.distribution_bytes += distribution_bytes
 
 
 @dataclass(slots=True)
 class GenerationTimings:
-    """Where the time of one request went, ns (see the proto message of this name).
+    """Times of one request, ns (see the proto message of this name).
 
-    A round's overhead is what of its time is outside both models; of one round, there is none: the
-    first also opens the sessions and reads the prompt.
+    A round's overhead is its time outside both models. The first round has none, since it also
+    opens the sessions and reads the prompt.
     """
 
     time_to_first_token_ns: int = 0
@@ -293,12 +291,12 @@ class GenerationTimings:
 class Completion:
     """The generation ended.
 
-    `loop_guard_token_index`: tokens of the output after which the rest was judged exactly because
-    it had begun to repeat itself; None if it had not. `recoveries` are the first of
-    `num_recoveries`, in order; `drafters` those that drafted, in order of appearance.
-    `num_draft_tokens_per_round` are the drafts that were checked, 0 for a token of plain decoding
-    and for a window that failed for want of drafts. `mixed_numerics`: targets that compute
-    differently had a part in it, so it may not be what one of them decodes (`exact` included).
+    `loop_guard_token_index`: output tokens after which judging became exact because the output
+    had started to repeat itself; None if it had not. `recoveries` are the first of
+    `num_recoveries`, in order; `drafters` are in order of first use. `num_draft_tokens_per_round`
+    counts verified drafts; 0 for a token of plain decoding and for a window that failed for lack
+    of drafts. `mixed_numerics`: targets that compute differently took part, so the output may
+    differ from that of any one of them (even with `exact`).
     """
 
     finish_reason: FinishReason
@@ -320,10 +318,7 @@ Event = Started | Chunk | Retract | RoundRecord | Completion
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole generation; `chunks` hold its final tokens, those taken back left out.
-
-    `rounds` are there if they were asked for.
-    """
+    """A complete generation; `chunks` have its final tokens, `rounds` its rounds if requested."""
 
     started: Started
     chunks: Sequence[Chunk]
@@ -332,38 +327,35 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The output."""
         return "".join(chunk.text for chunk in self.chunks)
 
     @property
     def token_ids(self) -> list[int]:
-        """The output's tokens."""
         return [token for chunk in self.chunks for token in chunk.token_ids]
 
     @property
     def origins(self) -> list[Origin]:
-        """Where each token came from."""
         return [origin for chunk in self.chunks for origin in chunk.origins]
 
     @property
     def loose_gaps_nats(self) -> list[float]:
-        """What each LOOSE token cost, in order: log p(most likely) - log p(token), raw logits."""
+        """Cost of each LOOSE token, in order: log p(most likely) - log p(token), raw logits."""
         return [gap for chunk in self.chunks for gap in chunk.loose_gaps_nats]
 
     @property
     def logprobs(self) -> list[TokenLogprobs]:
-        """The target's log-probabilities at each token; empty if not asked for."""
+        """The target's log-probabilities at each token; empty if not requested."""
         return [entry for chunk in self.chunks for entry in chunk.logprobs]
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """τ_acc: emitted tokens a round."""
+        """τ_acc: emitted tokens per round."""
         return self.completion.completion_tokens / max(1, self.completion.speculation.num_rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What answers at an address. The default of drafters and rules comes first."""
+    """The models, drafters and rules at an address; default drafter and rule come first."""
 
     target: ModelInfo
     drafters: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What the orchestrator and the services tell each other about a round. Times in nanoseconds."""
+"""Messages between the orchestrator and the services about a round. Times are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
 
 MAX_SCORED = 64
-"""Most appended tokens that a drafter is asked about."""
+"""Maximum appended tokens that a drafter is asked to score."""
 
 
 class Outcome(IntEnum):
-    """What a verdict says of one drafted token."""
+    """The verdict on one drafted token."""
 
     EXACT = 1
     LOOSE = 2
@@ -26,25 +26,24 @@ class Outcome(IntEnum):
 
     @property
     def accepted(self) -> bool:
-        """Whether the drafted token stands, if only for now."""
+        """Whether the token was accepted, at least provisionally."""
         return self <= Outcome.PROVISIONAL
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may still be accepted loosely; `None` is without bound."""
+    """What may still be accepted loosely; None: no limit."""
 
     loose_tokens: int | None = None
     loose_cost_nats: float | None = None
 
 
 class Decision(NamedTuple):
-    """What is said of one drafted token.
+    """The decision about one drafted token.
 
-    `target_token_id` is the target's own token there. `entropy` is in the rule's measure and set
-    where the rule looked, `measure` likewise for a rule that goes by something else; `gap_nats` =
-    raw logp(most likely) - logp(drafted), set at mismatches. Of a token that was not reached,
-    `target_token_id` may be missing.
+    `target_token_id` is the target's own token there; it may be missing if not reached. `entropy`
+    is in the rule's measure where the rule evaluated it, `measure` the quantity of rules that use
+    another; `gap_nats` = raw logp(most likely) - logp(drafted), at mismatches.
     """
 
     outcome: Outcome
@@ -55,10 +54,10 @@ class Decision(NamedTuple):
 
 
 class OpenWindow(NamedTuple):
-    """A loosely accepted token at absolute `position` whose window is not closed yet.
+    """A loosely accepted token at absolute `position` whose window is still open.
 
-    `remaining_matches` >= 1 drafted positions must still match; if one does not, the sequence goes
-    back to `position` and `target_token_id` takes the token's place.
+    `remaining_matches` >= 1 drafted positions must still match; otherwise the sequence is rolled
+    back to `position`, and `target_token_id` replaces the token.
     """
 
     position: int
@@ -70,10 +69,10 @@ class OpenWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DistributionSpec:
-    """Which distributions a drafter sends: its `top_k` most likely tokens, 0 for all.
+    """Which distributions a drafter sends: its `top_k` most likely tokens (0: all).
 
-    `draw_from_it`: it draws from what it sends, with noise of its own (the rule `rejection`).
-    `raw`: of the model's raw logits instead of the processed ones (`fuzzy-reference`).
+    `draw_from_it`: it draws from what it sends, with its own noise (rule `rejection`). `raw`: from
+    the model's raw logits instead of the processed ones (`fuzzy-reference`).
     """
 
     top_k: int = 0
@@ -83,11 +82,10 @@ class DistributionSpec:
 
 @dataclass(frozen=True, slots=True)
 class DraftOpen:
-    """Opens a draft session with the sequence so far, `prompt_length` of it the prompt (0: all).
+    """Opens a draft session with the sequence so far; `prompt_length` of it is prompt (0: all).
 
-    `tokenizer_fingerprint` is that of the ids' tokenizer; empty: the drafter's own.
-    `drafter_vocab_size` does not travel: how many ids the drafter has, for who checks its answers;
-    0 where nobody knows.
+    `tokenizer_fingerprint` is of the IDs' tokenizer; empty: the drafter's own.
+    `drafter_vocab_size` is not sent: the drafter's number of IDs, to check its answers; 0: unknown.
     """
 
     token_ids: Sequence[int]
@@ -104,10 +102,9 @@ class DraftOpen:
 class DraftAdvance:
     """Keep `keep_length` tokens, append `append_token_ids`, propose up to `max_tokens`.
 
-    The proposal ends behind the token with which its probability, by the drafter's own reckoning,
-    falls below `min_confidence`. `score`: say of each appended token whether the drafter would have
-    proposed it. `traceparent` is that of the span that waits for it; empty if the request is not
-    traced.
+    The proposal ends after the token with which its probability, as the drafter estimates it,
+    falls below `min_confidence`. `score`: report for each appended token whether the drafter would
+    have proposed it. `traceparent` is the caller's span; empty if not traced.
     """
 
     round_id: int
@@ -121,7 +118,7 @@ class DraftAdvance:
 
 @dataclass(frozen=True, slots=True)
 class DraftTimings:
-    """Times of one proposal inside the draft service, ns."""
+    """Times of one proposal in the draft service, ns."""
 
     queue_ns: int = 0
     model_ns: int = 0
@@ -130,14 +127,13 @@ class DraftTimings:
 
 @dataclass(frozen=True, slots=True)
 class DraftChunk:
-    """Drafted tokens, possibly none: a piece of a proposal on its way, or all that was `joined`.
+    """Drafted tokens, possibly none: a chunk of a proposal, or several `joined`.
 
-    `keep_length` and `next_token_id` are what the proposal builds on, `start_position` is that of
-    the first token. `distributions` has one a token if they were asked for, `confidences` where the
-    drafter knows how probable it held the tokens; `agreements` one an appended token if they were
-    to be scored and can be. What `drafter` made it, by name, and when it was there, as
-    `perf_counter_ns` counts, whoever asked notes here; and if it was drafted `ahead`, while the
-    proposal before it was checked.
+    `keep_length` and `next_token_id` are what the proposal builds on; `start_position` is of the
+    first token. `distributions` has one per token if requested; `confidences` the tokens'
+    probabilities, if the drafter knows them; `agreements` one per appended token, if scoring was
+    requested and possible. The receiver sets the name of the `drafter`, `arrived_ns`
+    (`perf_counter_ns`), and `ahead` if drafted while the previous proposal was being verified.
     """
 
     round_id: int = 0
@@ -156,7 +152,7 @@ class DraftChunk:
     ahead: bool = False
 
     def joined(self, more: DraftChunk) -> DraftChunk:
-        """This and the piece that follows it as one."""
+        """Return this chunk and the next one as one."""
         return replace(
             more,
             start_position=self.start_position,
@@ -168,7 +164,7 @@ class DraftChunk:
         )
 
     def cut(self, first: int, end: int) -> DraftChunk:
-        """Its tokens `first` to `end`, as if only those had been proposed."""
+        """Return the chunk with only tokens `first` to `end` (excluded)."""
         return replace(
             self,
             start_position=self.start_position + first,
@@ -181,7 +177,7 @@ class DraftChunk:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Rounds with drafts, and what became of those; who runs the rounds counts in it."""
+    """Counts of rounds with drafts, and of drafted and accepted tokens."""
 
     num_spec_steps: int = 0
     num_draft_tokens: int = 0
@@ -189,11 +185,10 @@ class DraftCounts:
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Share of the drafted tokens that was accepted; 0 when nothing was drafted."""
+        """Fraction of drafted tokens that were accepted; 0 if nothing was drafted."""
         return self.num_accepted_draft_tokens / max(1, self.num_draft_tokens)
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
-        """Count a round with drafts."""
         self.num_spec_steps += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_draft_tokens += num_accepted
@@ -203,9 +198,9 @@ class DraftCounts:
 class VerifyOpen:
     """Opens a verify session with the sequence so far, `prompt_length` of it the prompt.
 
-    `logprobs` is the number of most likely tokens to tell the log-probabilities of; None tells none
-    at all. `waited_ms` is how long its request has waited; None: it does not wait for a slot.
-    `weights_fingerprint` and `numerics` are those that a model must have; empty: any.
+    `logprobs` is the number of most likely tokens to report log-probabilities for, besides the
+    token's own; None: report none. `waited_ms` is how long the request has waited; None: do not
+    wait for a slot. `weights_fingerprint` and `numerics` must match the model's unless empty.
     """
 
     token_ids: Sequence[int]
@@ -222,7 +217,7 @@ class VerifyOpen:
 
 @dataclass(frozen=True, slots=True)
 class DraftDistributions:
-    """Distributions of drafts of a round, from absolute `first_position` on."""
+    """Distributions of a round's drafts, starting at absolute `first_position`."""
 
     round_id: int
     first_position: int
@@ -233,11 +228,10 @@ class DraftDistributions:
 class VerifyRound:
     """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`.
 
-    `draft_survivals`, one a draft or none, are the chances that it is reached and accepted; of a
-    step that is too full the least likely drafts are left out. More than `num_speculative_tokens`
-    drafts are judged as several rounds of so many; 0: all as one. `traceparent` is that of the span
-    that waits for the verdict; empty if it is not traced. `return_plain_confidence` asks verdicts
-    for that.
+    `draft_survivals`, one per draft or none, are the probabilities that a draft is reached and
+    accepted; an overfull step leaves out the least likely drafts. More than
+    `num_speculative_tokens` drafts are judged as several rounds of that many (0: as one).
+    `traceparent` is the caller's span; empty if not traced.
     """
 
     round_id: int
@@ -257,7 +251,7 @@ class VerifyRound:
 
 @dataclass(frozen=True, slots=True)
 class VerifyTimings:
-    """Times of one verdict inside the verify service, ns."""
+    """Times of one verdict in the verify service, ns."""
 
     queue_ns: int = 0
     forward_ns: int = 0
@@ -267,16 +261,16 @@ class VerifyTimings:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule says of a round: the sequence is `keep_length` tokens, then `next_token_id`.
+    """A rule's verdict on a round: the sequence is now `keep_length` tokens, then `next_token_id`.
 
-    `start_length` is the sequence's length before the round's drafts; it does not travel, who asked
-    knows it. `decisions` are one a draft that was checked. `open_window` is open now. If the window
-    that was open before the round `failed`, no draft stands and `keep_length` is its position.
-    `logprobs`, if asked for, has one for each token from where the round began, or from
-    `keep_length` if that is less, up to and including `next_token_id`. A round of plain decoding
-    has several verdicts, whose `plain_token_ids` are the last of the `keep_length` tokens, and
-    whose `plain_confidence` is the mean probability of its tokens, 0 where nobody knows. The
-    answer that grants a session its slot carries only `keep_length` and `sessions`.
+    `start_length` is the length before the round's drafts; it is not sent, as the caller knows it.
+    `decisions` has one per verified draft. If the window that was open before the round `failed`,
+    no draft is kept and `keep_length` is its position; `open_window` is the one open now.
+    `logprobs`, if requested, has one entry per token from the round's start, or from `keep_length`
+    if smaller, up to and including `next_token_id`. A round of plain decoding has several
+    verdicts; its `plain_token_ids` are the last of the `keep_length` tokens, and
+    `plain_confidence` is their mean probability (0: unknown). The response that grants a session
+    its slot has only `keep_length` and `sessions`.
     """
 
     keep_length: int
@@ -299,21 +293,15 @@ class Verdict:
 
     @property
     def num_accepted(self) -> int:
-        """Drafts that stand, if only for now."""
+        """Accepted drafts, including provisional ones."""
         return max(0, self.keep_length - self.start_length - len(self.plain_token_ids))
 
     @property
-    def num_loose(self) -> int:
-        """Tokens accepted although they differ from the target's own."""
-        return sum(decision.outcome is Outcome.LOOSE for decision in self.decisions)
-
-    @property
     def loose_cost_nats(self) -> float:
-        """What they cost together."""
         loose = (d for d in self.decisions if d.outcome is Outcome.LOOSE)
         return sum(decision.gap_nats or 0.0 for decision in loose)
 
     @property
     def committed_length(self) -> int:
-        """Tokens that are final."""
+        """Number of final tokens."""
         return self.open_window.position if self.open_window else self.keep_length + 1

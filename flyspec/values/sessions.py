@@ -1,4 +1,4 @@
-"""What a service says of the sessions that it holds."""
+"""Counts of a service's sessions."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SessionStatus:
-    """Sessions that a service holds, and tokens its KV cache was asked for and had.
+    """A service's sessions, and tokens looked up and found in its KV cache.
 
-    `waiting` ones have no slot yet; `others` and `others_waiting` are those of `active` and
-    `waiting` that are not of who asks.
+    `waiting` sessions have no slot yet; `others` and `others_waiting` are those of `active` and
+    `waiting` that belong to other orchestrators than the caller.
     """
 
     active: int = 0

@@ -1,8 +1,4 @@
-"""Tokens and how they are chosen: origins, sampling parameters, distributions, log-probabilities.
-
-Positions are absolute (prompt included), costs are in nats. The enums of `flyspec.values` have the
-numbers of their namesakes in `protos/`.
-"""
+"""Tokens: origins, sampling parameters, distributions, log-probabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ sampling_flag = partial(Flag, group="Sampling")
 
 
 class Origin(IntEnum):
-    """Where an emitted token came from (DESIGN: origins)."""
+    """Where an emitted token came from."""
 
     EXACT_MODEL = 1
     EXACT_LOOKUP = 2
@@ -34,14 +30,16 @@ class Origin(IntEnum):
 
 
 def read_logit_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
-    """Biases by token id, from ID=BIAS each. Raises `ValueError`."""
+    """Parse ID=BIAS texts to sorted pairs. Raises `ValueError`."""
     biases: dict[int, float] = {}
     for text in texts:
         token_id, _, bias = text.partition("=")
         try:
             number, value = int(token_id), float(bias)
         except ValueError:
-            raise ValueError(f"{text!r}: write a token id and a number, such as 42=-1.5") from None
+            raise ValueError(
+                f"{text!r}: must be a token id and a number, such as 42=-1.5"
+            ) from None
         if number in biases:
             raise ValueError(f"{text!r}: token {number} is given twice")
         biases[number] = value
@@ -91,12 +89,11 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
         return self.temperature == 0.0
 
     @property
     def penalizes(self) -> bool:
-        """Whether a token's logit depends on the tokens before it."""
+        """Whether logits depend on earlier tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -105,15 +102,15 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether a token's logit depends on what stands before it: `penalizes` or `min_tokens`."""
+        """Whether logits depend on earlier tokens or their number."""
         return self.penalizes or self.min_tokens > 0
 
 
 class TokenDistribution(NamedTuple):
-    """A drafter's distribution at one position, as it travels.
+    """A drafter's distribution at one position, as sent.
 
-    `log_probs` are little-endian half floats: one a token of the vocabulary, or one for each of
-    `token_ids`. Empty: all of the probability is on the drafted token.
+    `log_probs` are little-endian half floats: one per token of the vocabulary, or one for each of
+    `token_ids`. Empty: the drafted token has probability 1.
     """
 
     log_probs: bytes = b""
@@ -121,10 +118,10 @@ class TokenDistribution(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """Drafted tokens, in order, and where each came from.
+    """Drafted tokens, in order, with their origins.
 
-    `distributions` has one a token if they were asked for. `confidences` has each token's
-    probability under the distribution that the drafter chose it from; empty where it is not known.
+    `distributions` has one per token if requested. `confidences` has each token's probability under
+    the distribution that the drafter chose it from; empty if unknown.
     """
 
     token_ids: Sequence[int]
@@ -134,7 +131,7 @@ class Drafted(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """The target's raw log-probabilities at one position: the token's, and the most likely ones."""
+    """The target's raw log-probabilities at one position: the token's and the most likely ones."""
 
     logprob: float
     top_token_ids: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
-"""Protobuf messages to our values and back: the only package that knows the fields of both.
+"""Converts values to protobuf messages and back; the only package that knows the fields of both.
 
-What protobuf cannot rule out (an unknown enum number, a missing oneof) is refused here with
-`InvalidArgumentError`. Ranges are the receiving service's business.
+What protobuf cannot rule out (an unknown enum number, a missing oneof) raises
+`InvalidArgumentError`. Ranges are checked by the receiving service.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ T = TypeVar("T")
 
 
 def encode(value: Any) -> Any:
-    """The message that goes over the wire for a value, its envelope included.
+    """Return a value's message, in its envelope if it has one.
 
-    Raises ValueError or TypeError for what a field cannot hold.
+    Raises ValueError or TypeError for values that a field cannot hold.
     """
     return _WRITE[type(value)](value)
 
 
 def decode(cls: type[T], message: Any, **local: Any) -> T:
-    """What a message tells; `local` fields do not travel. Raises `InvalidArgumentError`."""
+    """Return a message's value; `local` has fields that are not sent.
+
+    Raises `InvalidArgumentError`.
+    """
     return _READ[cls, type(message)](message, **local)  # type: ignore[no-any-return]
 
 
 def unwrap(message: Any) -> Any:
-    """The value, or the bytes, in an envelope. Raises `InvalidArgumentError`."""
+    """Return the value or bytes in an envelope. Raises `InvalidArgumentError`."""
     oneof, held = _OPEN[type(message)]
     name = message.WhichOneof(oneof)
     if name is None:
@@ -44,7 +47,7 @@ def unwrap(message: Any) -> Any:
 
 
 class _Lazy(dict[Any, Any]):
-    """What is made of a key, once."""
+    """Makes the value for a key at first use."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
@@ -57,7 +60,7 @@ class _Lazy(dict[Any, Any]):
 def _writer(cls: type) -> Callable[[Any], Any]:
     message = next((m for m, told in VALUES.items() if told is cls), None)
     if message is None:
-        raise TypeError(f"{cls.__name__} is no message")
+        raise TypeError(f"{cls.__name__} has no message")
     write, _ = pair(cls, message.DESCRIPTOR)
     for envelope in ENVELOPES:
         for field in envelope.DESCRIPTOR.fields:
@@ -78,7 +81,7 @@ _READ = _Lazy(lambda key: pair(key[0], key[1].DESCRIPTOR)[1])
 
 
 def tokenizer_messages(first: TokenizerBundle | TokenizerFacts, tokenizer_json: bytes) -> list[Any]:
-    """A tokenizer as the messages of `GetTokenizer`, or with its facts those of `AddTokenizer`."""
+    """Return the messages of `GetTokenizer`, or for `TokenizerFacts` those of `AddTokenizer`."""
     message, size = encode(first), TOKENIZER_CHUNK_BYTES
     starts = range(0, len(tokenizer_json), size)
     chunks = [type(message)(tokenizer_json_chunk=tokenizer_json[i : i + size]) for i in starts]
@@ -86,7 +89,7 @@ def tokenizer_messages(first: TokenizerBundle | TokenizerFacts, tokenizer_json: 
 
 
 def tokenizer_of(messages: Sequence[verify_pb2.GetTokenizerResponse]) -> TokenizerBundle:
-    """The tokenizer in the messages of `GetTokenizer`."""
+    """Return the tokenizer from the messages of `GetTokenizer`."""
     if not messages or messages[0].WhichOneof("response") != "metadata":
         raise InvalidArgumentError("GetTokenizerResponse.response: metadata must come first")
     data = b"".join(message.tokenizer_json_chunk for message in messages[1:])

@@ -1,10 +1,10 @@
 """How values become messages and messages values, by the names of their fields.
 
-A value's field is the field of that name in its message. Where there is none, it is in a message
-inside it that no field of the value is named after (`usage`), or it is a value whose own fields
-stand in its owner's message (`budget`). What a message has besides is a property of the value.
-Absent is None, or the default of a field that is never None. `messages` says what differs. The
-functions that one would write by hand are put together as source, once, when they are needed.
+A value's field maps to the message field of that name. If there is none, it is in a submessage that
+no field of the value is named after (`usage`), or it is a value whose own fields are inlined in the
+owner's message (`budget`). Remaining message fields are properties of the value. Absent means None,
+or the default of a field that is never None. `messages` lists exceptions. The conversion functions
+are generated as source code at first use, so they are as fast as if written by hand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flyspec.wire.messages import AROUND, CALLED, HOOKS, LOCAL, PREFIXES, Decode
 
 
 class Field(NamedTuple):
-    """A field of a value. `item` is what it is, or has many of; `none` whether it may be None."""
+    """A field of a value; `item` is its type, or that of its items; `none`: it may be None."""
 
     name: str
     item: Any
@@ -33,13 +33,13 @@ class Field(NamedTuple):
 
     @property
     def is_value(self) -> bool:
-        """Whether it is, or has many of, what has fields itself."""
+        """Whether its type has fields itself."""
         return is_dataclass(self.item) or hasattr(self.item, "_fields")
 
 
 @lru_cache
 def fields_of(cls: Any) -> list[Field]:
-    """The fields of a dataclass or named tuple."""
+    """Return the fields of a dataclass or named tuple."""
     hints, parameters = get_type_hints(cls), signature(cls).parameters
     return [_field_of(name, hints[name], p.default) for name, p in parameters.items()]
 
@@ -55,7 +55,7 @@ def _field_of(name: str, hint: Any, default: Any = Parameter.empty) -> Field:
 
 
 class _Members(dict[int, Any]):
-    """An enum's members by number, 0 for its default if it has one; another number is an error."""
+    """An enum's members by number, 0 for the default if there is one; others raise an error."""
 
     def __init__(self, field: Field, theirs: FieldDescriptor) -> None:
         super().__init__({int(member): member for member in field.item})
@@ -71,18 +71,18 @@ class _Members(dict[int, Any]):
 
 @cache
 def pair(cls: Any, descriptor: Any) -> tuple[Encode, Decode]:
-    """How a value of a class is written to such a message, and read from it.
+    """Return encoder and decoder of a class for a message type.
 
-    Raises TypeError if one of them has a field that the other lacks.
+    Raises TypeError if one has a field that the other lacks.
     """
     compiled = _Layout(cls, descriptor).compiled()
     return AROUND[cls](*compiled) if cls in AROUND else compiled
 
 
 class _Layout:
-    """Where the fields of a class stand in a message, as source: `v` is the value, `m` the message.
+    """Generates source code for a class and its message: `v` is the value, `m` the message.
 
-    `_written` has it for each field of the message, at `""`, and of those inside it.
+    `_written` has the source of each field, by submessage (`""`: the message itself).
     """
 
     def __init__(self, cls: Any, descriptor: Descriptor) -> None:
@@ -90,7 +90,7 @@ class _Layout:
         self._names: dict[str, Any] = {}
         self._written: dict[str, dict[str, str]] = {"": {}}
         self._hooked: dict[str, list[str]] = {}
-        self._given = ""  # the parameters for what does not travel
+        self._given = ""  # parameters for fields that are not sent
         own = {field.name for field in fields_of(cls)}
         self._inner = {
             field.name: field.message_type
@@ -99,7 +99,6 @@ class _Layout:
         }
 
     def compiled(self) -> tuple[Encode, Decode]:
-        """The two functions."""
         read = self._lay(self._cls, "v")
         self._complete()
         written = self._written.pop("")
@@ -111,7 +110,7 @@ class _Layout:
         return encode, decode
 
     def _lay(self, cls: Any, own: str, prefix: str = "") -> str:
-        """Note how the fields of the value `own` are written; the source that reads it."""
+        """Record how the fields of the value `own` are written; return the source that reads it."""
         read = [self._lay_field(cls, f, f"{own}.{f.name}", prefix) for f in fields_of(cls)]
         return f"{self._bind(cls)}({', '.join(read)})"
 
@@ -140,7 +139,7 @@ class _Layout:
         raise TypeError(f"{self._descriptor.name} has no {name}")
 
     def _field(self, field: Field, theirs: FieldDescriptor, own: str, path: str) -> tuple[str, str]:
-        """The source that writes the value `own` to a message's field, and that reads it."""
+        """Return the source that writes the value `own` to a message field, and that reads it."""
         message, name = theirs.message_type, f"{path}.{theirs.name}"
         if message is not None and message.GetOptions().map_entry:
             return f"dict({own})", f"tuple(sorted({name}.items()))"
@@ -149,7 +148,7 @@ class _Layout:
             encode, decode = map(self._bind, pair(field.item, message))
         elif theirs.enum_type is not None:
             decode = self._bind(_Members(field, theirs).__getitem__)
-        if field.container is not None:  # a slice is read at once
+        if field.container is not None:  # a slice copies all items in one call
             write = f"[*map({encode}, {own})]" if encode else own
             read = f"[*map({decode}, {name}[:])]" if decode else f"{name}[:]"
             return write, read if field.container is list else f"tuple({read})"
@@ -165,7 +164,7 @@ class _Layout:
         return write, read
 
     def _complete(self) -> None:
-        """Write what the message has besides from properties; refuse what then is left."""
+        """Write the message's remaining fields from properties; raise if there is none."""
         for inner, written in list(self._written.items()):
             for theirs in (self._inner[inner] if inner else self._descriptor).fields:
                 if theirs.name in written or (not inner and theirs.name in self._written):
@@ -177,7 +176,7 @@ class _Layout:
                 written[theirs.name], _ = self._field(field, theirs, f"v.{theirs.name}", "m")
 
     def _bind(self, thing: Any) -> str:
-        """A name for something in the source."""
+        """Return a name for an object in the source."""
         name = f"_{len(self._names)}"
         self._names[name] = thing
         return name

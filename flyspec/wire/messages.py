@@ -1,4 +1,4 @@
-"""Which message tells which value, and what the codec does not see by the names of their fields."""
+"""Which message holds which value, and exceptions from the codec's mapping by field name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flyspec.values.generation import Chat, GenerateOptions, GenerationRequest, 
 from flyspec.values.rounds import Decision, DraftChunk, Outcome, Verdict, VerifyRound
 
 Encode = Callable[[Any], Mapping[str, Any]]
-"""From a value to its message's fields, for the message's constructor; messages in it likewise."""
+"""Converts a value to keyword arguments of its message's constructor, nested messages included."""
 Decode = Callable[..., Any]
 
 VALUES: Mapping[Any, type] = {
@@ -38,7 +38,7 @@ VALUES: Mapping[Any, type] = {
     admin_pb2.GetStatusResponse: admin.Status,
     admin_pb2.DrafterStatus: admin.DrafterStatus,
 }
-"""What is told by itself. Parts of these are found by the fields they are in."""
+"""The value of each top-level message; parts of these are found by their fields."""
 
 ENVELOPES: tuple[Any, ...] = (
     draft_pb2.DraftRequest,
@@ -47,10 +47,10 @@ ENVELOPES: tuple[Any, ...] = (
     verify_pb2.GetTokenizerResponse,
     generation_pb2.GenerateResponse,
 )
-"""Messages that hold one of several of those, which travel in nothing else, or bytes."""
+"""Messages with a oneof of those messages, or bytes; such a message is only sent inside it."""
 
 PREFIXES = {rounds.Budget: "remaining_"}
-"""Of a value's fields, where they stand in its owner's message."""
+"""Prefix of a value's field names where they are inlined in the owner's message."""
 
 LOCAL = {
     GenerateOptions: ("timeout_s", "request_id", "traceparent"),
@@ -59,7 +59,7 @@ LOCAL = {
     DraftChunk: ("drafter", "arrived_ns", "ahead"),
     Verdict: ("start_length",),
 }
-"""Fields that do not travel; whoever reads a message may give them."""
+"""Fields that are not sent; `decode` may set them."""
 
 CALLED = {"Rule": "rule"}  # in errors
 
@@ -111,11 +111,11 @@ HOOKS: Mapping[tuple[type, str], tuple[Sequence[str], Encode, Decode]] = {
         lambda message: max(1, message.max_plain_tokens),
     ),
 }
-"""Fields with a form of their own: the message's fields for it, from it to those, and back."""
+"""Fields with custom conversions: the message's fields, encoder and decoder."""
 
 
 def _decision(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
-    """Of a match nothing more is said: the target's token is the drafted one."""
+    """Share one value and message for all matches, which carry no further data."""
     value = Decision(Outcome.EXACT)
     match_, exact = encode(value), verify_pb2.DECISION_OUTCOME_EXACT
     return (
@@ -125,7 +125,7 @@ def _decision(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
 
 
 def _draft_chunk(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
-    """Every token has its origin, and its distribution if one has."""
+    """Check that there is one origin per token, and one or no distribution and confidence."""
 
     def read(message: draft_pb2.DraftResponse) -> Any:
         count = len(message.token_ids)
@@ -143,4 +143,4 @@ def _draft_chunk(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
 
 
 AROUND = {Decision: _decision, DraftChunk: _draft_chunk}
-"""A class's own way to write and to read, around the one by names."""
+"""Wrappers of a class's encoder and decoder."""

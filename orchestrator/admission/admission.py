@@ -92,17 +92,15 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Number of generations waiting for a slot."""
         return len(self._queue)
 
     @property
     def slots(self) -> int:
-        """Number of generations that may currently run at once."""
-        return self._share
+        """Generations that may run here: the capacity that other orchestrators leave free."""
+        return max(0, self._capacity() - (self._others() or 0))
 
     @property
     def refused_total(self) -> int:
-        """Requests refused for lack of capacity or because of client limits."""
         return sum(self.refusals.values()) - self.refusals["draining"]
 
     def visit(self, client: str, deadline: float | None = None, key: ApiKey | None = None) -> Visit:
@@ -123,7 +121,6 @@ class Admission:
         return Visit(self, client, deadline)
 
     def drain(self) -> None:
-        """Stop admitting requests, and refuse those waiting."""
         self.draining = True
         for future in self._queue.values():
             if not future.done():
@@ -133,13 +130,11 @@ class Admission:
         self._queued_tokens = 0
 
     def resume(self) -> None:
-        """Admit requests again."""
         self.draining = False
 
     # --- called by visits ---------------------------------------------------------------------
 
     async def _enter(self, visit: Visit, tokens: int) -> None:
-        """Wait until the visit holds a slot."""
         self._arrived(visit)
         self._check_draining()
         visit.tokens = min(tokens, self._max_tokens) if self._max_tokens else tokens
@@ -158,13 +153,11 @@ class Admission:
             self._admit()  # if this visit gave up, the next one may fit
 
     def _granted(self, visit: Visit) -> None:
-        """Record that the service granted the visit its slot."""
         self._asking.discard(visit)
         if self._queue:
             self._admit()
 
     def _leave(self, visit: Visit) -> None:
-        """Release the visit's slot."""
         if visit.running:
             visit.running = False
             self._asking.discard(visit)
@@ -174,7 +167,6 @@ class Admission:
             self._admit()
 
     def _end(self, visit: Visit) -> None:
-        """Record the end of the visit."""
         self._arrived(visit)
         self._clients.leave(visit.client)
 
@@ -189,25 +181,19 @@ class Admission:
 
     # --- internals ------------------------------------------------------------------------------
 
-    @property
-    def _share(self) -> int:
-        """Generations that may run here: the capacity that other orchestrators leave free."""
-        return max(0, self._capacity() - (self._others() or 0))
-
     def _place(self, arriving: int = 0) -> int:
         """Return the queue position of a new request, after `arriving` others; 0 or less: none."""
         place = len(self._queue) + arriving + 1
         if self._others() is None:
             return place if self._queue else place - max(0, self._capacity() - self.active)
         # Counts of others are stale; whether a request is asking the service now is not.
-        free = self._share - self.active
+        free = self.slots - self.active
         if not self._asking:
             return place - max(free, 1)
         waits = any(self._holds.held_s(visit.started) > ASKING_S for visit in self._asking)
         return place + 1 if waits else place - free
 
     def _fits(self, visit: Visit) -> bool:
-        """Whether there is a slot and token budget for the visit."""
         if self._others() is not None:
             if self._asking:
                 return False
@@ -223,7 +209,6 @@ class Admission:
         self.outstanding_tokens += visit.tokens
 
     def _admit(self) -> None:
-        """Admit waiting visits in order, as far as they fit."""
         while self._queue:
             visit, future = next(iter(self._queue.items()))
             if future.done():  # its task was cancelled but has not run since
@@ -262,7 +247,7 @@ class Admission:
 
     def _check_room(self, place: int, tokens: int, deadline: float | None) -> None:
         """Refuse a request at `place` in the queue if the queue is full or the wait too long."""
-        capacity = self._share
+        capacity = self.slots
         limit = self._max_waiting
         if limit is None:
             limit = max(1, int(WAITING_SHARE * capacity))
@@ -294,8 +279,7 @@ class Admission:
         return wait
 
     def _retry_after(self, wait_s: float) -> float:
-        """Return the seconds before a refused request should retry."""
-        return self._holds.retry_after_s(wait_s, self._share)
+        return self._holds.retry_after_s(wait_s, self.slots)
 
 
 class Visit:

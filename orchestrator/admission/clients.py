@@ -9,11 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from flyspec.errors import (
-    InvalidArgumentError,
-    PermissionDeniedError,
-    ResourceExhaustedError,
-)
+from flyspec.errors import InvalidArgumentError, PermissionDeniedError, ResourceExhaustedError
 from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.security import ApiKey
 
@@ -125,7 +121,6 @@ class ClientLimits:
 
     @property
     def num_known(self) -> int:
-        """Number of clients currently remembered."""
         return len(self._busy) + len(self._idle)
 
     def enter(self, name: str, retry_after_s: float, key: ApiKey | None = None) -> None:
@@ -163,7 +158,6 @@ class ClientLimits:
         self._busy[name] = client
 
     def leave(self, name: str) -> None:
-        """Record the end of a request counted by `enter`."""
         client = self._busy.get(name)
         if client is None:
             return

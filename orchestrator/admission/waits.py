@@ -26,7 +26,6 @@ class HoldTimes:
 
     @property
     def known(self) -> bool:
-        """Whether a slot has ever been released."""
         return self._mean_s > 0
 
     @property
@@ -46,11 +45,9 @@ class HoldTimes:
         return now
 
     def held_s(self, began: float) -> float:
-        """Return the seconds since `began`."""
         return self._clock() - began
 
     def end(self, began: float) -> None:
-        """Record that the slot taken at `began` was released."""
         held = self.held_s(began)
         self._held -= 1
         self._sum_of_starts = self._sum_of_starts - began if self._held else 0.0

@@ -63,7 +63,6 @@ class Breaker:
         """Whether it is open because of too many faults."""
 
     def allows(self, now: float) -> bool:
-        """Whether a session may be opened."""
         if self.state is BreakerState.HALF_OPEN:
             return now >= self._trial_until
         return self.state is BreakerState.CLOSED

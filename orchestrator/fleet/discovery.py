@@ -44,7 +44,6 @@ class Addresses:
 
     @property
     def hosts(self) -> list[str]:
-        """The hosts, as written in the setting."""
         return [h for h, _ in self._names] + [a.rpartition(":")[0] for a in self._static]
 
     @property
@@ -76,7 +75,6 @@ class Addresses:
 
 
 def _split(address: str, what: str) -> tuple[str, int]:
-    """Split an address into host and port."""
     match = _ADDRESS.fullmatch(address)
     if not match or not 0 < int(match[2]) < 1 << 16:
         raise ConfigError(f"{what}: invalid address {address!r}; give host:port or {DNS}host:port")

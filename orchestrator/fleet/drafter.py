@@ -31,7 +31,6 @@ class RegisteredDrafter:
 
     @property
     def replicas(self) -> list[Replica[DraftUpstream]]:
-        """The replicas of its service."""
         return self.pool.replicas if self.pool else []
 
     @property
@@ -44,12 +43,10 @@ class RegisteredDrafter:
 
     @property
     def usable(self) -> bool:
-        """Whether a generation can draft with it now."""
         return self.pool is None or bool(self.pool.usable)
 
     @property
     def reason(self) -> str:
-        """Why the drafter cannot be used; empty if it can."""
         return "" if self.pool is None or self.usable else self.pool.reason
 
     @property

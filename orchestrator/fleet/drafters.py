@@ -64,7 +64,6 @@ class Drafters:
 
     @property
     def pools(self) -> list[Pool[DraftUpstream]]:
-        """The pools of all drafters, without duplicates."""
         return list(dict.fromkeys(d.pool for d in self.all if d.pool is not None))
 
     def get(self, name: str) -> RegisteredDrafter:
@@ -297,6 +296,5 @@ class Drafters:
                 await drafter.pool.close()
 
     async def close(self) -> None:
-        """Close all connections."""
         for pool in self.pools:
             await pool.close()

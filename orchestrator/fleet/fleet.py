@@ -12,7 +12,7 @@ from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
 from flyspec.security import is_loopback
 from flyspec.tokenizer import Tokenizer
-from flyspec.values.admin import DraftServiceInfo, ModelInfo, VerifyServiceInfo
+from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
@@ -51,7 +51,11 @@ class Fleet:
             settings.probe_timeout_s,
             self._misfit,
         )
-        self.drafters = Drafters(self._connect_drafter, self._try_drafter, self._addresses)
+        self.drafters = Drafters(
+            self._connect_drafter,
+            lambda replica, kind: try_drafter(replica, kind, self.target),
+            self._addresses,
+        )
         self._draft_pool: Pool[DraftUpstream] | None = None
         if settings.draft_address:
             self._draft_pool = self._connect_drafter(settings.draft_address, "draft service")
@@ -98,12 +102,10 @@ class Fleet:
         return False
 
     async def _keep_adopting(self, pool: Pool[DraftUpstream]) -> None:
-        """Wait for the draft service, and register its drafters."""
         while not self._adopt(pool):
             await pool.changed(ADOPT_S)
 
     async def _register(self, name: str, address: str) -> None:
-        """Register a configured drafter as soon as it is available."""
         said = ""
         while True:
             try:
@@ -140,7 +142,6 @@ class Fleet:
         return ""
 
     def _count(self, model: ModelInfo) -> int:
-        """Count the target's replicas that run the same model."""
         listed = [replica.address for replica in self.targets.replicas if replica.listed]
         return self._kinds.count(model, listed)
 
@@ -170,14 +171,6 @@ class Fleet:
         check(self.target)
         self._on_target.append(check)
 
-    async def _accept_drafter(self, service: DraftUpstream, info: DraftServiceInfo) -> str:
-        """Return why a draft service cannot be used; empty if it can."""
-        return await drafter_misfit(service, info, self.target)
-
-    async def _try_drafter(self, replica: Replica[DraftUpstream], kind: str) -> int:
-        """Have a drafter make a trial proposal; return the time taken, in ns."""
-        return await try_drafter(replica, kind, self.target)
-
     def _connect_drafter(self, address: str, name: str) -> Pool[DraftUpstream]:
         """Create the pool of a draft service, not started."""
         settings = self._settings
@@ -185,7 +178,7 @@ class Fleet:
             name,
             self._addresses(address, "address" if name != "draft service" else "--draft-address"),
             self._connector.to_draft,
-            self._accept_drafter,
+            lambda service, info: drafter_misfit(service, info, self.target),
             Breaker,
             settings.probe_interval_s,
             settings.probe_timeout_s,
@@ -217,14 +210,12 @@ class Fleet:
 
     @property
     def max_draft_tokens(self) -> int:
-        """Maximum draft tokens per round."""
         limit = self.target.info.max_speculative_tokens
         drafter = self.drafters.active.max_draft_tokens
         return limit if drafter is None else min(limit, drafter)
 
     @property
     def max_sessions(self) -> int:
-        """Generations that the services can hold, as last reported."""
         usable = self._targets_asked
         limit: int = sum(r.info.sessions.limit for r in usable)
         pool = self.drafters.active.pool
@@ -249,7 +240,6 @@ class Fleet:
         return [r for r in replicas if r.usable] or replicas
 
     async def close(self) -> None:
-        """Stop watching and close the connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -267,7 +257,6 @@ def _refuse_misfit(pool: Pool[Any]) -> None:
 
 
 def _named_addresses(setting: str) -> list[tuple[str, str]]:
-    """Parse the names and addresses in `--drafters`."""
     found = []
     for part in setting.split():
         name, equals, address = part.partition("=")

@@ -5,12 +5,7 @@ from __future__ import annotations
 import time
 
 from flyspec.errors import FlyspecError, UnavailableError
-from flyspec.values.admin import (
-    PROTOCOL_VERSION,
-    DraftServiceInfo,
-    ModelInfo,
-    VerifyServiceInfo,
-)
+from flyspec.values.admin import PROTOCOL_VERSION, DraftServiceInfo, ModelInfo, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance, DraftOpen
 from flyspec.values.tokens import SamplingParams

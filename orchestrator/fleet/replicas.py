@@ -69,7 +69,6 @@ class Replica(Generic[S]):
 
     @property
     def address(self) -> str:
-        """The replica's address."""
         return self.service.address
 
     @property
@@ -94,7 +93,6 @@ class Replica(Generic[S]):
 
     @property
     def reason(self) -> str:
-        """Why the replica cannot be used now; empty if it can."""
         if self.problem or self.usable:
             return self.problem
         if self.available:
@@ -138,14 +136,12 @@ class Replica(Generic[S]):
         self.outstanding += weight
 
     def leave(self, session: UpstreamSession) -> None:
-        """Remove a session."""
         self.outstanding -= self.sessions.pop(session, 0)
         if session is self._trial:
             self._trial = None
             self.breaker.abandoned()
 
     def failed(self, error: FlyspecError) -> None:
-        """Record a session failure, and probe the replica soon."""
         if isinstance(error, SilentError):
             self.breaker.hung(time.monotonic())
         else:
@@ -164,7 +160,6 @@ class Replica(Generic[S]):
             self.cut()
 
     def cut(self) -> None:
-        """End all sessions."""
         for session in list(self.sessions):
             session.close()
 
@@ -200,17 +195,14 @@ class Pool(Generic[S]):
 
     @property
     def replicas(self) -> list[Replica[S]]:
-        """All replicas, in order of discovery."""
         return list(self._replicas.values())
 
     @property
     def usable(self) -> list[Replica[S]]:
-        """The replicas that new generations may use now."""
         return [replica for replica in self._replicas.values() if replica.usable]
 
     @property
     def reason(self) -> str:
-        """Why no replica can be used."""
         return "; ".join(r.reason for r in self.replicas if r.reason) or "no address is known"
 
     async def start(self) -> None:
@@ -267,11 +259,9 @@ class Pool(Generic[S]):
                 await self._changed.wait()
 
     async def refresh(self) -> None:
-        """Probe all replicas now."""
         await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
 
     async def close(self) -> None:
-        """Stop watching and close the connections."""
         tasks = [*self._watchers.values(), *filter(None, [self._discoverer])]
         for task in tasks:
             task.cancel()
@@ -339,7 +329,6 @@ class Pool(Generic[S]):
             await self._ask(replica)
 
     async def _ask(self, replica: Replica[S]) -> None:
-        """Request the replica's description, and update its state."""
         before = replica.usable
         try:
             info = await replica.service.describe(self._timeout_s)

@@ -36,11 +36,6 @@ class Target:
     bundle: TokenizerBundle
 
 
-def is_same_model(one: ModelInfo, other: ModelInfo) -> bool:
-    """Whether both are the same model, ignoring numerics."""
-    return all(getattr(one, name) == getattr(other, name) for name, _ in _FACTS)
-
-
 def difference(known: ModelInfo, other: ModelInfo, allow_mixed_numerics: bool) -> str:
     """Return why `other` cannot replace `known`; empty if it can."""
     for name, fact in _FACTS:
@@ -64,7 +59,6 @@ class Kinds:
         self._said: dict[str, tuple[float, ModelInfo]] = {}
 
     def note(self, address: str, model: ModelInfo) -> None:
-        """Record the model just reported by the replica at `address`."""
         self._said[address] = time.monotonic(), model
 
     def count(self, model: ModelInfo, expected: Collection[str]) -> int:

@@ -30,7 +30,6 @@ class TargetReplicas:
 
     @property
     def required_weights(self) -> str:
-        """The `weights_fingerprint` that a replica must have."""
         return self._model.weights_fingerprint
 
     @property

@@ -31,7 +31,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Query all services, and return their status together with the orchestrator's."""
         fleet, admission = self._fleet, self._admission
         pools = fleet.drafters.pools
         await asyncio.gather(fleet.targets.refresh(), *(pool.refresh() for pool in pools))
@@ -55,7 +54,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ListDrafters(
         self, request: admin_pb2.ListDraftersRequest, context: Any
     ) -> admin_pb2.ListDraftersResponse:
-        """Return the drafters, the active one first."""
         drafters = self._fleet.drafters.all
         return admin_pb2.ListDraftersResponse(drafters=[self._status(d) for d in drafters])
 
@@ -63,7 +61,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def RegisterDrafter(
         self, request: admin_pb2.RegisterDrafterRequest, context: Any
     ) -> admin_pb2.RegisterDrafterResponse:
-        """Probe a drafter and register it."""
         drafter, probe_ns = await self._fleet.drafters.register(
             request.name, request.address, request.kind
         )
@@ -73,7 +70,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ActivateDrafter(
         self, request: admin_pb2.ActivateDrafterRequest, context: Any
     ) -> admin_pb2.ActivateDrafterResponse:
-        """Route generations to a drafter."""
         share = request.share if request.HasField("share") else None
         drafter = self._fleet.drafters.activate(request.name, share)
         return admin_pb2.ActivateDrafterResponse(drafter=self._status(drafter))
@@ -82,7 +78,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DrainDrafter(
         self, request: admin_pb2.DrainDrafterRequest, context: Any
     ) -> admin_pb2.DrainDrafterResponse:
-        """Stop routing generations to a drafter."""
         drafter = await self._fleet.drafters.drain(request.name, request.wait_ms / 1000)
         return admin_pb2.DrainDrafterResponse(drafter=self._status(drafter))
 
@@ -90,13 +85,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def RemoveDrafter(
         self, request: admin_pb2.RemoveDrafterRequest, context: Any
     ) -> admin_pb2.RemoveDrafterResponse:
-        """Unregister a drafter."""
         await self._fleet.drafters.remove(request.name, request.force)
         return admin_pb2.RemoveDrafterResponse()
 
     @rpc.handler
     async def Drain(self, request: admin_pb2.DrainRequest, context: Any) -> admin_pb2.DrainResponse:
-        """Stop accepting new requests, or resume."""
         if request.resume:
             self._admission.resume()
         else:
@@ -107,7 +100,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.DrainResponse(active_generations=self._admission.active)
 
     def _status(self, drafter: RegisteredDrafter) -> admin_pb2.DrafterStatus:
-        """Return a drafter's status."""
         model, target = drafter.model, self._fleet.target.info.model
         status: admin_pb2.DrafterStatus = wire.encode(
             DrafterStatus(
@@ -127,7 +119,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _replica_status(replica: Replica[Any]) -> UpstreamStatus:
-    """Return a replica's status as last reported."""
     status = UpstreamStatus(
         address=replica.address,
         ready=replica.usable,

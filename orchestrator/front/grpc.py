@@ -40,7 +40,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     @rpc.handler
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Any) -> None:
-        """Stream one generation, subject to admission and to how fast the client reads."""
         caller = caller_of(context)
         try:
             if request.ByteSize() > LONG_REQUEST_BYTES:
@@ -63,13 +62,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def ListModels(
         self, request: generation_pb2.ListModelsRequest, context: Any
     ) -> generation_pb2.ListModelsResponse:
-        """Return the target, the drafters and the acceptance rules."""
         models: generation_pb2.ListModelsResponse = wire.encode(self._generations.models())
         return models
 
 
 def caller_of(context: Any) -> Caller:
-    """Return the caller described by a call's context."""
     metadata: dict[str, Any] = {}
     for name, value in context.invocation_metadata() or ():
         if value:

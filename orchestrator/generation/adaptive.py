@@ -16,14 +16,9 @@ from collections.abc import Sequence
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
-from orchestrator.generation.experience import (
-    MOST_ALLOWANCE_NS,
-    Experience,
-    Recent,
-    TextKind,
-)
+from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience, Recent, TextKind
 from orchestrator.generation.following import Overtaken
-from orchestrator.generation.pace import CheckedRound, NextRound
+from orchestrator.generation.pace import CheckedRound, NextRound, Pace
 from orchestrator.generation.question import Question
 from orchestrator.generation.speedup import best_k, drafting, round_ns
 
@@ -64,7 +59,7 @@ HOPE = [0.985**k for k in range(1, 33)]
 """Survivals of drafts in a very predictable text."""
 
 
-class AdaptivePace:
+class AdaptivePace(Pace):
     """The pace of one generation, with up to `most` drafts per round; `rule` is the rule's name."""
 
     def __init__(
@@ -97,17 +92,11 @@ class AdaptivePace:
         self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
 
     @property
-    def repeats(self) -> bool:
-        """Always False."""
-        return False
-
-    @property
     def saved_ns(self) -> int:
         """Time saved so far, based on the time per plain token as of each round."""
         return self._saved_ns
 
     def turn(self) -> NextRound:
-        """Return the currently best K."""
         return self._turn
 
     def checked(self, round_: CheckedRound) -> None:
@@ -149,7 +138,6 @@ class AdaptivePace:
         return min(round_.round_ns, max(usual_ns, round_.round_ns - ending_ns))
 
     def _decoded(self, round_: CheckedRound) -> None:
-        """Learn from tokens of plain decoding."""
         experience, begun = self._experience, self._begun
         self._begun = True
         share = FOLLOWING_SHARE / max(1, experience.running)
@@ -199,9 +187,6 @@ class AdaptivePace:
         """Stop drafting, but query soon: the drafter may propose something after other tokens."""
         self._stop()
         self._rest = min(self._rest, SHORT_REST)
-
-    def window_failed(self) -> None:
-        """Do nothing: the verdicts already include the cost."""
 
     def follows(self, num_tokens: int) -> int:
         """Return the number of drafts to query for: 0 until rested and within the allowance.

@@ -96,7 +96,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
 
     @property
     def assigned_name(self) -> str:
-        """The name of the drafter assigned to the generation."""
         return self._assigned.name
 
     async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
@@ -181,7 +180,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     async def _ask(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """Get a proposal from the session. Raises `FlyspecError`."""
         session, replica, drafter = self._session, self._replica, self._drafter
         assert session is not None
         assert replica is not None
@@ -212,7 +210,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._recoveries.note(kind, since_ns, f"{drafter.name} at {replica.address}", reason)
 
     def _lose(self, error: FlyspecError, began_ns: int) -> None:
-        """Close the failed session and decide what to retry."""
         drafter, replica = self._drafter, self._replica
         assert replica is not None
         log.log(
@@ -243,7 +240,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             self._unfit.add(drafter)
 
     def _fall_back(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk:
-        """Propose by local prompt lookup."""
         proposal = replace(self._lookup.propose(token_ids, max_tokens), drafter=LOOKUP)
         self._drafter = self._drafters.lookup
         trouble, self._trouble = self._trouble, None
@@ -256,7 +252,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     def record(
         self, drafter: str, num_drafted: int, num_accepted: int, num_emitted: int, round_ns: int
     ) -> None:
-        """Count the outcome of a proposal."""
         if drafter not in self._shares:
             self._shares[drafter] = DrafterShare(drafter=drafter)
         self._shares[drafter].count(num_drafted, num_accepted)
@@ -291,6 +286,5 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         super()._close_session()
 
     def close(self) -> None:
-        """End the session and release the drafter."""
         super().close()
         self._assigned.users.discard(self)

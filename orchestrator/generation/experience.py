@@ -253,7 +253,6 @@ class Experience:
             self.running -= 1
 
     def with_drafter(self, drafter: str, rule: str) -> DrafterExperience:
-        """Return the experience with a drafter under a rule."""
         key = drafter, rule
         if key not in self._drafters:
             self._drafters[key] = DrafterExperience(not RULE_PRESETS[rule].token_exact)

@@ -40,7 +40,6 @@ class Overtaken(NamedTuple):
 
     @property
     def missed(self) -> bool:
-        """Whether the sequence diverged from the proposal."""
         return self.num_matched < min(self.num_behind, len(self.proposal.token_ids))
 
     def rest(self, most: int) -> DraftChunk | None:

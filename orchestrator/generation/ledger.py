@@ -8,14 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flyspec.values.generation import GenerationTimings, RoundRecord, SpeculationMetrics
-from flyspec.values.rounds import (
-    Budget,
-    DraftChunk,
-    OpenWindow,
-    Outcome,
-    Verdict,
-    VerifyRound,
-)
+from flyspec.values.rounds import Budget, DraftChunk, OpenWindow, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import Origin
 from orchestrator.generation.window import Command, RollBack, Token
 
@@ -44,7 +37,6 @@ class RoundOutcome:
 
     @property
     def record(self) -> RoundRecord:
-        """The round as reported to clients, with everything its verdict depended on."""
         asked, verdict = self.request or VerifyRound(0, 0, (), ()), self.verdict
         if verdict is None:  # a window failed for lack of drafts
             (back,) = (c for c in self.commands if isinstance(c, RollBack))

@@ -124,7 +124,6 @@ class _Limits(BaseModel):
         return given
 
     def check_loop_guard(self, disabled: bool) -> None:
-        """Refuse a request that disables the loop guard if it is required."""
         if disabled and self.require_loop_guard:
             raise InvalidArgumentError(
                 "speculation.disable_loop_guard must be false on this server, got true"

@@ -164,7 +164,6 @@ class NextProposal:
                 self._rest = overtaken.rest(self._limit(0))
 
     def close(self) -> None:
-        """Cancel pending requests."""
         for task in (self._asked, self._follower and self._follower.task):
             if task is not None:
                 task.cancel()

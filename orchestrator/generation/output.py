@@ -33,7 +33,6 @@ class Update:
 
     @property
     def events(self) -> Iterator[Retract | Chunk]:
-        """The events to send to the client."""
         if self.retraction is not None:
             yield self.retraction
         if self.tokens or self.final:
@@ -90,7 +89,6 @@ class Output:
         self.stop_reason: str | None = None
 
     def apply(self, commands: Sequence[Command]) -> Update:
-        """Execute the commands that concern the client."""
         update = Update()
         for command in commands:
             if self.finish_reason is not None:
@@ -105,7 +103,6 @@ class Output:
         return update
 
     def _commit(self, tokens: Sequence[Token], update: Update) -> None:
-        """Add final tokens up to the end of the output; leading ones may have been shown."""
         self._push(tokens[self.num_tokens - self.num_final_tokens :], update)
         update.final += tokens[: self.num_tokens - self.num_final_tokens]
         self.num_final_tokens = self.num_tokens
@@ -114,13 +111,11 @@ class Output:
             self.finish_reason, self.stop_reason = self._end
 
     def _show(self, tokens: Sequence[Token], update: Update) -> None:
-        """Send tokens that may be retracted."""
         if self._mark is None:
             self._mark = _Mark(self._detokenizer.copy(), self._held, self._num_text_bytes)
         self._push(tokens, update)
 
     def _hide(self, update: Update) -> None:
-        """Retract tokens back to the last final one."""
         if self._mark is None:
             return
         self._detokenizer, self._held, self._num_text_bytes = self._mark

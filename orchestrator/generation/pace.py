@@ -6,8 +6,9 @@ fixed K, and the Ks of an earlier run. `adaptive` has the one that learns.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from flyspec.values.rounds import DraftChunk, Verdict
 from orchestrator.generation.following import Overtaken
@@ -36,12 +37,13 @@ class CheckedRound(NamedTuple):
     round_ns: int
 
 
-class Pace(Protocol):
+class Pace(ABC):
     """A strategy for choosing K. Its methods must be called for all events, in order."""
 
     @property
     def repeats(self) -> bool:
         """Whether the next round repeats one of an earlier run."""
+        return False
 
     @property
     def saved_ns(self) -> int:
@@ -49,17 +51,19 @@ class Pace(Protocol):
 
         Negative if rounds with drafts took longer; 0 if unknown.
         """
+        return 0
 
+    @abstractmethod
     def turn(self) -> NextRound:
         """Return what the next round should do; has no side effects."""
 
-    def checked(self, round_: CheckedRound) -> None:
+    def checked(self, round_: CheckedRound) -> None:  # noqa: B027 - optional
         """Record a verdict."""
 
-    def nothing_drafted(self) -> None:
+    def nothing_drafted(self) -> None:  # noqa: B027
         """Record that the drafter had no proposal."""
 
-    def window_failed(self) -> None:
+    def window_failed(self) -> None:  # noqa: B027
         """Record that an open window failed for lack of drafts."""
 
     def follows(self, num_tokens: int) -> int:
@@ -67,56 +71,27 @@ class Pace(Protocol):
 
         `num_tokens` have been decoded since the last query. 0: do not query it now.
         """
+        return 0
 
-    def followed(self, overtaken: Overtaken) -> None:
+    def followed(self, overtaken: Overtaken) -> None:  # noqa: B027
         """Record a proposal from a drafter following plain decoding."""
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
         """Return the probability that each draft is reached and accepted; empty if unknown."""
+        return ()
 
 
-class FixedPace:
+class FixedPace(Pace):
     """The same K in every round."""
 
     def __init__(self, num_speculative_tokens: int) -> None:
         self._turn = NextRound(num_speculative_tokens)
 
-    @property
-    def repeats(self) -> bool:
-        """Always False."""
-        return False
-
-    @property
-    def saved_ns(self) -> int:
-        """Unknown, so 0."""
-        return 0
-
     def turn(self) -> NextRound:
-        """Return a round of K drafts."""
         return self._turn
 
-    def checked(self, round_: CheckedRound) -> None:
-        """Do nothing."""
 
-    def nothing_drafted(self) -> None:
-        """Do nothing."""
-
-    def window_failed(self) -> None:
-        """Do nothing."""
-
-    def follows(self, num_tokens: int) -> int:
-        """Return 0: the drafter does not follow."""
-        return 0
-
-    def followed(self, overtaken: Overtaken) -> None:
-        """Do nothing."""
-
-    def survivals(self, proposal: DraftChunk) -> Sequence[float]:
-        """Return nothing: unknown."""
-        return ()
-
-
-class RepeatedPace(FixedPace):
+class RepeatedPace(Pace):
     """Repeats the Ks of an earlier run, then continues as `rest`.
 
     A K of 0 is one token decoded without drafts. `rest` only sees the rounds after the repeated
@@ -124,18 +99,15 @@ class RepeatedPace(FixedPace):
     """
 
     def __init__(self, num_draft_tokens_per_round: Sequence[int], rest: Pace) -> None:
-        super().__init__(0)
         self._left = list(reversed(num_draft_tokens_per_round))
         self._rest = rest
 
     @property
     def repeats(self) -> bool:
-        """Whether any Ks are left."""
         return bool(self._left)
 
     @property
     def saved_ns(self) -> int:
-        """Time saved by `rest`, in ns."""
         return self._rest.saved_ns
 
     def turn(self) -> NextRound:
@@ -149,7 +121,6 @@ class RepeatedPace(FixedPace):
         return NextRound(0, max_plain_tokens=len(left) - 1 - end)
 
     def checked(self, round_: CheckedRound) -> None:
-        """Advance to the next K."""
         if not self._left:
             self._rest.checked(round_)
             return
@@ -166,11 +137,9 @@ class RepeatedPace(FixedPace):
         del self._left[-1:]
 
     def follows(self, num_tokens: int) -> int:
-        """Return 0 while repeating."""
         return 0 if self._left else self._rest.follows(num_tokens)
 
     def followed(self, overtaken: Overtaken) -> None:
-        """Forward to `rest`."""
         self._rest.followed(overtaken)
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:

@@ -70,16 +70,13 @@ class GenerationPlan:
 
     @property
     def has_budget(self) -> bool:
-        """Whether loose acceptance is limited."""
         return self.max_loose_tokens is not None or self.max_loose_cost_nats is not None
 
     @property
     def max_total_tokens(self) -> int:
-        """Maximum prompt and output tokens."""
         return len(self.prompt_token_ids) + self.max_tokens
 
     def started(self, request_id: str, model: str, drafter: str) -> Started:
-        """Return the first event sent to the client."""
         return Started(
             request_id=request_id,
             model=model,
@@ -176,7 +173,6 @@ def _max_tokens(options: GenerateOptions, room: int) -> int:
 def _sampling(
     options: GenerateOptions, target: VerifyServiceInfo, max_tokens: int
 ) -> SamplingParams:
-    """Return the validated sampling parameters (default: greedy)."""
     sampling = options.sampling
     validate_sampling(sampling)
     if sampling.min_tokens > max_tokens:

@@ -19,8 +19,7 @@ class Usable(Protocol[U]):
     """A source of replicas."""
 
     @property
-    def usable(self) -> list[Replica[U]]:
-        """The replicas that can take a session now."""
+    def usable(self) -> list[Replica[U]]: ...
 
 
 class PooledSession(Generic[U, S]):
@@ -43,7 +42,6 @@ class PooledSession(Generic[U, S]):
         self._trouble: tuple[int, object] | None = None
 
     def _join(self, replica: Replica[U], open_: Any) -> S:
-        """Open a session on a replica."""
         session: S = replica.service.open(open_, self._metrics, self._correlation)
         self._session, self._replica = session, replica
         replica.join(session, self._weight)
@@ -67,5 +65,4 @@ class PooledSession(Generic[U, S]):
             replica.leave(session)
 
     def close(self) -> None:
-        """End the session; the service frees it."""
         self._close_session()

@@ -22,7 +22,6 @@ LONG = 1 << 16
 
 
 def is_long(prompt: Prompt) -> bool:
-    """Whether to encode the prompt in a thread."""
     if isinstance(prompt, Chat):
         return sum(len(role) + len(content) for role, content in prompt.messages) > LONG
     return len(prompt) > LONG

@@ -25,7 +25,6 @@ class LocalLookup:
         self._distributions = distributions
 
     def propose(self, tokens: Sequence[int], max_tokens: int) -> DraftChunk:
-        """Propose up to `max_tokens` tokens to follow `tokens`."""
         self._lookup.extend(tokens[len(self._lookup) :])
         token_ids = self._lookup.propose(max_tokens)
         count = len(token_ids)
@@ -36,7 +35,6 @@ class LocalLookup:
         )
 
     def keep(self, length: int) -> None:
-        """Record that the sequence was cut back to `length` tokens."""
         self._lookup.truncate(min(length, len(self._lookup)))
 
 

@@ -40,7 +40,6 @@ KEPT_S = 0.005
 
 
 def checked_of(verdict: Verdict, proposal: DraftChunk) -> Checked:
-    """Return the event for a verdict on a proposal."""
     return Checked(verdict, proposal.token_ids, proposal.origins)
 
 
@@ -195,7 +194,6 @@ class Rounds:
 
     @property
     def _remaining(self) -> int:
-        """Maximum tokens still to be generated."""
         return self._state.limit - len(self._sequence)
 
     def _draft_limit(self, num_more: int) -> int:

@@ -61,7 +61,6 @@ class _NamedRule(BaseModel):
     guarded_token_ids: list[Annotated[int, Field(ge=0)]] = []
 
     def to_rule(self) -> Rule:
-        """Return it as a rule of its preset."""
         given = {name: getattr(self, name) for name in PARAMETERS}
         return Rule(self.preset, **given, guarded_token_ids=tuple(self.guarded_token_ids))
 
@@ -188,43 +187,41 @@ def load_rules(rules_file: str, rule: str, length: SpeculationLength) -> RuleBoo
 def read_rules(path: Path) -> RuleBook:
     """Read and check a rules file. Raises `ConfigError`."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-        book = RuleBook.model_validate(document)
+        book = RuleBook.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        _check(book)
+        return book
     except OSError as error:
-        raise ConfigError(f"--rules-file {path}: cannot be read: {error.strerror}") from None
+        problem = f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        raise ConfigError(f"--rules-file {path}: not UTF-8 text") from None
+        problem = "not UTF-8 text"
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--rules-file {path}: invalid TOML: {error}") from None
+        problem = f"invalid TOML: {error}"
     except ValidationError as error:
-        problems = [
+        problem = "; ".join(
             f"{'.'.join(map(str, p['loc']))}: {p['msg'].removeprefix('Value error, ')}"
             for p in error.errors()
-        ]
-        raise ConfigError(f"--rules-file {path}: {'; '.join(problems)}") from None
+        )
+    except InvalidArgumentError as error:
+        problem = str(error)
+    raise ConfigError(f"--rules-file {path}: {problem}")
+
+
+def _check(book: RuleBook) -> None:
     for name, rule in book.rules.items():
         if name in RULE_PRESETS:
-            raise ConfigError(
-                f"--rules-file {path}: rules.{name}: the name is taken by a preset; choose another"
+            raise InvalidArgumentError(
+                f"rules.{name}: the name is taken by a preset; choose another"
             )
         if rule.preset not in RULE_PRESETS:
-            raise ConfigError(
-                f"--rules-file {path}: rules.{name}.preset must be one of "
-                f"{', '.join(RULE_PRESETS)}, got {rule.preset!r}"
+            raise InvalidArgumentError(
+                f"rules.{name}.preset must be one of {', '.join(RULE_PRESETS)}, got {rule.preset!r}"
             )
-        try:
-            validate_rule(rule.to_rule(), f"rules.{name}")
-        except InvalidArgumentError as error:
-            raise ConfigError(f"--rules-file {path}: {error}") from None
+        validate_rule(rule.to_rule(), f"rules.{name}")
     known = [*RULE_PRESETS, *book.rules]
     for allowed in book.limits.allowed_rules or ():
         if allowed not in known:
-            raise ConfigError(
-                f"--rules-file {path}: limits.allowed_rules: {allowed!r} is not a rule; choose "
-                f"from {', '.join(known)}"
+            raise InvalidArgumentError(
+                f"limits.allowed_rules: {allowed!r} is not a rule; choose from {', '.join(known)}"
             )
     if not book.names(""):
-        raise ConfigError(
-            f"--rules-file {path}: limits: lossless_only excludes all of allowed_rules"
-        )
-    return book
+        raise InvalidArgumentError("limits: lossless_only excludes all of allowed_rules")

@@ -28,12 +28,7 @@ from orchestrator.fleet.target_replicas import TargetReplicas
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.recoveries import Recoveries
-from orchestrator.upstreams.protocol import (
-    UNKNOWN,
-    Correlation,
-    VerifySession,
-    VerifyUpstream,
-)
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, VerifySession, VerifyUpstream
 
 log = logging.getLogger(__name__)
 
@@ -117,12 +112,10 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     @property
     def waited_s(self) -> float:
-        """Seconds since the request arrived."""
         return time.monotonic() - self._arrived
 
     @property
     def mixed_numerics(self) -> bool:
-        """Whether the generation has used replicas with different numerics."""
         return self._targets.mixed_numerics
 
     def keep(self, length: int) -> None:
@@ -180,7 +173,6 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 await asyncio.sleep(rest * random.uniform(0.5, 1.0))
 
     def _lose(self, error: FlyspecError) -> None:
-        """Close a failed session, and avoid its replica."""
         replica = self._replica
         self._close_session()
         if replica is None:
@@ -190,7 +182,6 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             replica.failed(error)
 
     def _recovered(self, replica: Replica[VerifyUpstream], since_ns: int, trouble: object) -> None:
-        """Record that a replica has the sequence again."""
         self._trouble, self._avoided = None, []
         self._recoveries.note(RecoveryKind.TARGET_REOPENED, since_ns, replica.address, trouble)
 

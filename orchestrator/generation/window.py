@@ -215,7 +215,6 @@ def _tokens(event: Checked, num_accepted: int) -> list[Token]:
 
 
 def _impossible(state: WindowState, verdict: Verdict) -> FlyspecError:
-    """Return the error for a verdict that contradicts the sequence."""
     return FlyspecError(
         f"verify service: invalid keep_length {verdict.keep_length} with open window "
         f"{verdict.open_window} for {state.length} tokens, {state.committed_length} of them final"

@@ -65,80 +65,59 @@ class GenerationMetrics:
         self.times: defaultdict[str, Times] = defaultdict(Times)
         self._drafters: set[str] = {NOBODY}
         self._keys: set[str] = set()
+        # fmt: off
         make = partial(Counter, registry=registry)
         seconds = partial(Histogram, registry=registry, buckets=REQUEST_SECONDS)
         self.requests = make(
-            "flyspec_requests",
-            "Finished requests by gRPC status and finish reason.",
-            ["status", "finish_reason"],
-        )
-        for status in STATUSES:
-            self.requests.labels(status, "stop" if status == "OK" else "")
+            "flyspec_requests", "Finished requests by gRPC status and finish reason.",
+            ["status", "finish_reason"])
         self._key_requests = make(
             "flyspec_key_requests",
-            "Finished requests with an API key, by key name and gRPC status.",
-            ["key", "status"],
-        )
+            "Finished requests with an API key, by key name and gRPC status.", ["key", "status"])
         self._key_output_tokens = make(
-            "flyspec_key_output_tokens",
-            "Output tokens of requests with an API key, by key name.",
-            ["key"],
-        )
+            "flyspec_key_output_tokens", "Output tokens of requests with an API key, by key name.",
+            ["key"])
         self.recoveries = make(
             "flyspec_recoveries",
-            "Recoveries of generations from failed or removed services, by kind.",
-            ["kind"],
-        )
+            "Recoveries of generations from failed or removed services, by kind.", ["kind"])
         self.recovery_seconds = seconds(
-            "flyspec_recovery_delay_seconds", "Delay that a recovery added to its stream.", ["kind"]
-        )
-        for kind in RecoveryKind:
-            self.recoveries.labels(kind.name.lower())
+            "flyspec_recovery_delay_seconds", "Delay of the stream by a recovery.", ["kind"])
         self.prompt_tokens = make("flyspec_prompt_tokens", "Prompt tokens of admitted requests.")
         self.saved_seconds = make(
             "flyspec_spec_decode_saved_seconds",
-            "Time saved by drafting over plain decoding, in generations with adaptive K.",
-            LABELS,
-        )
+            "Time saved by drafting over plain decoding, in generations with adaptive K.", LABELS)
         self.lost_seconds = make(
             "flyspec_spec_decode_lost_seconds",
-            "Time lost by drafting over plain decoding, in generations with adaptive K.",
-            LABELS,
-        )
+            "Time lost by drafting over plain decoding, in generations with adaptive K.", LABELS)
         self.queue_seconds = seconds(
-            "flyspec_request_queue_time_seconds", "Time from a request's arrival to its admission."
-        )
+            "flyspec_request_queue_time_seconds", "Time from a request's arrival to its admission.")
         self.first_token_seconds = seconds(
             "flyspec_time_to_first_token_seconds",
-            "Time from a request's arrival to its first tokens, including queueing.",
-            LABELS,
-        )
+            "Time from a request's arrival to its first tokens, including queueing.", LABELS)
         self.token_seconds = seconds(
             "flyspec_request_time_per_output_token_seconds",
             "Mean time per output token of a completed request, after the first token.",
-            LABELS,
-            buckets=STEP_SECONDS,
-        )
+            LABELS, buckets=STEP_SECONDS)
         self.request_seconds = seconds(
             "flyspec_e2e_request_latency_seconds",
-            "Time from arrival to completion of a completed request.",
-            LABELS,
-        )
+            "Time from arrival to completion of a completed request.", LABELS)
+        # fmt: on
+        for status in STATUSES:
+            self.requests.labels(status, "stop" if status == "OK" else "")
+        for kind in RecoveryKind:
+            self.recoveries.labels(kind.name.lower())
 
     def label(self, drafter: str) -> str:
-        """Return the label for a drafter's name."""
         return _bounded(drafter or NOBODY, self._drafters, MAX_DRAFTERS + 1)
 
     def count_key(self, key: str, status: str, num_output_tokens: int) -> None:
-        """Count a finished request with the API key named `key`."""
         name = _bounded(key, self._keys, MAX_KEYS)
         self._key_requests.labels(name, status).inc()
         self._key_output_tokens.labels(name).inc(num_output_tokens)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the tallies and times as metrics."""
-        for name, documentation, attribute in _COUNTERS:
-            family = CounterMetricFamily(name, documentation, labels=LABELS)
+        for name, attribute, documentation in _COUNTERS:
+            family = CounterMetricFamily(f"flyspec_{name}", documentation, labels=LABELS)
             for labels, tally in self.tallies.items():
                 family.add_metric(labels, getattr(tally.metrics, attribute))
             yield family
@@ -180,57 +159,25 @@ class GenerationMetrics:
         yield from (positions, origins, lengths, rounds, parts)
 
 
+_OF_PACE = {
+    "num_plain_bursts": "Stretches of plain decoding.",
+    "num_drafter_stops": "Proposals that ended early because of low confidence.",
+    "num_scored_tokens": "Plainly decoded tokens that a drafter scored afterwards.",
+    "num_agreed_tokens": "Scored tokens that the drafter would have proposed.",
+}
+"""Fields of `SpeculationMetrics` that only adaptive K changes, with their documentation."""
+_OF_ROUNDS = {
+    "num_draft_tokens": "Verified draft tokens.",
+    "num_loose_tokens": "Output tokens that differ from the target's own.",
+    "loose_cost_nats": "Sum over those of log p(most likely) - log p(token) under the target.",
+    "num_rollbacks": "Rollbacks: windows that failed after the round that opened them.",
+}
 _COUNTERS = (
-    ("flyspec_rounds", "Verified rounds, including one per plainly decoded token.", "num_rounds"),
-    ("flyspec_spec_decode_num_drafts", "Verified rounds with draft tokens.", "num_spec_steps"),
-    (
-        "flyspec_spec_decode_num_draft_tokens",
-        "Verified draft tokens.",
-        "num_draft_tokens",
-    ),
-    (
-        "flyspec_spec_decode_num_accepted_tokens",
-        "Draft tokens that were finally accepted.",
-        "num_accepted_draft_tokens",
-    ),
-    (
-        "flyspec_spec_decode_num_loose_tokens",
-        "Output tokens that differ from the target's own.",
-        "num_loose_tokens",
-    ),
-    (
-        "flyspec_spec_decode_loose_cost_nats",
-        "Sum over those tokens of log p(most likely) - log p(token) under the target.",
-        "loose_cost_nats",
-    ),
-    (
-        "flyspec_spec_decode_num_rollbacks",
-        "Rollbacks: windows that failed after the round that opened them.",
-        "num_rollbacks",
-    ),
-    (
-        "flyspec_spec_decode_num_plain_bursts",
-        "Stretches of plain decoding.",
-        "num_plain_bursts",
-    ),
-    (
-        "flyspec_spec_decode_num_drafter_stops",
-        "Proposals that ended early because of low confidence.",
-        "num_drafter_stops",
-    ),
-    (
-        "flyspec_spec_decode_num_scored_tokens",
-        "Plainly decoded tokens that a drafter scored afterwards.",
-        "num_scored_tokens",
-    ),
-    (
-        "flyspec_spec_decode_num_agreed_tokens",
-        "Scored tokens that the drafter would have proposed.",
-        "num_agreed_tokens",
-    ),
+    ("rounds", "num_rounds", "Verified rounds, including one per plainly decoded token."),
+    ("spec_decode_num_drafts", "num_spec_steps", "Verified rounds with draft tokens."),
+    ("spec_decode_num_accepted_tokens", "num_accepted_draft_tokens", "Accepted draft tokens."),
+    *((f"spec_decode_{name}", name, text) for name, text in (_OF_ROUNDS | _OF_PACE).items()),
 )
-_OF_PACE = ("num_plain_bursts", "num_drafter_stops", "num_scored_tokens", "num_agreed_tokens")
-"""Fields of `SpeculationMetrics` that only adaptive K changes."""
 
 
 class Times:
@@ -243,7 +190,6 @@ class Times:
         self.parts = [Buckets(STEP_SECONDS) for _ in PARTS]
 
     def observe(self, round_: RoundOutcome) -> None:
-        """Add a verified round."""
         assert round_.verdict is not None
         draft, verify, round_ns = round_.proposal.timings, round_.verdict.timings, round_.round_ns
         self.rounds.observe(round_ns * 1e-9)

@@ -98,7 +98,6 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.describe(_of_plan(plan, operation, model, drafter))
 
     def round(self, round_: RoundOutcome, update: Update) -> None:
-        """Record a round already in the ledger."""
         assert self._counter is not None
         self._counter.count(round_, update.final)
         self._num_output_tokens += len(update.final)
@@ -106,7 +105,6 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.round(round_, len(update.final))
 
     def recovered(self, recovery: Recovery) -> None:
-        """Record a recovery from a failure."""
         kind = recovery.kind.name.lower()
         self._metrics.recoveries.labels(kind).inc()
         self._metrics.recovery_seconds.labels(kind).observe(recovery.delay_ns / 1e9)
@@ -122,7 +120,6 @@ class Observation(AbstractContextManager["Observation"]):
             )
 
     def completed(self, output: Output, ledger: Ledger) -> None:
-        """Record that the output is complete."""
         assert self._counter is not None
         assert output.finish_reason is not None
         self._counter.finish()
@@ -146,7 +143,6 @@ class Observation(AbstractContextManager["Observation"]):
             self._trace.describe(_of_output(output, ledger, first_s, timings.queue_ns / 1e9))
 
     def _end(self, status: str) -> None:
-        """Record the end of the request."""
         ended_ns = time.perf_counter_ns()
         if status == "CANCELLED" and self._finish_reason:
             status = "OK"  # the client disconnected after receiving the completion
@@ -195,7 +191,6 @@ def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> 
 
 
 def _of_output(output: Output, ledger: Ledger, first_s: float, queue_s: float) -> Attributes:
-    """Return a span's attributes known at completion."""
     assert output.finish_reason is not None
     return {
         "gen_ai.response.finish_reasons": [output.finish_reason.name.lower()],

@@ -21,25 +21,14 @@ from orchestrator.upstreams.proposal_checks import DraftFault
 
 _DRAFTER_COUNTERS = (
     ("generations", "Generations assigned to a drafter.", "generations_total", 1.0),
-    (
-        "failures",
-        "Proposals that failed: lost, too late or invalid.",
-        "failures_total",
-        1.0,
-    ),
-    (
-        "emitted_tokens",
-        "Tokens emitted in rounds of a drafter.",
-        "num_emitted_tokens",
-        1.0,
-    ),
+    ("failures", "Proposals that failed: lost, too late or invalid.", "failures_total", 1.0),
+    ("emitted_tokens", "Tokens emitted in rounds of a drafter.", "num_emitted_tokens", 1.0),
     ("round_seconds", "Total time of these rounds.", "round_ns_total", 1e-9),
     ("proposal_seconds", "Time generations waited for proposals.", "proposal_ns_total", 1e-9),
 )
 
 
 def admission_metrics(admission: Admission) -> Iterator[Metric]:
-    """Yield metrics of running, waiting and refused requests."""
     yield gauge("flyspec_generations_active", "Running generations.", admission.active)
     yield gauge("flyspec_generations_waiting", "Waiting generations.", admission.waiting)
     yield gauge("flyspec_generation_slots", "Generations that may run at once.", admission.slots)
@@ -58,9 +47,7 @@ def admission_metrics(admission: Admission) -> Iterator[Metric]:
 
 
 def fleet_metrics(fleet: Fleet) -> Iterator[Metric]:
-    """Yield metrics of the drafters and of the replicas of all services."""
-    drafters = fleet.drafters.all
-    yield from _drafter_metrics(drafters)
+    yield from _drafter_metrics(fleet.drafters.all)
     yield from _replica_metrics({"verify": [fleet.targets], "draft": fleet.drafters.pools})
 
 

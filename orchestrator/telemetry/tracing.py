@@ -71,7 +71,6 @@ class GenerationTrace(Correlation):
         return spans[key]
 
     def admitted(self, arrived_ns: int, admitted_ns: int) -> None:
-        """Record the wait for a slot."""
         self._traces.add("queue", "INTERNAL", self._parent, arrived_ns, admitted_ns, {})
 
     def round(self, round_: RoundOutcome, num_final: int) -> None:
@@ -90,11 +89,9 @@ class GenerationTrace(Correlation):
             self._abandon(stale, ended_ns)
 
     def event(self, name: str, attributes: Attributes) -> None:
-        """Add an event, as of now, to the request's span."""
         self._span.add_event(name, attributes)
 
     def describe(self, attributes: Attributes) -> None:
-        """Set attributes of the request's span."""
         self._span.set_attributes(attributes)
 
     def end(self, name: str, ended_ns: int, error: str = "") -> None:
@@ -125,7 +122,6 @@ class GenerationTrace(Correlation):
 
 
 def _attributes(round_: RoundOutcome, open_: _Pending) -> Attributes:
-    """Return the attributes of a round's span."""
     verdict = round_.verdict
     decisions = verdict.decisions if verdict is not None else ()
     return {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -47,18 +47,15 @@ class GrpcUpstream(Generic[Info]):
 
     @property
     def stub(self) -> Any:
-        """The service's stub on the current channel."""
         channel = self._link.channel
         if self._made[0] is not channel:
             self._made = channel, self._stub(channel)
         return self._made[1]
 
     def attempt(self, timeout_s: float) -> Attempt:
-        """Return the context for one call of the service."""
         return Attempt(self.service, self.address, timeout_s)
 
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> Info:
-        """Query the service's description. Raises `UnavailableError` if it does not answer."""
         async with self.attempt(timeout_s):
             said = await self.stub.Describe(self._describe_request())
             return wire.decode(self._info, _readable(said))
@@ -71,30 +68,24 @@ class GrpcUpstream(Generic[Info]):
         await self._link.close()
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._link.close()
 
 
+@dataclass(eq=False)
 class GrpcSession(Generic[Open]):
-    """One generation's stream to a service; `open_.token_ids` is filled in.
+    """One generation's stream to a service; the opening message's `token_ids` are filled in.
 
     The first `_synced` tokens of the service's sequence and of ours agree.
     """
 
     _method: ClassVar[str]
 
-    def __init__(
-        self,
-        upstream: Any,
-        open_: Open,
-        metrics: SpeculationMetrics,
-        correlation: Correlation = UNKNOWN,
-    ) -> None:
-        self._upstream: Any = upstream
-        self._open: Open = open_
-        self._metrics, self._correlation = metrics, correlation
-        self._call: Any = None
-        self._synced = 0
+    _upstream: Any
+    _open: Open
+    _metrics: SpeculationMetrics
+    _correlation: Correlation = UNKNOWN
+    _call: Any = field(default=None, init=False)
+    _synced: int = field(default=0, init=False)
 
     async def _begin(self, tokens: Sequence[int], **changes: Any) -> None:
         """Open the stream if it is not open yet; `changes` are applied to the opening message."""
@@ -106,7 +97,6 @@ class GrpcSession(Generic[Open]):
             self._synced = len(tokens)
 
     def close(self) -> None:
-        """End the stream, upon which the service frees the session."""
         if self._call is not None:
             self._call.cancel()
 
@@ -199,7 +189,6 @@ def _readable(message: Any) -> Any:
 
 
 async def _stream_error(call: Any) -> FlyspecError:
-    """Return why a stream ended."""
     return error_of_end(await call.code(), await call.details() or "")
 
 

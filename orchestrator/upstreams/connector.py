@@ -18,12 +18,10 @@ class GrpcConnector:
         self.secure = self._security is not None
 
     def to_draft(self, address: str, server_name: str) -> GrpcDraftUpstream:
-        """Return a connection to a draft service, opened on first use."""
         limit = LIMITS.message_bytes
         link = rpc.Link(address, self._security, server_name, max_receive_bytes=limit)
         return GrpcDraftUpstream(address, self._settings.draft_timeout_s, link)
 
     def to_verify(self, address: str, server_name: str) -> GrpcVerifyUpstream:
-        """Return a connection to a verify service, opened on first use."""
         link = rpc.Link(address, self._security, server_name)
         return GrpcVerifyUpstream(address, self._settings.round_timeout_s, link)

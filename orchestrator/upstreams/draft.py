@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -16,12 +16,7 @@ from flyspec.prefix import num_same
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
 from flyspec.values.generation import SpeculationMetrics
-from flyspec.values.rounds import (
-    MAX_SCORED,
-    DraftAdvance,
-    DraftChunk,
-    DraftOpen,
-)
+from flyspec.values.rounds import MAX_SCORED, DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams.connection import (
     DESCRIBE_TIMEOUT_S,
@@ -31,11 +26,7 @@ from orchestrator.upstreams.connection import (
     read,
     write,
 )
-from orchestrator.upstreams.proposal_checks import (
-    Answer,
-    DraftFault,
-    check_description,
-)
+from orchestrator.upstreams.proposal_checks import Answer, DraftFault, check_description
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation, UnreadableError
 
 
@@ -55,7 +46,6 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
         return info
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
-        """Send the target's tokenizer to the service. Raises `FlyspecError`."""
         async with self.attempt(self.timeout_s):
             facts = bundle.facts(vocab_size)
             messages = wire.tokenizer_messages(facts, bundle.tokenizer_json)
@@ -64,10 +54,10 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
     def open(
         self, open_: DraftOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> GrpcDraftSession:
-        """Return a session, which is opened by its first proposal."""
         return GrpcDraftSession(self, open_, metrics, correlation)
 
 
+@dataclass(eq=False)
 class GrpcDraftSession(GrpcSession[DraftOpen]):
     """A session that requests proposals. The service holds `_synced` tokens and its last proposal.
 
@@ -77,34 +67,23 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     """
 
     _method = "Draft"
-    _proposed: Sequence[int] = ()
-    _ahead: DraftAdvance | None = None
 
-    def __init__(
-        self,
-        upstream: Any,
-        open_: DraftOpen,
-        metrics: SpeculationMetrics,
-        correlation: Correlation = UNKNOWN,
-    ) -> None:
-        super().__init__(upstream, open_, metrics, correlation)
-        self._owed: deque[Answer] = deque()
-        self._answered = False
+    _proposed: Sequence[int] = field(default=(), init=False)
+    _ahead: DraftAdvance | None = field(default=None, init=False)
+    _owed: deque[Answer] = field(default_factory=deque, init=False)
+    _answered: bool = field(default=False, init=False)
 
     @property
     def held(self) -> int:
-        """Tokens of the sequence already processed by the service."""
         return self._synced
 
     def keep(self, length: int) -> None:
-        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         if length < self._synced:
             self._synced, self._proposed, self._ahead = length, (), None
 
     async def propose(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
     ) -> DraftChunk:
-        """Propose a continuation of `token_ids`, which must not change meanwhile."""
         async with self._upstream.attempt(timeout_s):
             if self._ahead is not None:
                 proposal = await self._take_ahead(self._ahead, token_ids, request.max_tokens)
@@ -113,7 +92,6 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             return await self._propose(token_ids, request)
 
     async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
-        """Request a draft of what follows `length` tokens, the last of which were just proposed."""
         if not 0 < length - self._synced <= len(self._proposed):
             return  # that proposal came from another session
         async with self._upstream.attempt(self._upstream.timeout_s):
@@ -195,7 +173,6 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
                 return answer.proposal
 
     async def _next(self) -> Any:
-        """Return the next message."""
         try:
             return await read(self._call)
         except UnreadableError:

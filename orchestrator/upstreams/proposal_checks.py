@@ -119,7 +119,6 @@ class Answer:
 
     @property
     def round_id(self) -> int:
-        """The round of the request."""
         return self._request.round_id
 
     @property
@@ -175,7 +174,6 @@ class Answer:
             self.refuse(DraftFault.CHUNKS, "an empty chunk that is not the last")
 
     def _check_tokens(self, chunk: DraftChunk) -> None:
-        """Check the number of tokens, their IDs and origins."""
         if len(chunk.token_ids) > self._left:
             self.refuse(DraftFault.TOKENS, f"{len(chunk.token_ids)} tokens, {self._left} remaining")
         size = self._open.drafter_vocab_size or LIMITS.vocab_size

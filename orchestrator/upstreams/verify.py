@@ -15,12 +15,7 @@ from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import TokenDistribution
-from orchestrator.upstreams.connection import (
-    GrpcSession,
-    GrpcUpstream,
-    read,
-    write,
-)
+from orchestrator.upstreams.connection import GrpcSession, GrpcUpstream, read, write
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 
 DISTRIBUTIONS_PIECE_BYTES = 1 << 20
@@ -41,7 +36,6 @@ class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
         return self._describe(orchestrator_id=self.orchestrator_id)
 
     async def tokenizer(self) -> TokenizerBundle:
-        """Return the target's tokenizer."""
         async with self.attempt(self.timeout_s):
             call = self.stub.GetTokenizer(verify_pb2.GetTokenizerRequest())
             return wire.tokenizer_of([message async for message in call])
@@ -49,7 +43,6 @@ class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
     def open(
         self, open_: VerifyOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN
     ) -> GrpcVerifySession:
-        """Return a session, which is opened by its first round."""
         open_ = replace(open_, orchestrator_id=self.orchestrator_id)
         return GrpcVerifySession(self, open_, metrics, correlation)
 
@@ -60,7 +53,6 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
     _method = "Verify"
 
     async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
-        """Open the session, wait for a slot, and return the service's session counts."""
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(token_ids, waited_ms=round(1e3 * waited_s))
             granted = wire.decode(Verdict, await read(self._call))
@@ -69,7 +61,6 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
             return granted.sessions
 
     def keep(self, length: int) -> None:
-        """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         self._synced = min(self._synced, length)
 
     async def send(
@@ -78,7 +69,6 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
         round_: VerifyRound,
         distributions: Sequence[TokenDistribution],
     ) -> None:
-        """Send a round and its prefix, after opening the session if this is the first."""
         tokens = sequence.tokens
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(tokens)
@@ -101,7 +91,6 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
             self._synced = len(tokens)
 
     async def read(self, round_id: int) -> Verdict:
-        """Return the next verdict on a round."""
         async with self._upstream.attempt(self._upstream.timeout_s):
             while True:
                 message = await read(self._call)

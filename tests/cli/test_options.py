@@ -129,8 +129,8 @@ def test_nothing_is_left_without_a_flag(table: Any, kind: Any, apart: set[str]) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--logit-bias", "5"], "--logit-bias '5': write a token id and a number"),
-        (["--logit-bias", "a=1"], "--logit-bias 'a=1': write"),
+        (["--logit-bias", "5"], "--logit-bias '5': must be a token id and a number"),
+        (["--logit-bias", "a=1"], "--logit-bias 'a=1': must be"),
         (["--logit-bias", "5=1", "--logit-bias", "5=2"], "token 5 is given twice"),
         (["--min-tokens", "-1"], "--min-tokens"),
         (["--divergence", "x"], "--divergence"),

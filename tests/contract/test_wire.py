@@ -235,7 +235,7 @@ def test_a_round_without_room_for_plain_tokens_takes_one():
 
 
 def test_what_is_only_a_part_of_messages_is_refused():
-    with pytest.raises(TypeError, match="Decision is no message"):
+    with pytest.raises(TypeError, match="Decision has no message"):
         wire.encode(EXACT)
 
 

@@ -118,7 +118,7 @@ def test_half_of_a_surrogate_pair_is_refused_as_text_and_kept_as_bytes() -> None
     bundle = TokenizerBundle(
         (MODELS / "target" / "tokenizer.json").read_bytes(), "", (EOS,), (EOS,)
     )
-    with pytest.raises(InvalidArgumentError, match="character 1 is half of a surrogate pair"):
+    with pytest.raises(InvalidArgumentError, match="character 1 is an unpaired surrogate"):
         Tokenizer(bundle).encode("a\ud83db")
 
 

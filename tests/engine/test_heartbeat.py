@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -46,8 +47,10 @@ def test_a_pause_of_the_process_is_no_hang() -> None:
 class Loop(StepLoop[int]):
     """Its steps answer with their slot, hang if the token is 1, and return NaN if it is 2."""
 
+    service = "test"
+
     def __init__(self, **options: Any) -> None:
-        super().__init__("test", **options)
+        super().__init__(Mock(), **options)
         self.entered, self.go, self.left = (threading.Event() for _ in range(3))
         self.spoiled_slots: list[int] = []
 

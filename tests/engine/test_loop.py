@@ -23,10 +23,12 @@ WAIT_S = 10.0
 class Loop(StepLoop[Drafted]):
     """Waits at a gate before each forward, and fails if a step contains `poison`."""
 
+    service = "test"
+
     def __init__(self, model: ScriptedModel, **options: Any) -> None:
         self.told: list[tuple[int, int]] = []
-        super().__init__("test", on_step=self.tell, **options)
-        self.model, self.forward = model, model.forward
+        super().__init__(model, on_step=self.tell, **options)
+        self.forward = model.forward
         self.gate, self.at_gate = threading.Semaphore(10**6), threading.Event()
         self.poison: int | None = None
         model.forward = self.gated  # type: ignore[method-assign]

@@ -42,5 +42,5 @@ def test_a_key_goes_with_every_call_and_not_in_the_clear():
     keyed = Endpoint("10.0.0.1:1", Credentials(api_key="secret"))
     assert keyed.metadata == (("authorization", "Bearer secret"),)
     assert "secret" not in repr(keyed)
-    with pytest.raises(ConfigError, match="in the clear"):
+    with pytest.raises(ConfigError, match="unencrypted"):
         keyed.connect()

@@ -36,12 +36,12 @@ def test_what_cannot_be_used_is_told_with_its_flag(ours, others, tmp_path):
         TlsFiles(pair.certfile): "--ssl-certfile is given without --ssl-keyfile",
         TlsFiles("", pair.keyfile): "--ssl-keyfile is given without --ssl-certfile",
         TlsFiles(pair.certfile, str(tmp_path / "no")): "--ssl-keyfile .*no: No such file",
-        TlsFiles(str(text), pair.keyfile): "--ssl-certfile .*text: holds no PEM certificate",
-        TlsFiles(pair.certfile, str(text)): "--ssl-keyfile .*text: is no PEM private key",
-        TlsFiles(pair.certfile, other.keyfile): "is not the certificate of the key",
-        TlsFiles(pair.certfile, pair.keyfile, str(text)): "--ssl-ca-certs .*text: holds no PEM",
+        TlsFiles(str(text), pair.keyfile): "--ssl-certfile .*text: contains no PEM certificate",
+        TlsFiles(pair.certfile, str(text)): "--ssl-keyfile .*text: not a PEM private key",
+        TlsFiles(pair.certfile, other.keyfile): "does not match the key",
+        TlsFiles(pair.certfile, pair.keyfile, str(text)): "--ssl-ca-certs .*text: contains no PEM",
         files(expired, None): "expired at .*; renew it",
-        files(early, None): "is not valid before .*; is the clock right",
+        files(early, None): "not valid before .*; is the clock right",
     }.items():
         with pytest.raises(ConfigError, match=message):
             read_certificates(given)

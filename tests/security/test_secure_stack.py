@@ -104,7 +104,7 @@ async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_refuse
         credentials(secure.ours, secure.others.pair("orchestrator", stem="wrong")),
     ):
         async with Client(address, credentials=given) as client:
-            with pytest.raises(UnavailableError, match=r"no connection to .*: the server hangs up"):
+            with pytest.raises(UnavailableError, match=r"no connection to .*: the server closed"):
                 await client.check_health()
     expired = secure.ours.pair("orchestrator", end=-DAY / 24, stem="expired")
     async with rpc.connect(address, unchecked(secure.ours, expired)) as channel:
@@ -127,7 +127,7 @@ async def test_a_certificate_of_another_part_may_not_do_the_orchestrators_work(s
     async with secure.admin(secure.operator) as admin:
         assert (await admin.status()).ready
     async with secure.admin(secure.orchestrator) as admin:
-        with pytest.raises(PermissionDeniedError, match="certificate is of orchestrator"):
+        with pytest.raises(PermissionDeniedError, match=r"name \(.*orchestrator"):
             await admin.drain()
 
 
@@ -238,7 +238,7 @@ async def test_the_command_line_takes_keys_and_certificates_from_the_environment
     assert made.returncode == 1
     assert "error: no API key" in made.stderr
     made = await run(*generate, FLYSPEC_SSL_CA_CERTS=secure.others.file)
-    assert "certificate is not to be trusted" in made.stderr
+    assert "certificate is not trusted" in made.stderr
     assert "Handshake failed" not in made.stderr  # gRPC's own words
     made = await run("drafters", "list", "--admin-address", stack.admin_address, "--json")
     assert json.loads(made.stdout)["drafters"]
@@ -254,7 +254,7 @@ async def test_the_command_line_takes_keys_and_certificates_from_the_environment
 
 async def test_serve_says_at_once_what_is_not_secure(secure):
     for arguments, message in {
-        ("--host", "0.0.0.0"): "--host 0.0.0.0: would listen in the clear",
+        ("--host", "0.0.0.0"): "--host 0.0.0.0: would listen unencrypted",
         ("--ssl-certfile", secure.service.certfile): "--ssl-certfile is given without",
         ("--api-keys-file", "/no/such/file"): "--api-keys-file /no/such/file: No such file",
     }.items():

@@ -43,9 +43,9 @@ async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_nobody
     async with listening(files(ours.server(), ours)) as address:
         assert await health(address, credentials(ours, ours.pair("client"))) == "SERVING"
         said = await refused(address, credentials(ours))
-        assert "if it wants a client's certificate, give --ssl-certfile" in said
+        assert "if it requires a client certificate, give" in said
         said = await refused(address, credentials(ours, others.pair("stranger")))
-        assert "may not accept the certificate in --ssl-certfile" in said
+        assert "the certificate in --ssl-certfile may" in said
 
 
 async def test_an_expired_certificate_of_a_client_is_refused_by_the_server(ours):
@@ -63,11 +63,11 @@ async def test_an_expired_certificate_of_a_client_is_refused_by_the_server(ours)
 
 async def test_a_server_that_is_not_to_be_trusted_is_not_spoken_to(ours, others, monkeypatch):
     async with listening(files(others.server(), None)) as address:
-        assert "is not to be trusted: unable to get local issuer" in await refused(
+        assert "is not trusted: unable to get local issuer" in await refused(
             address, credentials(ours)
         )
     async with listening(files(ours.pair("elsewhere"), None)) as address:
-        assert "is not for 127.0.0.1; use a name" in await refused(address, credentials(ours))
+        assert "is not for 127.0.0.1; use one of its" in await refused(address, credentials(ours))
         assert await health(address, credentials(ours, ssl_target_name="elsewhere")) == "SERVING"
     monkeypatch.setattr("flyspec.security.certificates._check_pair", lambda *_: None)
     async with listening(files(ours.server(end=-DAY / 24), None)) as address:
@@ -76,9 +76,9 @@ async def test_a_server_that_is_not_to_be_trusted_is_not_spoken_to(ours, others,
 
 async def test_tls_and_none_do_not_understand_each_other_and_the_client_says_what_to_do(ours):
     async with listening(files(None, None)) as address:
-        assert "does not speak TLS" in await refused(address, credentials(ours))
+        assert "does not use TLS" in await refused(address, credentials(ours))
     async with listening(files(ours.server(), None)) as address:
-        assert "if it speaks TLS, give --ssl-ca-certs" in await refused(address, Credentials())
+        assert "if it uses TLS, give --ssl-ca-certs" in await refused(address, Credentials())
         assert await health(address, credentials(ours)) == "SERVING"
 
 
@@ -103,7 +103,7 @@ async def test_a_key_does_not_travel_in_the_clear(ours):
     Client("127.0.0.1:1", credentials=Credentials("fsk_x"))
     Client("elsewhere:1", credentials=credentials(ours, api_key="fsk_x"))
     Client("elsewhere:1", credentials=Credentials("fsk_x", allow_insecure=True))
-    with pytest.raises(ConfigError, match="would go to elsewhere:1 in the clear"):
+    with pytest.raises(ConfigError, match="would be sent to elsewhere:1 unencrypted"):
         Client("elsewhere:1", credentials=Credentials("fsk_x"))
     assert "fsk_x" not in repr(Credentials("fsk_x"))
 
@@ -112,7 +112,7 @@ def test_a_key_that_cannot_be_sent_is_told_before():
     assert Credentials("fsk_x\n").metadata() == (("authorization", "Bearer fsk_x"),)
     assert Credentials().metadata() == ()
     for key in ("fsk_\nx", "fsk_\u00e4"):
-        with pytest.raises(ConfigError, match="has characters that no key has") as caught:
+        with pytest.raises(ConfigError, match="contains invalid characters") as caught:
             Client("127.0.0.1:1", credentials=Credentials(key))
         assert key not in str(caught.value)
 
@@ -138,4 +138,4 @@ def test_who_is_refused_does_not_fill_the_log(monkeypatch):
     gate = Gate([])
     for second in (1.5, 2.0, 7.9):
         monkeypatch.setattr("time.monotonic", lambda now=second: now)
-        assert sum(gate._is_to_be_logged() for _ in range(300)) == 10
+        assert sum(gate._should_log() for _ in range(300)) == 10

@@ -21,7 +21,6 @@ class Guard:
     guarded_token_ids: Collection[int] = ()
 
     def allows(self, draft_token_id: int, target_token_id: int) -> bool:
-        """Whether the drafted token may replace the target's own."""
         return not (self._guards(draft_token_id) or self._guards(target_token_id))
 
     def _guards(self, token_id: int) -> bool:
@@ -45,10 +44,8 @@ class Purse:
         return self._tokens <= 0 or self._cost <= 0.0
 
     def affords(self, cost_nats: float) -> bool:
-        """Whether one more loose token of this cost fits."""
         return not self.spent and cost_nats <= self._cost
 
     def pay(self, cost_nats: float) -> None:
-        """Deduct one loose token of this cost."""
         self._tokens -= 1
         self._cost -= cost_nats

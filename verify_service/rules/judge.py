@@ -14,11 +14,7 @@ from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Budget, Decision, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import SamplingParams
-from verify_service.rules.arguments import (
-    check_distributions,
-    check_drafts,
-    check_open_window,
-)
+from verify_service.rules.arguments import check_distributions, check_drafts, check_open_window
 from verify_service.rules.guard import Guard, Purse
 from verify_service.rules.observe import Round, observe
 from verify_service.rules.presets import compose

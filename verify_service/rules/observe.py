@@ -137,7 +137,7 @@ def _three_logits(at: Evidence) -> Tensor:
 
 
 def _from_arrays(raw: Logits, processed: Logits, drafts: Sequence[int]) -> Column:
-    """As `_three_logits`, for arrays [K + 1, V], whose single numbers are far cheaper to read."""
+    """Like `_three_logits`, for arrays [K + 1, V], whose single numbers are far cheaper to read."""
 
     def column(start: int, stop: int) -> NDArray[np.float64]:
         rows = [

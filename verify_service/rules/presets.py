@@ -30,7 +30,6 @@ class Composition:
 
 @lru_cache(maxsize=1024)
 def compose(rule: Rule) -> Composition:
-    """Return the parts of a rule returned by `resolve_rule`."""
     preset = RULE_PRESETS[rule.name]
     size = rule.fly_window_size or 0
     # Where W counts the mismatch itself, W - 1 matches follow, yet the last W positions of a round

@@ -61,8 +61,7 @@ class WindowWalk(Protocol):
     def passed(self, index: int, decision: Decision) -> None:
         """Record that the draft at this index is accepted, as a match or loosely."""
 
-    def verdict(self, end: RoundEnd) -> Verdict:
-        """Return the verdict on the round."""
+    def verdict(self, end: RoundEnd) -> Verdict: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ class WithinRound:
     length: int = 0
 
     def allows(self, index: int) -> bool:
-        """Return whether enough positions follow in the round and match."""
         window, end = self.window, len(self.matches)
         if self.length:
             end = min(end, index - index % (self.length + 1) + self.length)
@@ -87,11 +85,9 @@ class WithinRound:
         return all(self.matches[index + 1 : min(end, index + 1 + window.following)])
 
     def is_bonus(self, index: int) -> bool:
-        """Return whether the index is that of a bonus token between rounds."""
         return self.length > 0 and index % (self.length + 1) == self.length
 
-    def passed(self, index: int, decision: Decision) -> None:
-        """Do nothing."""
+    def passed(self, index: int, decision: Decision) -> None: ...
 
     def verdict(self, end: RoundEnd) -> Verdict:
         """Accept the drafts up to the first rejection, then the target's own token."""
@@ -115,7 +111,6 @@ class AcrossRounds:
         return self._open is None
 
     def is_bonus(self, index: int) -> bool:
-        """Return False: windows do not end with a round."""
         return False
 
     def passed(self, index: int, decision: Decision) -> None:

@@ -1,18 +1,59 @@
-"""Binds flags declared as `Flag`, alone or as fields of a dataclass, to a typer command."""
+"""Binds flags declared as `Flag`, alone or as fields of a dataclass, to a typer command.
+
+The flags of an acceptance rule come from the table of its parameters.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
-from flyspec.cli.options.rules import RULE_FLAGS
-from flyspec.flags import Flag, flags_of
-from flyspec.rules import Rule
+from flyspec.flags import UINT32, Flag, flags_of
+from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.generation import SERVERS
+
+_RULE = "Rule parameters (an error if the rule does not have them)"
+
+
+def _flag(parameter: Parameter) -> tuple[Any, Flag]:
+    """Return the type of a parameter's flag, and the flag."""
+    defaults: dict[str, list[str]] = {}
+    for name, preset in RULE_PRESETS.items():
+        if parameter.name in preset.defaults:
+            value = preset.defaults[parameter.name]
+            shown = "min(6, K - 1)" if value is None else parameter.show(value)
+            defaults.setdefault(shown, []).append(name)
+    default = "; ".join(f"{shown} for {', '.join(names)}" for shown, names in defaults.items())
+    ranges = "; ".join(dict.fromkeys(map(str, parameter.ranges.values())))
+    facts = ", ".join(filter(None, (parameter.symbol, ranges)))
+    members = tuple(map(member_name, parameter.members or ()))
+    kind: Any = Literal[members] if members else parameter.kind
+    return kind | None, Flag(
+        f"{parameter.help[0].upper()}{parameter.help[1:]}{facts and f' ({facts})'}.",
+        next((range_ for range_ in parameter.ranges.values() if range_.integers), None),
+        default=default,
+        group=_RULE,
+        read=parameter.read if members else None,
+    )
+
+
+RULE_FLAGS: Mapping[str, tuple[Any, Flag]] = {
+    "name": (str, Flag(
+        f"Acceptance rule: {', '.join(RULE_PRESETS)}; or one from the server's rules file.",
+        default=SERVERS, group="Speculation", name="--rule",
+    )),
+    "guarded_token_ids": (tuple[int, ...], Flag(
+        "Never accept this token loosely, nor another token in its place; repeatable.",
+        UINT32, group=_RULE, name="--guarded-token-id", metavar="ID",
+    )),
+    **{name: _flag(parameter) for name, parameter in PARAMETERS.items()},
+}  # fmt: skip
 
 
 class _Field(NamedTuple):
@@ -28,7 +69,6 @@ class _Field(NamedTuple):
         return get_origin(self.kind) in (Sequence, tuple)
 
     def option(self, default: Any) -> inspect.Parameter:
-        """Return the parameter for typer."""
         flag, kind = self.flag, self.kind
         if self.several:
             kind, default = list[str if flag.read else get_args(kind)[0]] | None, None  # type: ignore[misc]

@@ -36,7 +36,7 @@ Chat = Annotated[bool | None, Flag(
 K = Annotated[int, Flag("K: maximum drafted tokens per round.", min=1)]
 KOrAuto = Annotated[SpeculationLength, Flag(
     "K: maximum drafted tokens per round, or auto to adapt it each round.",
-    metavar="INTEGER|auto", read=read_speculation_length,
+    metavar="<int|auto>", read=read_speculation_length,
 )]  # fmt: skip
 Ks = Annotated[str, Flag(
     "K: maximum drafted tokens per round, or auto to adapt it each round. A list such as "

@@ -55,11 +55,11 @@ class ModelFlags:
     """The models of a stack to start, with their devices, memory and rules."""
 
     model: Annotated[str | None, _stack(
-        "Target model: a directory or hub id (default: the bundled pair). For bench and eval on a "
-        "running stack: its files on this machine, if not under its name.",
+        "Target model: a directory or hub id (default: the bundled pair). With bench or eval "
+        "--address: the target's files on this machine, if not found by name.",
     )] = None
     draft_model: Annotated[str | None, _stack(
-        "Draft model: a directory or hub id; '', the default with --model: prompt lookup only.",
+        "Draft model: a directory or hub id; '' (the default with --model): prompt lookup only.",
     )] = None
     device: Annotated[str, _stack("Device of the target: cpu, cuda, cuda:N or auto.")] = "auto"
     draft_device: Annotated[str | None, _stack(

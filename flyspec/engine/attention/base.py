@@ -1,8 +1,6 @@
 """The interface of attention over the slots: prepared once per step, called by each layer.
 
-Modelled on `attention/base.py` of mini-sglang: a backend prepares what it needs to know about a
-batch once, and its layers then only attend. A backend that runs inside a captured graph also
-captures, into memory at fixed addresses, and replays for other batches of the same shape.
+Modelled on `attention/base.py` of mini-sglang.
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ class Attending(NamedTuple):
     def apply_grouped(
         self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """As `apply`, for unfolded query heads [1, heads, n, dim] of long segments."""
+        """Like `apply`, for unfolded query heads [1, heads, n, dim] of long segments."""
         _, heads, count, dim = query.shape
         kv_heads = keys.shape[1]
         if self.softcap is None and query.device.type == "cpu":
@@ -117,17 +115,6 @@ class AttentionBackend(ABC):
     @abstractmethod
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
         """Return the attention for a step of these segments."""
-
-    def capture(self, segments: Sequence[Segment]) -> StepAttention:
-        """As `prepare`, for a graph that is captured with it and replayed for other segments.
-
-        Raises `NotImplementedError` if the backend does not support graphs.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not support captured graphs")
-
-    def replay(self, captured: StepAttention, segments: Sequence[Segment]) -> None:
-        """Update what `capture` returned to `segments`, equal in number and lengths."""
-        raise NotImplementedError(f"{type(self).__name__} does not support captured graphs")
 
 
 def visible(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:

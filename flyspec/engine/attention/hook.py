@@ -22,7 +22,6 @@ NAME = "flyspec"
 
 @lru_cache(maxsize=1)
 def register() -> None:
-    """Register "flyspec" with transformers."""
     AttentionInterface.register(NAME, forward)
 
 

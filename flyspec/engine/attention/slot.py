@@ -30,7 +30,6 @@ class SlotAttention(AttentionBackend):
         self._padded = padded
 
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
-        """Return the attention for a step of these segments."""
         return _SlotStep(self, segments, self._padded)
 
 
@@ -44,7 +43,6 @@ class _SlotStep(StepAttention):
         self._paddings: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
 
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
-        """Return [T, heads, dim] for `query` [heads, T, dim]."""
         out = torch.empty(
             (query.shape[1], query.shape[0], _of(layer.values).shape[-1]),
             dtype=query.dtype,
@@ -63,7 +61,6 @@ class _SlotStep(StepAttention):
     def _one(
         self, segment: Segment, query: Tensor, layer: SlotLayer, how: Attending, out: Tensor
     ) -> None:
-        """Run one segment over a view of its slot."""
         rows = slice(segment.row, segment.row + segment.length)
         first, end = how.first_key(segment.start), segment.end
         keys, values = layer.read(segment.slot, first, end)

@@ -45,7 +45,6 @@ def apply(name: str, model: Any, wanted: bool | None) -> bool:
 
 
 def remove(model: Any) -> None:
-    """Remove the mode from a model."""
     tiles.untile(model)
 
 

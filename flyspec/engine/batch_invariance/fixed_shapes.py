@@ -61,7 +61,6 @@ class FixedShapeAttention(AttentionBackend):
         self.shapes = lru_cache(attention_shapes)
 
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:
-        """Return the attention for a step of these segments."""
         return _FixedStep(self, segments)
 
 
@@ -74,7 +73,6 @@ class _FixedStep(StepAttention):
         self._plans: dict[tuple[Attending, int, int, int], _Plan] = {}
 
     def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
-        """Return [T, heads, dim] for `query` [heads, T, dim]."""
         heads, total, dim = query.shape
         kv_heads = layer.num_heads
         key = (how, heads, kv_heads, dim)

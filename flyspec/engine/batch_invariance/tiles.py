@@ -72,7 +72,6 @@ class TiledLinear:
         self._pieces, self._allowed = sizes.pieces, sizes.allowed
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Return [..., out] for `input` [..., in]."""
         *rows, width = input.shape
         count = prod(rows)
         if count in self._allowed:
@@ -90,7 +89,6 @@ class AlignedActivation:
         self._forward = forward
 
     def __call__(self, input: Tensor) -> Tensor:
-        """Return the activation of `input`, in its shape."""
         count = input.numel()
         if _aligned(count, torch.get_num_threads()) and input.is_contiguous():
             return self._forward(input)
@@ -125,7 +123,6 @@ def tile(model: torch.nn.Module) -> list[Sizes]:
 
 
 def untile(model: torch.nn.Module) -> None:
-    """Undo `tile`."""
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), TiledLinear | AlignedActivation):
             del module.forward

@@ -29,5 +29,4 @@ def unsupported(config: Any) -> str | None:
 
 
 def head_dim(config: Any) -> int:
-    """Return the size of an attention head."""
     return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)

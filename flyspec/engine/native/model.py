@@ -58,11 +58,10 @@ class NativeModel:
     def warm_up(self) -> None:
         """Do nothing: the trial has already run (`choice`)."""
 
-    def synchronize(self) -> None:
-        """Do nothing: results are complete when a call returns."""
+    def synchronize(self) -> None: ...
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `Model.forward`; rows are float32.
+        """Like `Model.forward`; rows are float32.
 
         Raises `ValueError` for a layer that does not exist, `FloatingPointError` for logits that
         are not finite.
@@ -91,7 +90,7 @@ class NativeModel:
         return found
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-        """As `Model.draw`; greedy draws run many steps in one call, others one step per call."""
+        """Like `Model.draw`; greedy draws run many steps in one call, others one step per call."""
         several = any(draw.step.num_logits > 1 for draw in draws)
         if not all(map(_is_plain, draws)) or (several and any(d.max_tokens > 1 for d in draws)):
             return stepwise.draw(self.forward, draws, interrupt)

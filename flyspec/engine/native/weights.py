@@ -122,7 +122,6 @@ class PackedWeights:
         struct.window = window_of(layer)
 
     def _bias(self, module: Any) -> Tensor:
-        """A module's bias, or zeros."""
         if module.bias is None:
             return torch.zeros(len(module.weight))
         return self._take(module, "bias")
@@ -161,7 +160,6 @@ def window_of(layer: Any) -> int:
 
 
 def packed_size(shape: Sequence[int]) -> int:
-    """Return the number of elements of a packed matrix."""
     rows, width = (-(-n // PANEL) * PANEL for n in shape)
     return rows * width
 

@@ -36,7 +36,6 @@ class Evidence:
 
     @property
     def positions(self) -> range:
-        """Absolute positions of the rows."""
         return range(self.first_position, self.first_position + len(self.drafts))
 
 
@@ -79,18 +78,14 @@ class Constant(Criterion):
 
     @property
     def never(self) -> bool:
-        """Whether no mismatch is accepted."""
         return not self.answer
 
     @property
     def always(self) -> bool:
-        """Whether every mismatch is accepted."""
         return self.answer
 
     def measure(self, at: Evidence) -> Tensor:
-        """Return unused zeros."""
         return at.raw.new_zeros(at.raw.shape[0], 1)
 
     def accepts(self, *numbers: float) -> bool:
-        """Return the constant answer."""
         return self.answer

@@ -127,7 +127,6 @@ class DivergenceBelow(Criterion):
         return value.clamp_(min=0.0)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
-        """Return whether the divergence is below the threshold."""
         return numbers[0] < self.threshold
 
 
@@ -149,7 +148,6 @@ class ReversedDivergence(DivergenceBelow):
         return value.clamp_(min=0.0)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
-        """Return whether the divergence is at most the threshold."""
         return numbers[0] <= self.threshold
 
 
@@ -162,7 +160,6 @@ def divergence_below(rule: Rule) -> Criterion:
 
 
 def reversed_divergence(rule: Rule) -> Criterion:
-    """Return a rule's criterion."""
     kind, threshold = rule.divergence, rule.divergence_threshold
     assert kind is not None
     assert threshold is not None

@@ -58,7 +58,6 @@ class Entropy(Criterion):
         return top_k_entropy(logits, self.top_k)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
-        """Return whether the entropy is at least the threshold."""
         return numbers[0] >= self.threshold
 
 

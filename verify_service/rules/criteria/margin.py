@@ -27,7 +27,6 @@ class Margin(Criterion):
         return at.processed.amax(dim=-1, keepdim=True).to(torch.float64) - drafted
 
     def accepts(self, *numbers: float) -> bool:
-        """Return whether the margin is below the threshold."""
         return numbers[0] < self.threshold
 
 

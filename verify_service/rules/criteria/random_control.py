@@ -27,12 +27,10 @@ class Random(Criterion):
         return uniform(at.positions, at.seed, ACCEPT_STREAM, at.raw.device)[:, None]
 
     def accepts(self, *numbers: float) -> bool:
-        """Return whether the random number is below the probability."""
         return numbers[0] < self.probability
 
 
 def random_control(rule: Rule) -> Criterion:
-    """Return a rule's criterion."""
     probability, judges_matches = rule.random_acceptance, bool(rule.random_judges_matches)
     if not probability and not judges_matches:
         return Constant(False)

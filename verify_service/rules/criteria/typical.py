@@ -31,13 +31,11 @@ class Typical(Criterion):
         return torch.cat([drafted, torch.special.entr(p).sum(dim=-1, keepdim=True)], dim=-1)
 
     def accepts(self, *numbers: float) -> bool:
-        """Return whether the token's probability is above the bound."""
         probability, entropy = numbers
         return probability > min(self.epsilon, self.delta * math.exp(-entropy))
 
 
 def typical(rule: Rule) -> Criterion:
-    """Return a rule's criterion."""
     assert rule.typical_epsilon is not None
     assert rule.typical_delta is not None
     return Typical(rule.typical_epsilon, rule.typical_delta)

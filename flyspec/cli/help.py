@@ -1,0 +1,49 @@
+"""The layout of `--help`: options by heading, in two columns, readable at 80 characters."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+COLUMN = 32
+"""Where the texts start."""
+
+
+def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(ctx):
+        if record := parameter.get_help_record(ctx):
+            heading = getattr(parameter, "rich_help_panel", None)
+            heading = heading or f"{parameter.param_type_name.capitalize()}s"
+            sections.setdefault(heading, []).append(record)
+    for heading, records in sections.items():
+        lines = [line for flag, text in records for line in _lines(flag, text, formatter.width)]
+        if lines:
+            formatter.write("\n".join(["", f"{heading}:", *lines, ""]))
+
+
+def _lines(flag: str, text: str, width: int) -> list[str]:
+    flag = flag.replace(" range>", ">").replace("<list[str]>", "<str>")
+    text = re.sub(r"\[default: \((.*)\)(?=[;\]])", r"[default: \1", text)
+    lines = textwrap.wrap(text, width - COLUMN, break_on_hyphens=False)
+    if len(flag) > COLUMN - 4:
+        lines.insert(0, "")
+    return [f"  {flag}".ljust(COLUMN) + lines[0], *(" " * COLUMN + line for line in lines[1:])]
+
+
+class HelpCommand(TyperCommand):
+    """A command with this layout."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _format_options(self, ctx, formatter)
+
+
+class HelpGroup(TyperGroup):
+    """A group of commands with this layout."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
