@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import loaded_model, make_model
 
 from flyspec.engine.native import library
 from flyspec.engine.native.library import INSTRUCTION_SETS, Library
 from flyspec.engine.native.model import NativeModel
+from tests.engine.random_models import loaded_model, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "flyspec/engine/native/step.cpp"
