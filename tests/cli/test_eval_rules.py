@@ -43,13 +43,11 @@ async def test_all_rules_on_prompts_without_answers(stack: Stack, tmp_path: Path
     result = await flyspec(
         "eval", "--address", stack.address, "--model", stack.options.model,
         "--prompt-file", str(prompts), "--rules", "all", "--max-tokens", "12",
-        "--num-speculative-tokens", "5", "--json", "--output", str(output),
+        "--num-speculative-tokens", "5", "--output", str(output),
     )  # fmt: skip
     assert result.code == 0, result.err
-    (document,) = result.documents
-    written = json.loads(output.read_text())
-    samples = written.pop("samples")
-    assert document == written
+    document = json.loads(output.read_text())
+    samples = document.pop("samples")
     reports = {r["condition"]: r for r in document["conditions"]}
     assert list(reports) == [c.name for c in ALL_CONDITIONS]
     for name in ("exact", "rejection"):  # greedy: both lose nothing
