@@ -6,10 +6,9 @@ BIN := $(VENV)/bin
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[$(1)]" \
 	&& { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; }
 PYTEST_ARGS ?=
-# Much of what is tested waits; files of tests run beside each other, each file in one process.
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test lint types types-and-manifests imports protos manifests prometheus unit stubs models clean images-check \
+.PHONY: help demo test lint types checks imports protos manifests prometheus unit stubs models clean images-check \
 	gpu-test gpu-bench bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -36,11 +35,12 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed ## start the stack on the bundled models; generate; compare plain, exact and fly
 	@$(BIN)/python -m demo
 
-test: lint imports protos types-and-manifests unit ## everything that CI runs
+# Two jobs: the tests, and at a lower priority the checks, which take what cores the tests leave idle.
+test: $(VENV)/.installed-dev ## everything that CI runs
+	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) checks unit
 
-# A minute each, on one core.
-types-and-manifests: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) types manifests
+checks: $(VENV)/.installed-dev
+	@nice -n 10 $(MAKE) --no-print-directory lint imports protos types manifests
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff: style and common mistakes"
@@ -67,10 +67,10 @@ prometheus: ## Prometheus and promtool for the tests, from Debian's packages, if
 	@echo "== Prometheus"
 	@sh k8s/monitoring/install.sh
 
+# With "+", make shows its output at once.
 unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not full and not gpu" -rfEsR -n $(PYTEST_WORKERS) --dist loadfile \
-		--no-loadscope-reorder $(PYTEST_ARGS)
+	+@$(BIN)/python -m pytest -m "not full and not gpu" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 gpu-test: $(VENV)/.installed-dev ## the tests that need a CUDA device; skips them where there is none
 	@echo "== pytest: what needs a CUDA device"

@@ -31,7 +31,7 @@ def _nan(model: Any) -> None:
     """The last norm's weights, of a transformers model or of the native step's."""
     packed = getattr(model, "_weights", None)
     if packed is None:
-        model._model.model.norm.weight.data.fill_(math.nan)
+        model.model.model.norm.weight.data.fill_(math.nan)
     else:
         shape = packed.shape
         numbers = (ctypes.c_float * shape.hidden).from_address(shape.norm)

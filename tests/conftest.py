@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A shell lets what it runs in the background ignore interrupts, and children do as their parents.
@@ -12,3 +13,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes depends on what else the machine does.
 settings.register_profile("flyspec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("flyspec")
+
+
+@pytest.fixture(scope="session")
+def model_dirs(tmp_path_factory):
+    """A target and a draft of one tokenizer; random, yet agreeing now and then."""
+    from tests.tiny import make_model  # torch, which few tests of a file alone need
+
+    base = tmp_path_factory.mktemp("models")
+    return (
+        str(make_model(base / "target", seed=3)),
+        str(make_model(base / "draft", seed=3, hidden_size=40)),
+    )

@@ -50,17 +50,15 @@ class ModelRunner:
         batch_invariant: bool | None = False,
     ) -> None:
         self.info = loaded.info
-        self._model = loaded.model
+        self.model = loaded.model
         self._device = loaded.model.device
         config = loaded.model.config.get_text_config()
         check_config(loaded.info.name, config, loaded.info.context_length)
         self.cache = SlotCache(config.num_hidden_layers, num_slots, self.info.context_length)
         hook.register()
-        self._model.set_attn_implementation(hook.NAME)
+        self.model.set_attn_implementation(hook.NAME)
         self._padded = self._device.type == "cuda" if padded is None else padded
-        self.batch_invariant = batch_invariance.apply(
-            loaded.info.name, self._model, batch_invariant
-        )
+        self.batch_invariant = batch_invariance.apply(loaded.info.name, self.model, batch_invariant)
         self._must_be_invariant = bool(batch_invariant)
         self._attention = self._backend()
 
@@ -77,13 +75,13 @@ class ModelRunner:
 
         `agree` is as in `plan_cache`. Raises `ConfigError`.
         """
-        measure = partial(cls._step_bytes, loaded, settings)
+        measure = partial(cls.step_bytes, loaded, settings)
         with naming_memory(loaded.info.name, "planning the KV cache"):
             plan = plan_cache(loaded, settings, tensor_parallel_size, measure, agree)
             return cls(loaded, plan.num_slots, batch_invariant=batch_invariant)
 
     @classmethod
-    def _step_bytes(cls, loaded: LoadedModel, settings: ModelServerSettings) -> int:
+    def step_bytes(cls, loaded: LoadedModel, settings: ModelServerSettings) -> int:
         """GPU memory that steps take temporarily, in bytes: the largest step, with logits for all
         rows, plus a piece of a prompt at the end of the longest context."""
         runner, info, device = cls(loaded, 1), loaded.info, loaded.model.device
@@ -114,18 +112,18 @@ class ModelRunner:
 
         Raises `ConfigError`. Every rank of a tensor-parallel group must call it.
         """
-        check_model(self, self._model, self._attention.windows)
+        check_model(self, self.model, self._attention.windows)
         if self.batch_invariant and not batch_invariance.holds(self):
             if self._must_be_invariant:
                 raise ConfigError(
                     f"--batch-invariant: the results of some layers of {self.info.name} still "
                     "depend on the batch; use --no-batch-invariant"
                 )
-            batch_invariance.remove(self._model)
+            batch_invariance.remove(self.model)
             self.batch_invariant = False
             self._attention = self._backend()
         self.cache.forget()
-        numerics = torch_numerics(self._model, self.batch_invariant)
+        numerics = torch_numerics(self.model, self.batch_invariant)
         self.info = replace(self.info, numerics=numerics)
 
     def synchronize(self) -> None:
@@ -167,7 +165,7 @@ class ModelRunner:
         ids, places, index_, rows = packed.split([total, total, total, len(wanted) or 1])
         layout = self._attention.prepare(segments)
         cache.begin(index_)
-        output = self._model(
+        output = self.model(
             input_ids=ids[None],
             position_ids=places[None],
             past_key_values=cache,

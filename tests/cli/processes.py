@@ -1,14 +1,17 @@
-"""The command line as a process: started, awaited, with what it printed."""
+"""The command line, as a process or in this one, with what it printed."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import sys
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
+from flyspec.cli.main import main
 from flyspec.cli.stack import ROOT
 from tests.waiting import is_gone, until
 
@@ -43,6 +46,21 @@ async def flyspec(*arguments: str, stdin: str = "") -> Result:
     result = Result(process.returncode or 0, out.decode(), err.decode())
     assert "Traceback" not in result.err
     return result
+
+
+def invoke(*arguments: str, stdin: str = "") -> Result:
+    """Run a command in this process, which saves the time that a process needs to start."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    given = io.TextIOWrapper(io.BytesIO(stdin.encode()))
+    with (
+        mock.patch.multiple(sys, argv=["flyspec", *arguments], stdin=given, stdout=out, stderr=err),
+        mock.patch.dict(os.environ, COLUMNS=ENVIRONMENT["COLUMNS"]),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Result(code, out.getvalue(), err.getvalue())
 
 
 async def all_gone(pids: list[int]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import statistics
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from flyspec.bench.conditions import Condition
 from flyspec.bench.intervals import interval
@@ -20,7 +18,6 @@ from flyspec.bench.modes import Sample
 from flyspec.bench.prompts import Group, groups, in_turn, random_tokens, to_request
 from flyspec.bench.report import ModeReport, report, report_batches, to_document
 from flyspec.bench.speed import BatchSample, SpeedOptions, hindsight
-from flyspec.bench.tables import batch_table, speed_tables, worst_prompts
 from flyspec.errors import ConfigError
 from flyspec.prompts import Prompt
 from flyspec.rules import Rule
@@ -154,17 +151,9 @@ def test_requests_at_once_are_compared_within_their_repeat() -> None:
     plain, fly = report_batches(samples)
     assert (plain.ratio_to_plain, fly.ratio_to_plain, fly.low, fly.high) == (1.0, 2.0, 2.0, 2.0)
     assert fly.tokens_per_second == 100.0
-    assert "100 (2.00)" in render(80, batch_table([plain, fly]))
 
 
-def render(width: int, *tables: object) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    for table in tables:
-        console.print(table)
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
-
-
-def test_tables_fit_and_documents_are_json() -> None:
+def test_documents_are_json() -> None:
     samples = []
     for prompt in range(3):
         samples += [
@@ -178,13 +167,6 @@ def test_tables_fit_and_documents_are_json() -> None:
     document = json.loads(json.dumps(to_document(found, max_tokens=10)))
     assert document["max_tokens"] == 10
     assert document["groups"]["g"][2]["ratios"]["plain"]["worst_prompt"] == 2
-    shown = render(100, *speed_tables("g", found["g"], ["transformers"]))
-    for text in ("g, 3 prompts", "1.67", "1.43-2.00", "100.0 ms", "3.33 (2.86)", "3 K 15"):
-        assert text in shown
-    assert "…" not in shown
-    where = ["a: line 1", "a: line 2", "a: line 3"]
-    assert "fly, K auto 1.43 at a: line 3" in worst_prompts(found["g"], where, ["transformers"])
-    assert "transformers" not in worst_prompts(found["g"], where, ["transformers"])
 
 
 # --- what is measured on ----------------------------------------------------------------------

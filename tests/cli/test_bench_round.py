@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from typer.testing import CliRunner
 
 from flyspec.bench.exchanges import exchanges
@@ -25,7 +24,6 @@ from flyspec.bench.timeline import (
     round_lines,
 )
 from flyspec.bench.timeline_run import text_times_ns
-from flyspec.bench.timeline_tables import timeline_summary, timeline_table
 from flyspec.bench.transport import Leg, echoes
 from flyspec.cli.main import app
 from flyspec.errors import ConfigError
@@ -151,22 +149,6 @@ def test_the_typical_round() -> None:
     assert found.text_ms == 0.5
     with pytest.raises(ValueError, match="no round with drafts"):
         report([], [1], [1], [1])
-
-
-def test_the_chart_has_a_row_a_part() -> None:
-    found = report([line_of(2.0)], [8_000_000], [2_000_000], [3_000_000])
-    console = Console(width=130, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(timeline_table(found))
-    shown = console.export_text()
-    for part in PARTS:
-        assert part.what in shown
-    assert "…" not in shown
-    bars = [line for line in shown.splitlines() if "█" in line]
-    begins = [line.index("█") for line in bars]
-    assert len(bars) == len(PARTS)
-    assert begins == sorted(set(begins)), "each stands behind the one before"
-    assert "3.00 times" in timeline_summary(found)
-    assert "text" not in timeline_summary(found)
 
 
 def test_texts_are_told_apart_only_where_each_round_has_a_chunk() -> None:

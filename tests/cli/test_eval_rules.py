@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,19 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from flyspec.bench.conditions import ALL_CONDITIONS
 from flyspec.bench.reference import Reference
-from flyspec.cli.stack import ROOT, Stack, StackOptions
+from flyspec.cli.stack import Stack
 from flyspec.errors import ConfigError
-from tests.tiny import make_model
-
-MAX_TOKENS = 12
+from tests.cli.processes import flyspec
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("target"), seed=0)
-
-
-def test_log_likelihood_is_the_sum_over_single_steps(target: Path) -> None:
+def test_log_likelihood_is_the_sum_over_single_steps(models: list[str]) -> None:
+    target = models[1]
     prompt, output = [5, 6, 7], [8, 9, 10, 1]
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64).requires_grad_(False)
     expected = 0.0
@@ -34,7 +26,7 @@ def test_log_likelihood_is_the_sum_over_single_steps(target: Path) -> None:
         logits = model(torch.tensor([[*prompt, *output[:i]]])).logits[0, -1]
         expected += float(torch.log_softmax(logits, -1)[token])
     for dtype, tolerance in (("float64", 1e-9), ("float32", 1e-3)):
-        reference = Reference(str(target), dtype)
+        reference = Reference(target, dtype)
         assert reference.log_likelihood(prompt, output) == pytest.approx(expected, abs=tolerance)
         assert reference.log_likelihood(prompt, []) == 0.0
 
@@ -44,25 +36,18 @@ def test_a_target_that_is_not_here_cannot_be_asked() -> None:
         Reference("someone/model", "float32")
 
 
-async def test_all_rules_on_prompts_without_answers(target: Path, tmp_path: Path) -> None:
-    draft = make_model(tmp_path / "draft", seed=1, hidden_size=32)
+async def test_all_rules_on_prompts_without_answers(stack: Stack, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "the cat"}\n{"prompt": "def total("}\n')
     output = tmp_path / "report.json"
-    async with Stack(StackOptions(model=str(target), draft_model=str(draft))) as stack:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "flyspec.cli", "eval", "--address", stack.address,
-            "--model", stack.options.model,
-            "--prompt-file", str(prompts), "--rules", "all", "--max-tokens", str(MAX_TOKENS),
-            "--num-speculative-tokens", "5", "--json", "--output", str(output),
-            stdout=asyncio.subprocess.PIPE, cwd=ROOT,
-        )  # fmt: skip
-        out, _ = await process.communicate()
-    assert process.returncode == 0
-    document = json.loads(out)
-    written = json.loads(output.read_text())
-    samples = written.pop("samples")
-    assert document == written
+    result = await flyspec(
+        "eval", "--address", stack.address, "--model", stack.options.model,
+        "--prompt-file", str(prompts), "--rules", "all", "--max-tokens", "12",
+        "--num-speculative-tokens", "5", "--output", str(output),
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    document = json.loads(output.read_text())
+    samples = document.pop("samples")
     reports = {r["condition"]: r for r in document["conditions"]}
     assert list(reports) == [c.name for c in ALL_CONDITIONS]
     for name in ("exact", "rejection"):  # greedy: both lose nothing

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from flyspec.cli.supervisor import MOST_FAILED_STARTS, supervise
@@ -45,9 +46,12 @@ async def serving(models: list[str]) -> Any:
     assert process.stdout is not None
     serving = Serving(process, json.loads(await process.stdout.readline()))
     yield serving
+    pids = [child.pid for child in psutil.Process(process.pid).children()]
+    assert len(pids) == 3
     process.send_signal(signal.SIGINT)
-    await process.communicate()
-    assert process.returncode == 0
+    out, _ = await process.communicate()
+    assert (process.returncode, out) == (0, b"")
+    assert await all_gone(pids)
 
 
 async def stream(
@@ -66,7 +70,11 @@ async def stream(
 
 
 async def test_each_service_is_killed_in_turn_and_generations_are_whole(serving: Serving) -> None:
+    assert set(serving.facts) == {
+        "address", "admin_address", "draft_address", "verify_address", "metrics_ports", "pids",
+    }  # fmt: skip
     async with Client(serving.facts["address"]) as client:
+        assert (await client.list_models()).drafters[0] == "model"
         whole, _ = await stream(client, serving)
         for killed, kind in (
             ("verify", RecoveryKind.TARGET_REOPENED),

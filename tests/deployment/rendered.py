@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from flyspec.config import DraftSettings, OrchestratorSettings, ServerSettings, VerifySettings
+
 ROOT = Path(__file__).resolve().parents[2]
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
 SERVICES = ("orchestrator", "draft", "verify")
@@ -92,3 +94,27 @@ def compose(*files: str) -> Object:
                 old = ours.get(key)
                 ours[key] = old | value if isinstance(old, dict) else value
     return merged
+
+
+SETTINGS: dict[str, type[ServerSettings]] = {
+    "orchestrator": OrchestratorSettings,
+    "draft": DraftSettings,
+    "verify": VerifySettings,
+}
+
+
+CLIENT = {"FLYSPEC_SSL_CERTFILE", "FLYSPEC_SSL_KEYFILE", "FLYSPEC_SSL_CA_CERTS"}
+
+
+def read(component: str, variables: dict[str, str]) -> Any:
+    """The settings that a service reads from its environment."""
+    prefix = f"FLYSPEC_{component.upper()}_"
+    given = {}
+    for name, value in variables.items():
+        if not name.startswith("FLYSPEC_") or name in CLIENT:
+            continue
+        assert name.startswith(prefix), f"{name} means nothing to {component}"
+        field = name.removeprefix(prefix).lower()
+        assert field in SETTINGS[component].model_fields, f"{name} is no setting"
+        given[field] = value
+    return SETTINGS[component].model_validate(given)

@@ -19,8 +19,7 @@ from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
-from tests.deployment.rendered import ROOT
-from tests.deployment.test_settings import read
+from tests.deployment.rendered import ROOT, read
 
 LLAMA: dict[str, Any] = {
     "vocab_size": 128_256,

@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
-from flyspec.config import DraftSettings, OrchestratorSettings, ServerSettings, VerifySettings
 from tests.deployment.rendered import (
     IN_THE_CLEAR,
     OVERLAYS,
     ROOT,
+    SETTINGS,
     compose,
     container,
     environment,
     labels,
     of_kind,
     pods,
+    read,
 )
 
-SETTINGS: dict[str, type[ServerSettings]] = {
-    "orchestrator": OrchestratorSettings,
-    "draft": DraftSettings,
-    "verify": VerifySettings,
-}
-CLIENT = {"FLYSPEC_SSL_CERTFILE", "FLYSPEC_SSL_KEYFILE", "FLYSPEC_SSL_CA_CERTS"}
 DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
-
-
-def read(component: str, variables: dict[str, str]) -> Any:
-    """The settings that a service reads from its environment."""
-    prefix = f"FLYSPEC_{component.upper()}_"
-    given = {}
-    for name, value in variables.items():
-        if not name.startswith("FLYSPEC_") or name in CLIENT:
-            continue
-        assert name.startswith(prefix), f"{name} means nothing to {component}"
-        field = name.removeprefix(prefix).lower()
-        assert field in SETTINGS[component].model_fields, f"{name} is no setting"
-        given[field] = value
-    return SETTINGS[component].model_validate(given)
 
 
 def seconds(text: str) -> int:

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from draft_harness import (
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from flyspec.config import DraftSettings
+from flyspec.engine.loading import LoadedModel, load_model
+from tests.draft_service.draft_harness import (
     CONTEXT_LENGTH,
     VOCAB_SIZE,
     CountingRunner,
@@ -17,11 +22,6 @@ from draft_harness import (
     StartService,
     start_service,
 )
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from flyspec.config import DraftSettings
-from flyspec.engine.loading import LoadedModel, load_model
 
 TEXT = "the cat sat on the mat and the dog sat on the log while the cat saw the dog run. " * 4
 

@@ -14,17 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_harness import (
-    CONTEXT_LENGTH,
-    EOS,
-    GREEDY,
-    PENALTIES,
-    SAMPLINGS,
-    SPECS,
-    VOCAB_SIZE,
-    drive_all,
-    tokens_of,
-)
 
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
@@ -39,6 +28,17 @@ from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ModelFailureError
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import TokenDistribution
+from tests.draft_service.draft_harness import (
+    CONTEXT_LENGTH,
+    EOS,
+    GREEDY,
+    PENALTIES,
+    SAMPLINGS,
+    SPECS,
+    VOCAB_SIZE,
+    drive_all,
+    tokens_of,
+)
 from tests.waiting import until
 
 SMALL = StepBudget(max_tokens=128, prefill_chunk=16)

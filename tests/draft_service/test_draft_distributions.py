@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_harness import (
+
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.multi_level import MultiLevelDrafter
+from draft_service.drafters.prompt_lookup import PromptLookupDrafter
+from flyspec.engine.distributions import decode, encode
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.logits import History, process_logits
+from flyspec.engine.sampling import DRAFT_STREAM, choose_processed, sample_among
+from flyspec.values.rounds import DistributionSpec, DraftOpen
+from flyspec.values.tokens import SamplingParams, TokenDistribution
+from tests.draft_service.draft_harness import (
     EOS,
     GREEDY,
     PENALTIES,
@@ -21,16 +31,6 @@ from draft_harness import (
     drive_all,
     tokens_of,
 )
-
-from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.multi_level import MultiLevelDrafter
-from draft_service.drafters.prompt_lookup import PromptLookupDrafter
-from flyspec.engine.distributions import decode, encode
-from flyspec.engine.loading import LoadedModel
-from flyspec.engine.logits import History, process_logits
-from flyspec.engine.sampling import DRAFT_STREAM, choose_processed, sample_among
-from flyspec.values.rounds import DistributionSpec, DraftOpen
-from flyspec.values.tokens import SamplingParams, TokenDistribution
 from tests.waiting import until
 
 PENALIZED = SamplingParams(

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
-from draft_harness import GREEDY
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import wire
 from flyspec.v1 import draft_pb2_grpc
 from flyspec.values.rounds import DraftAdvance, DraftOpen
+from tests.draft_service.draft_harness import GREEDY
 
 # Any attempt to import one of these fails as if it were not installed.
 WITHOUT_TORCH = """

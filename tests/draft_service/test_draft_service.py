@@ -12,15 +12,6 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from draft_harness import (
-    CONTEXT_LENGTH,
-    GREEDY,
-    VOCAB_SIZE,
-    Service,
-    StartService,
-    drive,
-    tokens_of,
-)
 
 from draft_service.drafters.model import ModelDrafter
 from flyspec import wire
@@ -34,6 +25,15 @@ from flyspec.v1 import draft_pb2
 from flyspec.values.admin import DraftServiceInfo
 from flyspec.values.rounds import DistributionSpec, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
+from tests.draft_service.draft_harness import (
+    CONTEXT_LENGTH,
+    GREEDY,
+    VOCAB_SIZE,
+    Service,
+    StartService,
+    drive,
+    tokens_of,
+)
 from tests.waiting import until
 
 Code = grpc.StatusCode
@@ -384,7 +384,7 @@ async def test_drafts_of_logits_that_are_not_finite_are_not_sent(
 ) -> None:
     async with service_with(log_level="error") as service:
         runner = runner_of(service)
-        weights = runner._model.model.norm.weight
+        weights = runner.model.model.norm.weight
         well = weights.detach().clone()
         for number in range(3):
             weights.data.fill_(torch.nan)

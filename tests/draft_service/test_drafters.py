@@ -9,18 +9,6 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from draft_harness import (
-    CONTEXT_LENGTH,
-    EOS,
-    GREEDY,
-    PENALTIES,
-    SAMPLINGS,
-    SPECS,
-    VOCAB_SIZE,
-    CountingRunner,
-    drive,
-    drive_all,
-)
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
@@ -34,6 +22,18 @@ from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import Drafted, Origin, SamplingParams
+from tests.draft_service.draft_harness import (
+    CONTEXT_LENGTH,
+    EOS,
+    GREEDY,
+    PENALTIES,
+    SAMPLINGS,
+    SPECS,
+    VOCAB_SIZE,
+    CountingRunner,
+    drive,
+    drive_all,
+)
 
 
 def generate(loaded: LoadedModel, tokens: list[int], max_tokens: int) -> list[int]:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import grpc
 import pytest
-from draft_harness import Client, Service, StartService
 
 from bench.fuzz.services import DraftTarget
 from flyspec import wire
 from flyspec.rpc import malformed
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.rounds import DistributionSpec, DraftAdvance
+from tests.draft_service.draft_harness import Client, Service, StartService
 from tests.hostile import fuzz
 from tests.waiting import until
 

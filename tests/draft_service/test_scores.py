@@ -11,22 +11,8 @@ from typing import Any
 import grpc
 import pytest
 import torch
-from draft_harness import (
-    CONTEXT_LENGTH,
-    EOS,
-    GREEDY,
-    PENALTIES,
-    SAMPLINGS,
-    SPECS,
-    VOCAB_SIZE,
-    CountingRunner,
-    Service,
-    StartService,
-    drive,
-)
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_scripted_drafts import sessions_over
 
 from draft_service.drafters.base import Drafter, Scored
 from draft_service.drafters.model import ModelDrafter
@@ -40,6 +26,20 @@ from flyspec.engine.model import Draw
 from flyspec.lookup import PromptLookup
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Drafted, SamplingParams
+from tests.draft_service.draft_harness import (
+    CONTEXT_LENGTH,
+    EOS,
+    GREEDY,
+    PENALTIES,
+    SAMPLINGS,
+    SPECS,
+    VOCAB_SIZE,
+    CountingRunner,
+    Service,
+    StartService,
+    drive,
+)
+from tests.draft_service.test_scripted_drafts import sessions_over
 from tests.scripted import ScriptedModel
 
 

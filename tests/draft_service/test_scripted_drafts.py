@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
-from draft_harness import GREEDY, tokens_of
 
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
@@ -16,6 +15,7 @@ from draft_service.sessions import ClientSession, Sessions
 from flyspec.config import DraftSettings
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin
+from tests.draft_service.draft_harness import GREEDY, tokens_of
 from tests.scripted import ScriptedModel
 
 EOS = 31

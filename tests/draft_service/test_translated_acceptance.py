@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from draft_harness import start_service, tokens_of
-from tokenizer_zoo import MODELS
 
 from demo.corpus import chat_prompt, problems
 from flyspec import wire
@@ -16,6 +14,8 @@ from flyspec.engine.model import Draw, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.tokens import SamplingParams
+from tests.draft_service.draft_harness import start_service, tokens_of
+from tests.draft_service.tokenizer_zoo import MODELS
 
 K = 15
 MAX_TOKENS = 160

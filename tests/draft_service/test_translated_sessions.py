@@ -11,8 +11,6 @@ from typing import Any
 
 import grpc
 import pytest
-from draft_harness import Client, Service, start_service, tokens_of
-from tokenizer_zoo import ASSISTANT, BOS, END, MODELS, USER
 from transformers import AutoTokenizer, GenerationConfig
 
 from demo.corpus import chat_prompt, problems
@@ -25,6 +23,8 @@ from flyspec.v1 import draft_pb2
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, TokenizerFacts
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from tests.draft_service.draft_harness import Client, Service, start_service, tokens_of
+from tests.draft_service.tokenizer_zoo import ASSISTANT, BOS, END, MODELS, USER
 from tests.waiting import until
 
 Code = grpc.StatusCode

@@ -6,7 +6,14 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from tokenizer_zoo import (
+
+from draft_service.translation import Alignment
+from draft_service.translation.stream import CONTROL
+from flyspec.errors import InvalidArgumentError
+from flyspec.tokenizer import Tokenizer
+from flyspec.values.admin import TokenizerBundle
+from flyspec.values.tokens import Origin
+from tests.draft_service.tokenizer_zoo import (
     ASSISTANT,
     BOS,
     END,
@@ -22,13 +29,6 @@ from tokenizer_zoo import (
     units_of_target,
     vocabulary,
 )
-
-from draft_service.translation import Alignment
-from draft_service.translation.stream import CONTROL
-from flyspec.errors import InvalidArgumentError
-from flyspec.tokenizer import Tokenizer
-from flyspec.values.admin import TokenizerBundle
-from flyspec.values.tokens import Origin
 
 FAMILY = "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
 PIECES = [

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tokenizer_zoo import TEXT, translator, units_of_draft, units_of_target, vocabulary
 
 from draft_service.drafters.base import Drafting
 from draft_service.drafters.translated import TranslatedSession
@@ -21,6 +20,13 @@ from draft_service.translation.stream import CONTROL
 from flyspec.values.admin import DrafterInfo, ModelInfo
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution
+from tests.draft_service.tokenizer_zoo import (
+    TEXT,
+    translator,
+    units_of_draft,
+    units_of_target,
+    vocabulary,
+)
 
 WORDS = [
     "apples ",

@@ -7,12 +7,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_zoo import BOS, END, LOSSLESS, MODELS, TEXT, made, vocabulary
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from draft_service.translation import Vocabulary
 from draft_service.translation.vocabulary import num_whole
 from flyspec.errors import InvalidArgumentError
+from tests.draft_service.tokenizer_zoo import BOS, END, LOSSLESS, MODELS, TEXT, made, vocabulary
 
 BYTES = st.one_of(
     st.binary(max_size=40),

@@ -42,6 +42,7 @@ async def test_ten_times_the_load_is_refused_with_when_to_retry():
 
 async def test_sigterm_drains():
     options = StackOptions(
+        draft_model="",
         log_level="error",
         drain_grace_s=60.0,
         orchestrator_flags=("--max-concurrent", "2", "--max-waiting", "5"),

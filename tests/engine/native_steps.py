@@ -1,4 +1,4 @@
-"""The native step for every instruction set of this machine, compiled as pyproject.toml says.
+"""The native step for every instruction set of this machine, as pyproject.toml says to compile it.
 
 AMX is there everywhere that AVX512-BF16 is: emulated where the processor has none.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import loaded_model, make_model
 
 from flyspec.engine.native import library
 from flyspec.engine.native.library import INSTRUCTION_SETS, Library
 from flyspec.engine.native.model import NativeModel
+from tests.engine.random_models import loaded_model, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "flyspec/engine/native/step.cpp"
@@ -47,9 +47,18 @@ def compiler_flags(name: str) -> list[str]:
     return flags
 
 
+def installed(name: str) -> Path | None:
+    """The step that was compiled with the installation, if nothing has changed since."""
+    changed = max(path.stat().st_mtime for path in (SOURCE, TEAM, ROOT / "pyproject.toml"))
+    steps = SOURCE.parent.glob(f"step_{name}.*so")
+    return next((path for path in steps if path.stat().st_mtime > changed), None)
+
+
 @lru_cache
 def compiled(name: str) -> Library:
-    """The step for an instruction set, compiled if necessary."""
+    """The step of an instruction set, compiled where it is not yet."""
+    if path := installed(name):
+        return library.load(name, path)
     emulated = name == EMULATED
     flags = compiler_flags("avx512_bf16" if emulated else name)
     if emulated:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import VOCABULARY, loaded_model, make_model
 from torch import Tensor
 
 from flyspec.engine import batch_invariance
@@ -23,6 +22,7 @@ from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.slots import MIN_REUSE
 from flyspec.errors import ConfigError
+from tests.engine.random_models import VOCABULARY, loaded_model, make_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

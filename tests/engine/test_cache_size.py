@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import loaded_model, make_model
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
@@ -23,6 +22,7 @@ from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory, host_memor
 from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
+from tests.engine.random_models import loaded_model, make_model
 
 GB = 10**9
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -266,7 +266,7 @@ def test_the_largest_steps_are_tried_to_measure_them(
     monkeypatch.setattr(runner, "peak_bytes", peak)
     settings = ModelServerSettings(max_num_batched_tokens=150, prefill_chunk=32)
     model = loaded_model(make_model("llama"), context_length)
-    assert ModelRunner._step_bytes(model, settings) == 110
+    assert ModelRunner.step_bytes(model, settings) == 110
     most, piece = min(150, context_length), min(32, context_length)
     assert tried == [(most, 0, most), (1, context_length - piece, piece)]
 
@@ -275,7 +275,7 @@ def test_the_largest_steps_are_tried_to_measure_them(
 def test_what_a_model_cannot_do_is_left_to_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ModelServerSettings()
     model = loaded_model(make_model("nemotron", dtype=torch.float32))
-    assert ModelRunner._step_bytes(model, settings) == 0
+    assert ModelRunner.step_bytes(model, settings) == 0
     with pytest.raises(ConfigError, match="does not pass arguments on"):
         ModelRunner(model, 2).warm_up()
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from random_models import make_model, make_runner
 
 from flyspec.engine.model import Draw, History, Interrupt, Step
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, Origin, SamplingParams
+from tests.engine.random_models import make_model, make_runner
 from tests.scripted import ScriptedModel
 
 GREEDY = SamplingParams()

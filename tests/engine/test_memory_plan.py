@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_models import make_model, make_runner
 
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache, plan_slots, slot_bytes
 from flyspec.engine.model import Step
 from flyspec.errors import ConfigError
+from tests.engine.random_models import make_model, make_runner
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from random_models import (
+
+from flyspec.engine.memory import slot_bytes
+from flyspec.engine.model import Step
+from flyspec.errors import ConfigError
+from tests.engine.random_models import (
     VOCABULARY,
     float64_throughout,
     make_model,
     make_runner,
     reference_logits,
 )
-
-from flyspec.engine.memory import slot_bytes
-from flyspec.engine.model import Step
-from flyspec.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from native_steps import SETS, SHAPES, compiled, native_model, needs_step, small_model
-from random_models import reference_logits
 from torch import Tensor
 
 from flyspec.engine import stepwise
@@ -18,6 +16,8 @@ from flyspec.engine.native.model import NativeModel
 from flyspec.engine.slots import Copy
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
+from tests.engine.native_steps import SETS, SHAPES, compiled, native_model, needs_step, small_model
+from tests.engine.random_models import reference_logits
 
 pytestmark = needs_step
 

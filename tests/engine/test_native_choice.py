@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from native_steps import SETS, compiled, needs_step, small_model
-from random_models import loaded_model, make_model
 
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.config import DraftSettings, ModelServerSettings
@@ -23,6 +21,8 @@ from flyspec.engine.native.choice import choose_model
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.trial import TrialOutcome
 from flyspec.engine.runner import ModelRunner
+from tests.engine.native_steps import SETS, compiled, needs_step, small_model
+from tests.engine.random_models import loaded_model, make_model
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from native_steps import SETS, compiled, needs_step, small_model
-from random_models import loaded_model, make_model, make_runner
 
 from flyspec.config import ModelServerSettings
 from flyspec.engine import lazy_memory
@@ -21,6 +19,8 @@ from flyspec.engine.native.choice import choose_model
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
+from tests.engine.native_steps import SETS, compiled, needs_step, small_model
+from tests.engine.random_models import loaded_model, make_model, make_runner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -20,13 +20,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from random_models import (
-    VOCABULARY,
-    float64_throughout,
-    make_model,
-    make_runner,
-    reference_logits,
-)
 
 from flyspec.engine.attention import slot as slot_attention
 from flyspec.engine.attention.base import MAX_FOLDED_ROWS, Attending
@@ -35,6 +28,13 @@ from flyspec.engine.runner import ModelRunner
 from flyspec.engine.slot_cache import SlotCache, SlotLayer
 from flyspec.engine.slots import MIN_REUSE, Copy
 from flyspec.errors import ResourceExhaustedError
+from tests.engine.random_models import (
+    VOCABULARY,
+    float64_throughout,
+    make_model,
+    make_runner,
+    reference_logits,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

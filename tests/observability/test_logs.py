@@ -12,7 +12,7 @@ import pytest
 from flyspec.telemetry import fields, request_id_of, set_request_id
 from flyspec.telemetry.logs import JsonFormatter, TextFormatter
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from tests.observability.conftest import SERVICES
+from tests.observability.observed import SERVICES
 from tests.waiting import until
 
 

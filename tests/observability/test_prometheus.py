@@ -18,7 +18,7 @@ from bench.restartable import free_port
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
-from tests.observability.conftest import SERVICES
+from tests.observability.observed import SERVICES
 from tests.observability.tools import tool
 from tests.waiting import until
 

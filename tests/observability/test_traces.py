@@ -19,7 +19,7 @@ from flyspec.telemetry import Telemetry
 from flyspec.telemetry.traces import Traces, traceparent_of, wall_ns
 from flyspec.v1 import common_pb2, generation_pb2, generation_pb2_grpc
 from flyspec.values.tokens import SamplingParams
-from tests.observability.conftest import SERVICES, Observed
+from tests.observability.observed import SERVICES, Observed
 from tests.waiting import until
 
 PROMPT = "Mia has 12 stamps and buys 30 more."

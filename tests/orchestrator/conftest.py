@@ -1,171 +1,14 @@
-"""A whole stack in this process: tiny models in float64, real services on free ports."""
+"""A stack that all tests here share, and what it must say."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any
-
 import pytest
 import torch
+from transformers import AutoTokenizer
 
-from draft_service.server import build as build_draft
-from draft_service.service import DraftService
-from flyspec import rpc
-from flyspec.client import AdminClient, Client
-from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.engine.loading import load_model
-from flyspec.v1 import draft_pb2_grpc, verify_pb2_grpc
-from orchestrator.server import Orchestrator
-from tests.tiny import make_model
-from tests.waiting import idle, until
-from verify_service.server import build as build_verify
-
-
-@dataclass
-class Stack:
-    """The running parts."""
-
-    client: Client
-    admin: AdminClient
-    verify_engine: Any
-    draft_sessions: Any
-    verify_servicer: Any
-    verify_server: rpc.GrpcServer
-    draft_server: rpc.GrpcServer
-    orchestrator: Orchestrator
-
-    async def restart_verify(self) -> None:
-        """Break every stream to the verify service; it comes back without its sessions."""
-        port = self.verify_server.port
-        await self.verify_server.stop(0)
-        self.verify_server = _verify_server(self.verify_servicer, port)
-        await self.verify_server.start()
-
-    async def idle(self) -> bool:
-        """Wait until all sessions are gone."""
-        return await idle(self.admin)
-
-    async def until(self, **values: int) -> None:
-        """Wait until the orchestrator's status has these values."""
-
-        async def has() -> bool:
-            status = await self.admin.status()
-            return {name: getattr(status, name) for name in values} == values
-
-        await until(has)
-
-
-@pytest.fixture(scope="session")
-def model_dirs(tmp_path_factory):
-    """A random target and draft model with one tokenizer that sometimes agree."""
-    base = tmp_path_factory.mktemp("models")
-    return (
-        str(make_model(base / "target", seed=3)),
-        str(make_model(base / "draft", seed=3, hidden_size=40)),
-    )
-
-
-@contextmanager
-def held(*stacks: Stack):
-    """No target begins a step in the block, so generations do not end."""
-    go = threading.Event()
-
-    def waiting(forward):
-        def wait(*steps):
-            go.wait()
-            return forward(*steps)
-
-        return wait
-
-    for stack in stacks:
-        runner = stack.verify_engine.model
-        runner.forward = waiting(runner.forward)
-    try:
-        yield
-    finally:
-        go.set()
-
-
-def slow(stack: Stack) -> None:
-    """Make every step of the target slow."""
-    runner = stack.verify_engine.model
-    forward = runner.forward
-
-    def slowly(*steps):
-        time.sleep(0.01)
-        return forward(*steps)
-
-    runner.forward = slowly
-
-
-def _verify_server(servicer, port=0):
-    add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
-    return rpc.GrpcServer("127.0.0.1", port, [(add, servicer)], ["flyspec.v1.VerifyService"])
-
-
-@asynccontextmanager
-async def start_stack(
-    model_dirs,
-    draft: dict[str, Any] | None = None,
-    verify: dict[str, Any] | None = None,
-    **options,
-):
-    """Start everything; `options` are the orchestrator's settings, the others the services'."""
-    target, draft_model = model_dirs
-    values = {"model": target, "dtype": "float64", "max_sessions": 16, **(verify or {})}
-    engine, verify_servicer = build_verify(VerifySettings(**values))
-    engine.start()
-    verify_server = _verify_server(verify_servicer)
-    values = {"model": draft_model, "dtype": "float64", "max_sessions": 16, **(draft or {})}
-    sessions, draft_engine = await build_draft(DraftSettings(**values))
-    draft_server = rpc.GrpcServer(
-        "127.0.0.1",
-        0,
-        [(draft_pb2_grpc.add_DraftServiceServicer_to_server, DraftService(sessions))],
-        ["flyspec.v1.DraftService"],
-    )
-    # Tests queue more than a server that means to answer soon would let wait.
-    options = {
-        "max_waiting": 1024, "max_queue_wait_s": 3600.0, "exact_twin_share": 0.0, **options
-    }  # fmt: skip
-    settings = OrchestratorSettings(
-        port=0,
-        admin_port=0,
-        verify_address=f"127.0.0.1:{await verify_server.start()}",
-        draft_address=f"127.0.0.1:{await draft_server.start()}",
-        **options,
-    )
-    orchestrator = Orchestrator(settings)
-    try:
-        await orchestrator.start()
-        port, admin_port = orchestrator.ports
-        async with (
-            Client(f"127.0.0.1:{port}") as client,
-            AdminClient(f"127.0.0.1:{admin_port}") as admin,
-        ):
-            running = Stack(
-                client,
-                admin,
-                engine,
-                sessions,
-                verify_servicer,
-                verify_server,
-                draft_server,
-                orchestrator,
-            )
-            yield running
-            verify_server = running.verify_server
-    finally:
-        await orchestrator.stop(0)
-        await draft_server.stop(0)
-        await verify_server.stop(0)
-        engine.stop()
-        if draft_engine is not None:
-            await asyncio.to_thread(draft_engine.stop)
+from tests.orchestrator.near_target import MARGIN, Models
+from tests.orchestrator.stacks import start_stack
 
 
 @pytest.fixture(scope="session")
@@ -191,3 +34,29 @@ def greedy(model_dirs):
         return output[0, len(token_ids) :].tolist()
 
     return generate
+
+
+@pytest.fixture(scope="session")
+def near_dirs(model_dirs, tmp_path_factory):
+    """A target and its drafter: the target with noise on its weights, right three times in four."""
+    directory = tmp_path_factory.mktemp("near")
+    loaded = load_model(model_dirs[0], "cpu", "float64")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            noise = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
+            parameter.add_(0.005 * noise)
+    loaded.model.save_pretrained(directory)
+    AutoTokenizer.from_pretrained(model_dirs[0]).save_pretrained(directory)
+    return model_dirs[0], str(directory)
+
+
+@pytest.fixture(scope="session")
+async def near_stack(near_dirs):
+    async with start_stack(near_dirs) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def near_models(near_dirs):
+    return Models(near_dirs, MARGIN.margin_threshold)

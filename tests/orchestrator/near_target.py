@@ -1,14 +1,11 @@
-"""Three real services over a drafter that is nearly its target, and both models as functions."""
+"""A target and a drafter that is nearly it, as functions of the prefix."""
 
 from __future__ import annotations
 
-import pytest
 import torch
-from transformers import AutoTokenizer
 
 from flyspec.engine.loading import load_model
 from flyspec.rules import Rule
-from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.world import EOS
 
 MARGIN = Rule("margin", margin_threshold=0.3)
@@ -59,29 +56,3 @@ class Models:
         while len(drafted) < count and EOS not in drafted:
             drafted.append(int(self._row(self._draft, [*tokens, *drafted]).argmax()))
         return drafted
-
-
-@pytest.fixture(scope="module")
-def near_dirs(model_dirs, tmp_path_factory):
-    """A target, and as drafter the same with noisy weights, right three times in four."""
-    directory = tmp_path_factory.mktemp("near")
-    loaded = load_model(model_dirs[0], "cpu", "float64")
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in loaded.model.parameters():
-            noise = torch.randn(parameter.shape, dtype=parameter.dtype, generator=generator)
-            parameter.add_(0.005 * noise)
-    loaded.model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(model_dirs[0]).save_pretrained(directory)
-    return model_dirs[0], str(directory)
-
-
-@pytest.fixture(scope="module")
-async def stack(near_dirs):
-    async with start_stack(near_dirs) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def models(near_dirs):
-    return Models(near_dirs, MARGIN.margin_threshold)

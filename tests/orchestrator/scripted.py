@@ -30,7 +30,7 @@ from orchestrator.generation.rule_files import load_rules
 from orchestrator.generations import Generations
 from orchestrator.telemetry.requests import RequestObserver
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
-from tests.orchestrator.test_output import BUNDLE
+from tests.orchestrator.tokenizer import BUNDLE
 
 EOS, VOCAB_SIZE, CONTEXT = 1, 400, 256
 MODEL = ModelInfo("scripted", BUNDLE.fingerprint, VOCAB_SIZE, CONTEXT)

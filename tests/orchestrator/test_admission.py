@@ -12,15 +12,8 @@ from orchestrator.admission import waits
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.clients import ClientLimits
 from orchestrator.admission.waits import HoldTimes
+from tests.orchestrator.clock import Clock
 from tests.waiting import until
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Requests:

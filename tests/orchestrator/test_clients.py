@@ -10,7 +10,7 @@ from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
 from orchestrator.admission import clients as module
 from orchestrator.admission.clients import ClientLimits, address_of
 from orchestrator.front.grpc import caller_of
-from tests.orchestrator.test_admission import Clock
+from tests.orchestrator.clock import Clock
 
 
 def client_of(peer="ipv4:10.0.0.7:4711", **metadata):

@@ -11,22 +11,13 @@ from flyspec.values.rounds import DistributionSpec, DraftChunk
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.next_proposal import AHEAD, AHEAD_MEMORY
 from tests.orchestrator.fakes import Fakes, Offer, plan_of
-from tests.orchestrator.test_output import TOKENIZER
-from tests.orchestrator.world import World
-
-GOOD = World(agreement=1.0, tolerance=0.0, eos_share=0.0)
+from tests.orchestrator.tokenizer import TOKENIZER
+from tests.orchestrator.world import GOOD, World, text_of
 
 
 def generation(world: World = GOOD, offer: Offer | None = None, **changes) -> Fakes:
     plan = plan_of(**{"rule": Rule("exact"), "max_tokens": 80, **changes})
     return Fakes(world, plan, TOKENIZER, window_size=0, offer=offer or Offer(1000))
-
-
-def text_of(world: World, plan) -> list[int]:
-    tokens = list(plan.prompt_token_ids)
-    for _ in range(plan.max_tokens):
-        tokens.append(world.own(tokens))
-    return tokens[len(plan.prompt_token_ids) :]
 
 
 async def run(fakes: Fakes) -> list:

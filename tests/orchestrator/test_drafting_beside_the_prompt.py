@@ -9,8 +9,8 @@ import pytest
 from flyspec.rules import Rule
 from orchestrator.generation.pace import CheckedRound, FixedPace, NextRound
 from tests.orchestrator.fakes import Fakes, Offer, plan_of
-from tests.orchestrator.test_drafting_ahead import GOOD, text_of
-from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.tokenizer import TOKENIZER
+from tests.orchestrator.world import GOOD, text_of
 
 K = 6
 

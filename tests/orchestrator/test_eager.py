@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flyspec.values.generation import FinishReason, Retract
 from tests.orchestrator.fakes import Fakes, plan_of
-from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import EOS, World
 
 # Whole characters, halves of characters, and letters that stop strings are made of.

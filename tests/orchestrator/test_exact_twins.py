@@ -9,8 +9,9 @@ from flyspec.client import GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
 from orchestrator.exact_twins import TwinOutcome
-from tests.orchestrator.conftest import slow, start_stack
+from tests.orchestrator.stacks import slow, start_stack
 from tests.waiting import until
+from verify_service.verdicts import RoundJudge
 
 PROMPT = "The cat sat on the mat, and the dog sat"
 LOOSE = Rule("random", random_acceptance=0.5)
@@ -25,8 +26,7 @@ def twin_stack(model_dirs, **options):
 
 
 def number(stack, name, **labels) -> float:
-    registry = stack.orchestrator._telemetry.registry
-    return registry.get_sample_value(f"flyspec_exact_twin{name}_total", labels or None)
+    return stack.registry.get_sample_value(f"flyspec_exact_twin{name}_total", labels or None)
 
 
 def outcomes(stack) -> dict[str, float]:
@@ -70,17 +70,16 @@ async def test_exact_and_undrafted_texts_have_no_twins(model_dirs):
         await until_compared(stack, 1)
 
 
-async def test_what_is_loosened_in_silence_is_a_violation(model_dirs):
-    """A target that accepts a token other than its own without reporting it."""
+async def test_what_is_loosened_in_silence_is_a_violation(model_dirs, monkeypatch):
+    """A target that takes another token than its own, and does not say so."""
     async with twin_stack(model_dirs) as stack:
-        judge = stack.verify_engine._judge
-        decide = judge.decide
+        decide = RoundJudge.decide
 
-        def cheat(session, *rest):
-            verdict = decide(session, *rest)
+        def cheat(*arguments):
+            verdict = decide(*arguments)
             return replace(verdict, next_token_id=(verdict.next_token_id + 1) % 400)
 
-        judge.decide = cheat
+        monkeypatch.setattr(RoundJudge, "decide", cheat)
         strict = replace(FLY, rule=Rule("margin", margin_threshold=0.0))
         text = await stack.client.complete(PROMPT, strict)
         assert text.completion.finish_reason is FinishReason.LENGTH
@@ -105,7 +104,7 @@ async def test_an_orchestrator_that_ends_waits_for_no_twin(model_dirs):
     async with twin_stack(model_dirs) as stack:
         slow(stack)
         await stack.client.complete(PROMPT, replace(FLY, max_tokens=150))
-        await until(lambda: stack.orchestrator._twins._task is not None)
+        await until(lambda: stack.verify_engine.sessions.opened_total == 2)  # the twin's
         await stack.orchestrator.stop(0)
-        assert stack.orchestrator._twins._task is None
+        await until(lambda: not stack.verify_engine.sessions.active)
         assert not outcomes(stack)

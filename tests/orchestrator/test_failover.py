@@ -8,46 +8,25 @@ from dataclasses import replace
 
 import pytest
 
-from flyspec.client import AdminClient, Chunk, Client, Completion, GenerateOptions, Started
-from flyspec.config import OrchestratorSettings
+from flyspec.client import GenerateOptions
 from flyspec.errors import DeadlineExceededError, UnavailableError
 from flyspec.rules import Rule
 from flyspec.values.admin import BreakerState
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.tokens import SamplingParams
-from orchestrator.server import Orchestrator
-from tests.orchestrator.conftest import held, slow, start_stack
+from tests.orchestrator.stacks import (
+    generate,
+    held,
+    orchestrator_over,
+    slow,
+    start_stack,
+    until_ready,
+)
 from tests.tiny import make_model
 from tests.waiting import until
 
 EXACT = Rule("exact")
 PROMPT = "The cat sat on the mat, and the dog sat"
-
-
-@asynccontextmanager
-async def orchestrator_over(*stacks, **options):
-    """Another orchestrator, over the targets of several stacks and the drafter of the first."""
-    addresses = ",".join(f"127.0.0.1:{stack.verify_server.port}" for stack in stacks)
-    orchestrator = Orchestrator(
-        OrchestratorSettings(
-            port=0,
-            admin_port=0,
-            verify_address=addresses,
-            draft_address=f"127.0.0.1:{stacks[0].draft_server.port}",
-            max_waiting=1024,
-            **{"probe_interval_s": 0.1, **options},
-        )
-    )
-    await orchestrator.start()
-    try:
-        port, admin_port = orchestrator.ports
-        async with (
-            Client(f"127.0.0.1:{port}") as client,
-            AdminClient(f"127.0.0.1:{admin_port}") as admin,
-        ):
-            yield client, admin
-    finally:
-        await orchestrator.stop(0)
 
 
 @asynccontextmanager
@@ -61,31 +40,6 @@ async def two_targets(model_dirs):
         for stack in (one, two):
             slow(stack)
         yield one, two, client, admin
-
-
-async def until_ready(admin, number: int) -> None:
-    """Wait until that many targets are usable."""
-
-    async def are_ready() -> bool:
-        return sum(target.ready for target in (await admin.status()).targets) == number
-
-    await until(are_ready)
-
-
-async def generate(client, prompt, options, after_first):
-    """Tokens, prompt and completion of a stream; `after_first` is awaited at its first chunk."""
-    tokens, completion, ids = [], None, []
-    async for event in client.generate(prompt, options):
-        match event:
-            case Started():
-                ids = event.prompt_token_ids
-            case Chunk():
-                if not tokens:
-                    await after_first()
-                tokens += event.token_ids
-            case Completion():
-                completion = event
-    return tokens, ids, completion
 
 
 @pytest.mark.parametrize("k", [0, 4])

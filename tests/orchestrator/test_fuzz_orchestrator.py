@@ -9,7 +9,7 @@ from bench.fuzz.stack import StackTarget
 from flyspec.rpc import malformed
 from flyspec.v1 import generation_pb2
 from tests.hostile import fuzz, logged
-from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.stacks import start_stack
 
 GENERATE = "/flyspec.v1.GenerationService/Generate"
 

@@ -14,7 +14,7 @@ from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin, SamplingParams
-from tests.orchestrator.conftest import held, start_stack
+from tests.orchestrator.stacks import held, start_stack
 
 DRAFTERS = ["model", "prompt_lookup", "multi_level"]
 EXACT = Rule("exact")

@@ -31,7 +31,7 @@ from flyspec.values.generation import (
 from flyspec.values.tokens import Origin
 from orchestrator.admission.clients import Caller
 from tests.orchestrator.scripted import EOS, script, scripted
-from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.tokenizer import TOKENIZER
 
 PROMPT = [5, 6, 7]
 

@@ -17,7 +17,7 @@ from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import Ledger, RoundOutcome
 from orchestrator.generation.window import RollBack, Token
 from tests.orchestrator.fakes import Fakes, plan_of
-from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import World
 
 EXACT, LOOSE = Decision(Outcome.EXACT), Token(7, Origin.LOOSE, 0.5)

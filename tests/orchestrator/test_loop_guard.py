@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flyspec.values.tokens import Origin
 from orchestrator.generation.loop_guard import MAX_UNIT_TOKENS, MIN_REPEATS, MIN_TOKENS, LoopGuard
 from tests.orchestrator.fakes import Fakes, plan_of
-from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import World
 
 

@@ -20,7 +20,7 @@ from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.breaker import MAX_FAULTS
 from orchestrator.telemetry.state_metrics import fleet_metrics
 from orchestrator.upstreams.proposal_checks import LIMITS, DraftFault
-from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.stacks import start_stack
 from tests.waiting import until
 
 PROMPT = "The cat sat on the mat, and the dog sat"

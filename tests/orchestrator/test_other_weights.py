@@ -14,8 +14,7 @@ from flyspec.rules import Rule
 from orchestrator.fleet import target as target_module
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.telemetry.state_metrics import fleet_metrics
-from tests.orchestrator.conftest import slow, start_stack
-from tests.orchestrator.test_failover import generate, orchestrator_over, until_ready
+from tests.orchestrator.stacks import generate, orchestrator_over, slow, start_stack, until_ready
 from tests.tiny import make_model
 from tests.waiting import until
 

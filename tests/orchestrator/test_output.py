@@ -6,19 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyspec.tokenizer import Tokenizer
-from flyspec.values.admin import TokenizerBundle
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin
 from orchestrator.generation.output import Output, held_back
 from orchestrator.generation.window import Commit, Token
-from tests.tiny import make_tokenizer
-
-FAST = make_tokenizer()
-BUNDLE = TokenizerBundle(
-    FAST.backend_tokenizer.to_str().encode(), "f", eos_token_ids=(1,), control_token_ids=(0, 1, 2)
-)
-TOKENIZER = Tokenizer(BUNDLE)
+from tests.orchestrator.tokenizer import TOKENIZER
 
 
 def run(token_ids, splits, max_tokens=1000, stop=(), ignore_eos=False):

@@ -24,9 +24,9 @@ from flyspec.errors import (
 from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from orchestrator.front.grpc import GenerationServicer
-from tests.orchestrator.conftest import held, start_stack
+from tests.orchestrator.call_context import Taker
 from tests.orchestrator.scripted import scripted
-from tests.orchestrator.test_slow_readers import Taker
+from tests.orchestrator.stacks import held, start_stack
 
 PROMPT = "The cat sat on the mat"
 EXACT = Rule("exact")

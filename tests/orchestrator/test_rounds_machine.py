@@ -24,7 +24,7 @@ from orchestrator.generation.pace import FixedPace, NextRound, Pace, RepeatedPac
 from orchestrator.generation.window import Hide, Show
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.reference import replay
-from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import EOS, World
 
 MAX_ROUNDS = 3000

@@ -7,7 +7,7 @@ import pytest
 from flyspec.client import GenerateOptions
 from flyspec.config import served_name
 from flyspec.errors import InvalidArgumentError
-from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.stacks import start_stack
 
 
 @pytest.mark.parametrize(("given", "name"), [("", "target"), ("team/fast-1", "team/fast-1")])

@@ -12,11 +12,13 @@ from flyspec.client import AdminClient, Client, GenerateOptions, Started
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ResourceExhaustedError
 from flyspec.rules import Rule
+from flyspec.values.rounds import VerifyOpen
 from flyspec.values.sessions import SessionStatus
+from flyspec.values.tokens import SamplingParams
 from orchestrator.admission.admission import Admission
 from orchestrator.admission.waits import HoldTimes
 from orchestrator.server import Orchestrator
-from tests.orchestrator.conftest import start_stack
+from tests.orchestrator.stacks import start_stack
 from tests.waiting import idle, until
 from verify_service.slot_queue import SlotQueue
 
@@ -169,6 +171,12 @@ async def test_an_orchestrator_alone_keeps_its_queue_to_itself():
 # --- over gRPC, with a model -------------------------------------------------------------------
 
 
+def taken(engine, orchestrator_id: str):
+    """A session of another orchestrator."""
+    open_ = VerifyOpen([0], 1, Rule("exact"), SamplingParams(), 0, orchestrator_id=orchestrator_id)
+    return engine.open(open_)
+
+
 class Reader:
     """A generation of which only the first event is read until the test continues it."""
 
@@ -201,7 +209,7 @@ async def test_two_orchestrators_share_four_slots(model_dirs):
         for replica in other.fleet.targets.replicas:
             replica.service.orchestrator_id = "other"  # it would be a process of its own
         port, admin_port = other.ports
-        held = [engine._slots.take("other") for _ in range(SLOTS)]
+        held = [taken(engine, "other") for _ in range(SLOTS)]
         try:
             async with (
                 Client(f"127.0.0.1:{port}") as client,
@@ -211,8 +219,8 @@ async def test_two_orchestrators_share_four_slots(model_dirs):
                 await until(lambda: mine.others == SLOTS)
                 assert other.fleet.others is None
                 for _ in range(2):  # so that both know that others are there
-                    engine._slots.give_back("other")
-                    engine._slots.take("third")
+                    engine.close(held.pop(0))
+                    held.append(taken(engine, "third"))
                 await until(lambda: other.fleet.others == 2)
                 early = Reader(stack.client)
                 await until(lambda: engine.sessions.waiting == 1)
@@ -222,17 +230,15 @@ async def test_two_orchestrators_share_four_slots(model_dirs):
                     await late.task
                 assert caught.value.retry_after_s
                 assert not late.started.is_set()
-                engine._slots.give_back("third")
-                held.pop()
+                engine.close(held.pop())
                 await early.started.wait()
                 early.go_on.set()
                 await early.task
                 while held:
-                    held.pop()
-                    engine._slots.give_back("third" if len(held) == 2 else "other")
+                    engine.close(held.pop())
                 assert await idle(admin)
                 assert engine.sessions == SessionStatus(
-                    0, SLOTS, 1, engine.sessions.prefix_cache_queries,
+                    0, SLOTS, 7, engine.sessions.prefix_cache_queries,
                     engine.sessions.prefix_cache_hits,
                 )  # fmt: skip
         finally:

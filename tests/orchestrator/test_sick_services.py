@@ -18,7 +18,7 @@ from flyspec.config import OrchestratorSettings
 from flyspec.rules import Rule
 from flyspec.serving import EXIT_LOST
 from orchestrator.server import Orchestrator
-from tests.orchestrator.conftest import held, start_stack
+from tests.orchestrator.stacks import held, start_stack
 from tests.waiting import until
 
 OPTIONS = GenerateOptions(

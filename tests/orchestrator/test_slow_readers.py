@@ -13,8 +13,9 @@ from flyspec.errors import DeadlineExceededError
 from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from orchestrator.front.grpc import GenerationServicer, write
-from tests.orchestrator.conftest import slow, start_stack
+from tests.orchestrator.call_context import Taker
 from tests.orchestrator.scripted import scripted
+from tests.orchestrator.stacks import slow, start_stack
 from tests.waiting import until
 
 MESSAGE = generation_pb2.GenerateResponse(
@@ -106,38 +107,6 @@ async def test_a_client_that_reads_nothing_loses_its_slot(model_dirs):
                 await read_rest(call, sizes)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert sum(sizes) < 2 * WINDOW_BYTES  # it did not run ahead of its reader
-
-
-async def takes() -> None:
-    """Has room for everything."""
-
-
-class Taker:
-    """A call's context: its first message is read at once; `take` handles the others."""
-
-    def __init__(self, take=takes, left_s: float | None = None) -> None:
-        self.take, self.left_s = take, left_s
-        self.taken = 0
-        self.code: grpc.StatusCode | None = None
-        self.details = ""
-
-    def invocation_metadata(self) -> tuple[()]:
-        return ()
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:1"
-
-    def time_remaining(self) -> float | None:
-        return self.left_s
-
-    async def write(self, message) -> None:
-        self.taken += 1
-        if self.taken > 1:
-            await self.take()
-
-    async def abort(self, code, details, trailing_metadata=()) -> None:
-        self.code, self.details = code, details
-        raise grpc.aio.AbortError
 
 
 async def takes_nothing() -> None:

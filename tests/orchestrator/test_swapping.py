@@ -17,7 +17,7 @@ from flyspec.rules import Rule
 from flyspec.values.admin import DrafterState
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.rounds import Outcome
-from tests.orchestrator.conftest import held, start_stack
+from tests.orchestrator.stacks import held, start_stack
 
 EXACT = Rule("exact")
 PROMPT = "The cat sat on the mat, and the dog sat"

@@ -24,9 +24,9 @@ from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams import connection, verify
 from orchestrator.upstreams.proposal_checks import DrafterFaultError
 from orchestrator.upstreams.verify import GrpcVerifyUpstream
-from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import FULL, FakeDraft, Fakes, Offer, plan_of
-from tests.orchestrator.test_output import TOKENIZER
+from tests.orchestrator.stacks import start_stack
+from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import World
 from tests.waiting import until
 

@@ -13,14 +13,12 @@ import pytest
 from flyspec.client import Chunk, Completion, GenerateOptions, Retract
 from flyspec.lookup import PromptLookup
 from flyspec.values.tokens import Origin
-from tests.orchestrator.conftest import start_stack
 from tests.orchestrator.fakes import plan_of
-from tests.orchestrator.near_target import MARGIN, PROMPTS, models, near_dirs, stack
+from tests.orchestrator.near_target import MARGIN, PROMPTS
 from tests.orchestrator.reference import replay
+from tests.orchestrator.stacks import start_stack
 from tests.orchestrator.world import EOS
 from tests.tiny import CONTEXT_LENGTH
-
-__all__ = ["models", "near_dirs", "stack"]
 
 
 def look_up(tokens, count):
@@ -61,19 +59,19 @@ def generate(models, guess, prompt, k, window_size, max_tokens, **budgets):
     ],
 )
 async def test_margin_across_rounds(
-    stack, models, monkeypatch, drafter, threshold, k, window_size, budgets, least
+    near_stack, near_models, monkeypatch, drafter, threshold, k, window_size, budgets, least
 ):
-    monkeypatch.setattr(models, "threshold", threshold)
-    guess = models.guess if drafter == "model" else look_up
+    monkeypatch.setattr(near_models, "threshold", threshold)
+    guess = near_models.guess if drafter == "model" else look_up
     rule = replace(MARGIN, fly_window_size=window_size, margin_threshold=threshold)
     options = GenerateOptions(
         rule=rule, drafter=drafter, num_speculative_tokens=k, max_tokens=50, **budgets
     )
     rollbacks = loose = 0
     for prompt in PROMPTS:
-        generation = await stack.client.complete(prompt, options)
+        generation = await near_stack.client.complete(prompt, options)
         output, whole, history = generate(
-            models, guess, generation.started.prompt_token_ids, k, window_size, 50, **budgets
+            near_models, guess, generation.started.prompt_token_ids, k, window_size, 50, **budgets
         )
         assert generation.token_ids == output
         ours = [Origin.EXACT_MODEL if o is Origin.EXACT_LOOKUP else o for o in generation.origins]
@@ -92,7 +90,7 @@ async def test_margin_across_rounds(
         loose += metrics.num_loose_tokens
     print(f"{rollbacks} rollbacks, {loose} loose tokens")
     assert (rollbacks >= least[0], loose >= least[1]) == (True, True)
-    assert await stack.idle()
+    assert await near_stack.idle()
 
 
 async def test_a_target_restarted_in_an_open_window_goes_on(near_dirs):
@@ -116,28 +114,28 @@ async def test_a_target_restarted_in_an_open_window_goes_on(near_dirs):
         assert restarts > 2
 
 
-async def test_many_windows_at_once_are_each_as_alone(stack):
+async def test_many_windows_at_once_are_each_as_alone(near_stack):
     rules = [replace(MARGIN, fly_window_size=w) for w in (1, 3, 6)]
 
     async def one(index):
         options = GenerateOptions(
             rule=rules[index % 3], num_speculative_tokens=4, max_tokens=40, eager=index % 2 == 0
         )
-        return await stack.client.complete(PROMPTS[index % 5], options)
+        return await near_stack.client.complete(PROMPTS[index % 5], options)
 
     alone = [await one(index) for index in range(12)]
     together = await asyncio.gather(*(one(index) for index in range(12)))
     assert [g.token_ids for g in together] == [g.token_ids for g in alone]
     assert [g.text for g in together] == [g.text for g in alone]
-    assert await stack.idle()
+    assert await near_stack.idle()
 
 
-async def test_eager_over_the_wire(stack):
+async def test_eager_over_the_wire(near_stack):
     rule = replace(MARGIN, fly_window_size=6)
     options = GenerateOptions(rule=rule, num_speculative_tokens=4, max_tokens=50)
     retracts = 0
     for prompt in PROMPTS:
-        calm = [e async for e in stack.client.generate(prompt, options)]
+        calm = [e async for e in near_stack.client.generate(prompt, options)]
         assert not any(isinstance(e, Retract) for e in calm)
         final = 0
         for event in calm:
@@ -146,7 +144,7 @@ async def test_eager_over_the_wire(stack):
                 assert event.num_final_tokens == final
         tokens: list[int] = []
         data = b""
-        async for event in stack.client.generate(prompt, replace(options, eager=True)):
+        async for event in near_stack.client.generate(prompt, replace(options, eager=True)):
             if isinstance(event, Retract):
                 retracts += 1
                 del tokens[event.output_token_index :]

@@ -5,7 +5,13 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict, VerifyRound
+from flyspec.values.rounds import (
+    Decision,
+    OpenWindow,
+    Outcome,
+    Verdict,
+    VerifyRound,
+)
 from flyspec.values.tokens import TokenLogprobs
 
 EOS = 1
@@ -131,3 +137,13 @@ def judge(world: World, prefix, round_: VerifyRound, window_size: int) -> Verdic
     if window is not None and (ended or bonus == EOS):
         return fail()
     return verdict(start + len(accepted), bonus, window)
+
+
+GOOD = World(agreement=1.0, tolerance=0.0, eos_share=0.0)
+
+
+def text_of(world: World, plan) -> list[int]:
+    tokens = list(plan.prompt_token_ids)
+    for _ in range(plan.max_tokens):
+        tokens.append(world.own(tokens))
+    return tokens[len(plan.prompt_token_ids) :]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from rule_case import Case, Expected, Open, drafted, own_tokens, processed, setting
-from rule_definitions import (
+
+from tests.rules.rule_case import Case, Expected, Open, drafted, own_tokens, processed, setting
+from tests.rules.rule_definitions import (
     buckets,
     divergence,
     entropy,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from rule_definitions import first_argmax, gumbel, probabilities
+
+from tests.rules.rule_definitions import first_argmax, gumbel, probabilities
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "exact": {},

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from restatement import restate
-from rule_case import Case, Expected, Open, drafted, own_tokens, perturbed, setting
-from rule_drafts import draw_distributions, draw_from_distributions
 
 from flyspec.engine.model import History
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.rules.resolve import resolve_rule
 from flyspec.values.rounds import Budget, OpenWindow
 from flyspec.values.tokens import SamplingParams
+from tests.rules.restatement import restate
+from tests.rules.rule_case import Case, Expected, Open, drafted, own_tokens, perturbed, setting
+from tests.rules.rule_drafts import draw_distributions, draw_from_distributions
 from verify_service.rules.observe import Round
 from verify_service.rules.presets import compose
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from functools import cache
 
-from rule_case import Case, Expected, Open
-from rule_cases import arguments, cases
-
 from flyspec.values.rounds import OpenWindow, Outcome, Verdict
+from tests.rules.rule_case import Case, Expected, Open
+from tests.rules.rule_cases import arguments, cases
 from verify_service.rules import judge
 
 

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import torch
-from rule_case import Case, own_tokens, processed, setting
-from rule_definitions import probabilities
 
 from flyspec.engine.distributions import Distributions
+from tests.rules.rule_case import Case, own_tokens, processed, setting
+from tests.rules.rule_definitions import probabilities
 
 
 def draw_q(case: Case, rng: random.Random, gen: np.random.Generator, j: int) -> np.ndarray:

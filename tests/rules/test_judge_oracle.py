@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from rule_case import Case, Expected
-from rule_cases import arguments
-from rule_comparison import differences, first_cases, run
 
 from flyspec.engine.distributions import Distributions
 from flyspec.values.rounds import Decision, Outcome
+from tests.rules.rule_case import Case, Expected
+from tests.rules.rule_cases import arguments
+from tests.rules.rule_comparison import differences, first_cases, run
 from verify_service.rules import judge, observe, readings, speculative_sampling
 from verify_service.rules.criteria import Criterion, divergence
 from verify_service.rules.criteria.divergence import DivergenceBelow, ReversedDivergence

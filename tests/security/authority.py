@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -115,3 +117,15 @@ def flags(pair: Pair, authority: Authority | None) -> tuple[str, ...]:
     """Settings of a service."""
     found = ("--ssl-certfile", pair.certfile, "--ssl-keyfile", pair.keyfile)
     return (*found, "--ssl-ca-certs", authority.file) if authority else found
+
+
+def replace_files(pair, other) -> None:
+    """Write another certificate into the files of a pair, as a tool would, one after the other."""
+    shutil.copyfile(other.certfile, pair.certfile)
+    shutil.copyfile(other.keyfile, pair.keyfile)
+
+
+def unchecked(authority, pair) -> grpc.ChannelCredentials:
+    """What a client makes of files that it does not look at."""
+    contents = [Path(name).read_bytes() for name in (authority.file, pair.keyfile, pair.certfile)]
+    return grpc.ssl_channel_credentials(*contents)

@@ -22,7 +22,7 @@ from flyspec.errors import (
 from flyspec.security import ApiKey, Scope
 from flyspec.security.keys import entry_of, new_key
 from tests.observability.scraping import settled
-from tests.orchestrator.conftest import model_dirs, start_stack  # noqa: F401 (a fixture)
+from tests.orchestrator.stacks import start_stack
 
 SHORT = GenerateOptions(max_tokens=4)
 LONG = GenerateOptions(max_tokens=500, ignore_eos=True, num_speculative_tokens=2)
@@ -59,18 +59,18 @@ class Keys:
 
 
 @asynccontextmanager
-async def keyed_stack(model_dirs, file, **options):  # noqa: F811
+async def keyed_stack(model_dirs, file, **options):
     keys = Keys(file)
     keys.add("team")
     keys.add("operator", {Scope.ADMIN})
     async with start_stack(model_dirs, api_keys_file=str(file), **options) as running:
         keys.address, keys.admin_address = running.client.address, running.admin.address
-        keys.registry = running.orchestrator._telemetry.registry
+        keys.registry = running.registry
         yield keys
 
 
 @pytest.fixture(scope="module")
-async def keys(model_dirs, tmp_path_factory):  # noqa: F811
+async def keys(model_dirs, tmp_path_factory):
     async with keyed_stack(model_dirs, tmp_path_factory.mktemp("keys") / "keys.toml") as found:
         yield found
 
@@ -196,7 +196,7 @@ async def test_a_key_has_limits_of_its_own_and_says_when_to_come_back(keys):
             await client.complete("a", GenerateOptions(max_tokens=50))
 
 
-async def test_the_settings_limit_keys_that_have_no_limit_of_their_own(model_dirs, tmp_path):  # noqa: F811
+async def test_the_settings_limit_keys_that_have_no_limit_of_their_own(model_dirs, tmp_path):
     options = {"max_requests_per_minute_per_client": 1}
     async with keyed_stack(model_dirs, tmp_path / "keys.toml", **options) as found:
         found.add("fast", max_requests_per_minute=1000)

@@ -10,7 +10,7 @@ import grpc
 
 from flyspec import rpc
 from flyspec.security import ChannelSecurity
-from tests.security.authority import Authority, files
+from tests.security.authority import Authority, files, replace_files
 from tests.security.ports import STREAM, listening
 from tests.waiting import until
 
@@ -61,12 +61,6 @@ async def served(address: str, link_files) -> str:
     return subject[0][0][1]
 
 
-def replace(pair, other) -> None:
-    """Write another certificate into the files of a pair, as a tool would, one after the other."""
-    shutil.copyfile(other.certfile, pair.certfile)
-    shutil.copyfile(other.keyfile, pair.keyfile)
-
-
 async def test_no_stream_ends_when_both_sides_get_new_certificates(ours):
     server, client = ours.server(), ours.pair("client")
     server_files, client_files = files(server, ours), files(client, ours)
@@ -76,8 +70,8 @@ async def test_no_stream_ends_when_both_sides_get_new_certificates(ours):
         readers = [Reader(link) for _ in range(STREAMS)]
         for step in range(5):
             await asyncio.sleep(0.1)
-            replace(server, ours.server(f"server-{step}"))
-            replace(client, ours.pair(f"client-{step}"))
+            replace_files(server, ours.server(f"server-{step}"))
+            replace_files(client, ours.pair(f"client-{step}"))
             readers += [Reader(link) for _ in range(STREAMS // 4)]
             assert await served(address, client_files) == f"server-{step}"
         assert link.channel is not first
@@ -97,8 +91,8 @@ async def test_another_authority_is_taken_up_and_the_old_one_no_longer_trusted(o
         following = Authority(tmp_path / "next", "next")
         left_behind = ours.pair("left-behind")
         shutil.copyfile(following.file, ours.file)
-        replace(server, following.server())
-        replace(client, following.pair("client"))
+        replace_files(server, following.server())
+        replace_files(client, following.pair("client"))
         second = Reader(link)
         await go_on(reader, second)
         await asyncio.gather(reader.end(), second.end())
@@ -117,7 +111,7 @@ async def test_files_that_are_not_whole_yet_change_nothing(ours, others):
     async with listening(files(server, ours)) as address:
         shutil.copyfile(others.server("half").certfile, server.certfile)
         assert await served(address, client_files) == "server"
-        replace(server, ours.server("whole"))
+        replace_files(server, ours.server("whole"))
         assert await served(address, client_files) == "whole"
 
 

@@ -23,9 +23,15 @@ from flyspec.rules import Rule
 from flyspec.security import ApiKey, ChannelSecurity, Scope
 from flyspec.security.keys import entry_of, new_key
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
-from tests.security.authority import DAY, Authority, credentials, files, flags
-from tests.security.test_rotation import replace
-from tests.security.test_tls import unchecked
+from tests.security.authority import (
+    DAY,
+    Authority,
+    credentials,
+    files,
+    flags,
+    replace_files,
+    unchecked,
+)
 from tests.tiny import make_model
 from tests.waiting import until
 
@@ -196,8 +202,8 @@ async def test_new_certificates_on_all_sides_under_load_drop_no_stream(secure):
         running = [asyncio.create_task(client.complete("the cat", EXACT)) for _ in range(8)]
         for step in range(4):
             await asyncio.sleep(0.15)
-            replace(secure.service, secure.ours.server(f"service-{step}"))
-            replace(
+            replace_files(secure.service, secure.ours.server(f"service-{step}"))
+            replace_files(
                 secure.orchestrator,
                 secure.ours.pair("orchestrator", "localhost", "127.0.0.1", stem=f"new-{step}"),
             )

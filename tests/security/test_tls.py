@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import grpc
 import pytest
 
@@ -15,7 +13,7 @@ from flyspec.rpc.gate import Gate
 from flyspec.security import ChannelSecurity
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.upstreams.connector import GrpcConnector
-from tests.security.authority import DAY, credentials, files
+from tests.security.authority import DAY, credentials, files, unchecked
 from tests.security.ports import STREAM, listening
 
 
@@ -29,12 +27,6 @@ async def refused(address: str, given: Credentials) -> str:
     with pytest.raises(UnavailableError) as caught:
         await health(address, given)
     return str(caught.value)
-
-
-def unchecked(authority, pair) -> grpc.ChannelCredentials:
-    """A client's credentials, from files it does not check."""
-    contents = [Path(name).read_bytes() for name in (authority.file, pair.keyfile, pair.certfile)]
-    return grpc.ssl_channel_credentials(*contents)
 
 
 async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_nobody_gets_in(

@@ -34,8 +34,8 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
-from tests.plain_tokens import one_by_one
 from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
+from tests.verify_service.sessions import answers
 from tests.waiting import until
 from verify_service.engine import VerifyEngine
 
@@ -107,17 +107,6 @@ async def running(
     finally:
         runner.open_gate()
         await asyncio.to_thread(engine.stop)
-
-
-async def answers(engine, session, round_, distributions=()) -> list[Verdict]:
-    """Return a round's verdicts, per token in plain decoding; raise what ended it."""
-    inbox, result = engine.submit(session, round_, distributions), []
-    while not result or not result[-1].last:
-        answer = await asyncio.wait_for(inbox.get(), 120)
-        if isinstance(answer, Exception):
-            raise answer
-        result += one_by_one([answer])
-    return result
 
 
 async def no_sessions(engine, runner):

@@ -7,9 +7,9 @@ import random
 import statistics
 
 import pytest
-from crowd import Member, no_sessions, running
 
 from flyspec.engine.scheduler import StepBudget
+from tests.verify_service.crowd import Member, no_sessions, running
 
 SMALL = StepBudget(max_tokens=160, prefill_chunk=24)
 

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from crowd import EXACT, CountingRunner, Record, answers, no_sessions, running
 
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ModelFailureError, ResourceExhaustedError, UnavailableError
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from tests.verify_service.crowd import EXACT, CountingRunner, Record, no_sessions, running
+from tests.verify_service.sessions import answers
 from tests.waiting import until
 
 POISON = [2, 2]
@@ -131,7 +132,7 @@ async def test_a_step_that_fails_fails_one_session(target_dir):
 async def test_logits_that_are_not_finite_are_no_verdict(target_dir, drafts):
     async with running(target_dir, 4) as (engine, runner):
         prefix = some_tokens(40, 1)
-        weights = runner._model.model.norm.weight
+        weights = runner.model.model.norm.weight
         well = weights.detach().clone()
         session = engine.open(opening(prefix))
         await answers(engine, session, VerifyRound(1, 40, [], drafts))
@@ -261,8 +262,9 @@ async def test_rounds_that_the_end_meets_are_told_so(target_dir):
         session = engine.open(opening(some_tokens(9, 1)))
         inbox = engine.submit(session, VerifyRound(1, 9, [], [], max_plain_tokens=50))
         await runner.at_gate(1)
+        waiting = engine.waiting
         stop = asyncio.create_task(asyncio.to_thread(engine.stop))
-        await until(lambda: engine._inbox.qsize())  # it is told, behind the gate
+        await until(lambda: engine.waiting > waiting)  # it is told, behind the gate
         runner.open_gate()
         await stop
         told = [inbox.get_nowait() for _ in range(inbox.qsize())]

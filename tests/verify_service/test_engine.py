@@ -16,26 +16,7 @@ from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
-from tests.plain_tokens import one_by_one
-
-GREEDY = SamplingParams()
-EXACT = Rule("exact")
-PROMPT = [0, 17, 45, 120, 33, 250, 91, 14]
-
-
-def opening(tokens, rule=EXACT, sampling=GREEDY, seed=0):
-    return VerifyOpen(tokens, len(tokens), rule, sampling, seed)
-
-
-async def answers(engine, session, round_):
-    inbox, result = engine.submit(session, round_), []
-    while True:
-        answer = await asyncio.wait_for(inbox.get(), 120)
-        if isinstance(answer, Exception):
-            raise answer
-        result += one_by_one([answer])
-        if answer.last:
-            return result
+from tests.verify_service.sessions import EXACT, GREEDY, PROMPT, answers, opening
 
 
 async def speculate(engine, session, sequence, num_tokens, propose):

@@ -11,7 +11,6 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from test_service import PROMPT, drained, open_message, round_message, status_of
 
 from bench.fuzz.services import VerifyTarget
 from flyspec import rpc, wire
@@ -24,6 +23,7 @@ from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from tests.hostile import fuzz, logged
+from tests.verify_service.sessions import HELD, drained, open_message, round_message, status_of
 from tests.waiting import until
 from verify_service.engine import VerifyEngine
 from verify_service.server import SERVICE_NAME
@@ -114,7 +114,7 @@ async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
 
 
 def numbered(round_id, **fields):
-    return wire.encode(VerifyRound(round_id, len(PROMPT), [], [7], **fields))
+    return wire.encode(VerifyRound(round_id, HELD, [], [7], **fields))
 
 
 @pytest.mark.parametrize("ids", [(5, 5), (5, 4), (5, 0), (2**64 - 1, 1)])
@@ -136,7 +136,7 @@ def halves(*values):
 
 
 def sent(log_probs, token_ids=()):
-    piece = DraftDistributions(1, len(PROMPT), [TokenDistribution(log_probs, token_ids)])
+    piece = DraftDistributions(1, HELD, [TokenDistribution(log_probs, token_ids)])
     return wire.encode(piece)
 
 
@@ -168,7 +168,7 @@ async def test_distributions_are_looked_at_as_they_come(service, engine, rule, m
 
 def with_round(**fields):
     return verify_pb2.VerifyRequest(
-        round=verify_pb2.VerifyRound(round_id=1, keep_length=len(PROMPT), **fields)
+        round=verify_pb2.VerifyRound(round_id=1, keep_length=HELD, **fields)
     )
 
 
@@ -210,7 +210,7 @@ async def test_a_client_that_does_not_read_loses_its_session(engine, loaded):
             opening.open.logprobs = 20
             await call.write(opening)
             for round_id in range(1, 200):
-                round_ = VerifyRound(round_id, len(PROMPT), [], [], max_plain_tokens=64)
+                round_ = VerifyRound(round_id, HELD, [], [], max_plain_tokens=64)
                 await call.write(wire.encode(round_))
             assert await drained(engine)
             code, details = await status_of(call)

@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import grpc
 import pytest
 
 from flyspec import wire
-from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import verify_pb2
 from flyspec.values.admin import VerifyServiceInfo
-from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
-from flyspec.values.tokens import SamplingParams
+from flyspec.values.rounds import Verdict
+from tests.verify_service.sessions import HELD, drained, open_message, round_message, status_of
 from tests.waiting import until
-
-PROMPT = [0, 17, 45, 120]
-HELD = len(PROMPT)
-
-
-def open_message(token_ids=PROMPT, rule="exact", **changes):
-    return wire.encode(
-        VerifyOpen(token_ids, len(token_ids), Rule(rule, **changes), SamplingParams(), 1)
-    )
 
 
 def owned_message(orchestrator_id):
     message = open_message()
     message.open.orchestrator_id = orchestrator_id
     return message
-
-
-def round_message(drafts=(), keep=HELD, plain=1):
-    return wire.encode(VerifyRound(1, keep, [], drafts, max_plain_tokens=plain))
-
-
-async def status_of(call):
-    """Read to the end; (code, message)."""
-    with contextlib.suppress(grpc.aio.AioRpcError):
-        while await call.read() is not grpc.aio.EOF:
-            pass
-    return await call.code(), await call.details()
-
-
-async def drained(engine):
-    """Wait until it has no session."""
-    return await until(lambda: engine.sessions.active == 0)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import SamplingParams, TokenDistribution
-from tests.verify_service.test_engine import GREEDY, PROMPT, answers, opening
-from tests.verify_service.test_service import open_message, status_of
+from tests.verify_service.sessions import GREEDY, PROMPT, open_message, opening, status_of
+from tests.verify_service.test_engine import answers
 
 ANY = Rule("random", random_acceptance=1.0, fly_window_size=3)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.service import Child
+from flyspec.cli.stack import Stack
 from flyspec.client import (
     AdminClient,
     Chat,
@@ -26,24 +26,10 @@ from flyspec.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO
 from flyspec.values.tokens import Origin, SamplingParams
-from tests.tiny import make_model
 from tests.waiting import idle
 
 LONG = GenerateOptions(max_tokens=200, ignore_eos=True, num_speculative_tokens=2)
 SHORT = GenerateOptions(max_tokens=6)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> StackOptions:
-    folder = tmp_path_factory.mktemp("models")
-    target, draft = (make_model(folder / n, seed=i) for i, n in enumerate(("target", "draft")))
-    return StackOptions(model=str(target), draft_model=str(draft))
-
-
-@pytest.fixture(scope="module")
-async def stack(models: StackOptions) -> AsyncIterator[Stack]:
-    async with Stack(models) as running:
-        yield running
 
 
 @pytest.fixture
@@ -171,14 +157,19 @@ async def test_a_server_that_does_not_answer() -> None:
                 await client.check_health(timeout_s=0.3)
 
 
-async def test_losing_the_server_in_mid_stream(models: StackOptions) -> None:
-    async with Stack(models) as stack, Client(stack.address) as client:
+async def test_losing_the_server_in_mid_stream(stack: Stack) -> None:
+    services = ["--verify-address", stack.verify_address, "--draft-address", stack.draft_address]
+    flags = [*services, "--port", "0", "--admin-port", "0", "--metrics-port", "-1"]
+    server = await Child.start("orchestrator", "orchestrator", flags, 1, lambda _: None)
+    await server.ready()
+    async with Client(f"127.0.0.1:{server.facts['port']}") as client:
         events = client.generate("the cat", LONG)
         await anext(events)
-        os.kill(stack.services["orchestrator"].pid, signal.SIGKILL)
+        server.send(signal.SIGKILL)
         with pytest.raises(UnavailableError, match="lost the server at 127"):
             async for _ in events:
                 pass
+    await server.ended()
 
 
 def test_metrics_without_drafts() -> None:

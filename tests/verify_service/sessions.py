@@ -1,0 +1,59 @@
+"""Sessions of a verify engine, asked directly and over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc
+
+from flyspec import wire
+from flyspec.rules import Rule
+from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
+from tests.plain_tokens import one_by_one
+from tests.waiting import until
+
+GREEDY = SamplingParams()
+EXACT = Rule("exact")
+PROMPT = [0, 17, 45, 120, 33, 250, 91, 14]
+SHORT_PROMPT = PROMPT[:4]
+HELD = len(SHORT_PROMPT)
+
+
+def opening(tokens, rule=EXACT, sampling=GREEDY, seed=0):
+    return VerifyOpen(tokens, len(tokens), rule, sampling, seed)
+
+
+async def answers(engine, session, round_, distributions=()) -> list[Verdict]:
+    """All that is said of a round, token by token if decoded plainly; raises what ended it."""
+    inbox, result = engine.submit(session, round_, distributions), []
+    while not result or not result[-1].last:
+        answer = await asyncio.wait_for(inbox.get(), 120)
+        if isinstance(answer, Exception):
+            raise answer
+        result += one_by_one([answer])
+    return result
+
+
+def open_message(token_ids=SHORT_PROMPT, rule="exact", **changes):
+    return wire.encode(
+        VerifyOpen(token_ids, len(token_ids), Rule(rule, **changes), SamplingParams(), 1)
+    )
+
+
+def round_message(drafts=(), keep=HELD, plain=1):
+    return wire.encode(VerifyRound(1, keep, [], drafts, max_plain_tokens=plain))
+
+
+async def status_of(call):
+    """Read to the end; (code, message)."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    return await call.code(), await call.details()
+
+
+async def drained(engine):
+    """Wait until it has no session."""
+    return await until(lambda: engine.sessions.active == 0)
