@@ -17,7 +17,7 @@ settings.load_profile("flyspec")
 
 @pytest.fixture(scope="session")
 def model_dirs(tmp_path_factory):
-    """A target and a draft of one tokenizer; random, yet agreeing now and then."""
+    """A random target and draft model with one tokenizer that sometimes agree."""
     from tests.tiny import make_model  # torch, which few tests of a file alone need
 
     base = tmp_path_factory.mktemp("models")

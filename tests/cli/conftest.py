@@ -1,4 +1,4 @@
-"""A tiny pair, and a stack of it in processes of its own that all tests here share."""
+"""A tiny pair, and a stack of it in separate processes, shared by all tests here."""
 
 from __future__ import annotations
 

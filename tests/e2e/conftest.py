@@ -1,4 +1,4 @@
-"""The installation under test: the bundled models, started once for all tests here, or --address."""
+"""The tests of a whole stack: started here, or one that serves at `--address`."""
 
 from __future__ import annotations
 

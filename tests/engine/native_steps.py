@@ -48,7 +48,7 @@ def compiler_flags(name: str) -> list[str]:
 
 
 def installed(name: str) -> Path | None:
-    """The step that was compiled with the installation, if nothing has changed since."""
+    """The step compiled at installation, if nothing has changed since."""
     changed = max(path.stat().st_mtime for path in (SOURCE, TEAM, ROOT / "pyproject.toml"))
     steps = SOURCE.parent.glob(f"step_{name}.*so")
     return next((path for path in steps if path.stat().st_mtime > changed), None)
@@ -56,7 +56,7 @@ def installed(name: str) -> Path | None:
 
 @lru_cache
 def compiled(name: str) -> Library:
-    """The step of an instruction set, compiled where it is not yet."""
+    """The step for an instruction set, compiled if necessary."""
     if path := installed(name):
         return library.load(name, path)
     emulated = name == EMULATED

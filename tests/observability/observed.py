@@ -1,4 +1,4 @@
-"""A stack whose metrics, logs and spans a test reads."""
+"""A stack whose metrics, logs and spans tests can read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Observed:
         return await until(rests)
 
     async def since(self, before: dict[str, Scrape], num_requests: int) -> Scrape:
-        """What so many requests added to the orchestrator's metrics."""
+        """What these requests added to the orchestrator's metrics."""
         added = (await self.at_rest())["orchestrator"].since(before["orchestrator"])
         assert added.total("flyspec_requests_total") == num_requests
         return added

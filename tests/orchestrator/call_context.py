@@ -1,4 +1,4 @@
-"""The context of a call that came through no port."""
+"""The context of a call that did not come through a port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ async def takes() -> None:
 
 
 class Taker:
-    """A call's context: its first message is taken, `take` does what becomes of the others."""
+    """A call's context: its first message is read at once; `take` handles the others."""
 
     def __init__(self, take=takes, left_s: float | None = None) -> None:
         self.take, self.left_s = take, left_s

@@ -1,4 +1,4 @@
-"""A clock that a test sets."""
+"""A clock set by the test."""
 
 from __future__ import annotations
 

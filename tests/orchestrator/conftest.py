@@ -1,4 +1,4 @@
-"""A stack that all tests here share, and what it must say."""
+"""A stack shared by all tests here, and its expected output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def greedy(model_dirs):
 
 @pytest.fixture(scope="session")
 def near_dirs(model_dirs, tmp_path_factory):
-    """A target and its drafter: the target with noise on its weights, right three times in four."""
+    """A target, and as drafter the same with noisy weights, right three times in four."""
     directory = tmp_path_factory.mktemp("near")
     loaded = load_model(model_dirs[0], "cpu", "float64")
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""A target and a drafter that is nearly it, as functions of the prefix."""
+"""A target and a drafter close to it, as functions of the prefix."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Stack:
 
 @contextmanager
 def held(*stacks: Stack):
-    """The targets begin no step in the block: what they generate does not end."""
+    """No target begins a step in the block, so generations do not end."""
     go = threading.Event()
 
     def waiting(forward):
@@ -80,7 +80,7 @@ def held(*stacks: Stack):
 
 
 def slow(stack: Stack) -> None:
-    """Let every step of the target take a while."""
+    """Make every step of the target slow."""
     runner = stack.verify_engine.model
     forward = runner.forward
 
@@ -186,7 +186,7 @@ async def orchestrator_over(*stacks, **options):
 
 
 async def until_ready(admin, number: int) -> None:
-    """Wait until so many targets can be used."""
+    """Wait until that many targets are usable."""
 
     async def are_ready() -> bool:
         return sum(target.ready for target in (await admin.status()).targets) == number

@@ -51,7 +51,7 @@ async def test_rounds_without_distributions_are_small(near_stack):
 
 
 async def test_distributions_travel_and_are_counted(near_stack, greedy):
-    """T = 0 accepts matches alone: the whole vocabulary and the top k, one half float a token."""
+    """T = 0 accepts only matches: the whole vocabulary and the top k, one half float per token."""
     prompt = PROMPTS[0]
     for top_k, size in ((0, 2 * 400), (50, 2 * 50 + 2 * 50)):
         rule = Rule("fuzzy", divergence_threshold=0.0, divergence_top_k=top_k)
@@ -87,7 +87,7 @@ async def test_rejection_repeats_with_its_seed_and_survives_a_lost_target(near_d
 
 
 async def test_a_loop_turns_the_rest_exact(near_stack, near_models):
-    """Prompt lookup, everything accepted: the text copies itself until the guard steps in."""
+    """Prompt lookup with everything accepted: the text copies itself until the guard intervenes."""
     rule = Rule("random", random_acceptance=1.0, fly_window_size=0)
     options = GenerateOptions(
         rule=rule, drafter="prompt_lookup", num_speculative_tokens=60, max_tokens=150

@@ -71,7 +71,7 @@ async def test_exact_and_undrafted_texts_have_no_twins(model_dirs):
 
 
 async def test_what_is_loosened_in_silence_is_a_violation(model_dirs, monkeypatch):
-    """A target that takes another token than its own, and does not say so."""
+    """A target that accepts a token other than its own without reporting it."""
     async with twin_stack(model_dirs) as stack:
         decide = RoundJudge.decide
 

@@ -153,7 +153,7 @@ async def ends_in_order(running: Target) -> None:
 
 @pytest.mark.timeout(600)  # two starts, and a stream between them
 async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart(target, expected):
-    """Before and after, every text is that of one process; the second service ends in order."""
+    """Before and after, every text is that of one process; the second service exits cleanly."""
     port = free_port()
     async with serving(target, port=port) as first, client_of(port) as client:
         await generates(client, expected)

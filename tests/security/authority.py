@@ -126,6 +126,6 @@ def replace_files(pair, other) -> None:
 
 
 def unchecked(authority, pair) -> grpc.ChannelCredentials:
-    """What a client makes of files that it does not look at."""
+    """A client's credentials, from files it does not check."""
     contents = [Path(name).read_bytes() for name in (authority.file, pair.keyfile, pair.certfile)]
     return grpc.ssl_channel_credentials(*contents)

@@ -1,4 +1,4 @@
-"""Sessions of a verify engine, asked directly and over gRPC."""
+"""Sessions of a verify engine, directly and over gRPC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def opening(tokens, rule=EXACT, sampling=GREEDY, seed=0):
 
 
 async def answers(engine, session, round_, distributions=()) -> list[Verdict]:
-    """All that is said of a round, token by token if decoded plainly; raises what ended it."""
+    """Return a round's verdicts, per token in plain decoding; raise what ended it."""
     inbox, result = engine.submit(session, round_, distributions), []
     while not result or not result[-1].last:
         answer = await asyncio.wait_for(inbox.get(), 120)
