@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flyspec.cli.options import Color, ModelFlags, measuring, with_flags
+from flyspec.cli.options import Color, ModelFlags, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
+from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.rules import Rule
 from flyspec.values.generation import GenerateOptions
 
@@ -46,9 +47,9 @@ def generate(
         "Address of a running stack.", default="127.0.0.1:50050",
     )] = None,
     local: Annotated[bool, Flag("Start a stack for this command.")] = False,
-    prompt_file: measuring.PromptFiles = (),
+    prompt_file: PromptFiles = (),
     chat: Annotated[bool, Flag("Send each prompt as a user's chat message.")] = False,
-    limit: measuring.Limit = None,
+    limit: PromptLimit = None,
     concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 1,
     json: Annotated[bool, Flag("Print one JSON document per prompt.")] = False,
     color: Annotated[Color, Flag("Color tokens by their origin.")] = "auto",
@@ -118,8 +119,9 @@ async def _one(
 ) -> None:
     """Stream one generation."""
     from flyspec.cli import render
-    from flyspec.cli.runtime import error_console, print_json
+    from flyspec.cli.runtime import print_json
     from flyspec.client import Chat, Chunk, Completion, Generation, Retract, Started, Transcript
+    from flyspec.progress import error_console
 
     console = error_console()
     source = Chat.of_user(prompt.text) if chat else prompt.text
@@ -187,10 +189,9 @@ async def _many(
 ) -> None:
     """Generate for many prompts concurrently; print results in the order of the prompts."""
     from flyspec.cli import render
-    from flyspec.cli.progress import progress_bar
-    from flyspec.cli.runtime import error_console
     from flyspec.client import Chat
     from flyspec.errors import FlyspecError
+    from flyspec.progress import error_console, progress_bar
 
     console = error_console()
     gate = asyncio.Semaphore(concurrency)

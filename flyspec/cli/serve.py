@@ -46,7 +46,8 @@ def serve(
 
 async def _serve(options: StackOptions, json: bool) -> int:
     """Serve until SIGINT or SIGTERM, restarting services that die. Return exit code 0."""
-    from flyspec.cli.runtime import error_console, narrate, print_json
+    from flyspec.cli.runtime import narrate, print_json
+    from flyspec.progress import error_console
 
     console = error_console()
     stop = asyncio.Event()
@@ -85,7 +86,7 @@ async def _serve(options: StackOptions, json: bool) -> int:
 
 async def _stop(stack: Stack, again: asyncio.Event) -> None:
     """Drain and stop; a second Ctrl-C stops at once."""
-    from flyspec.cli.runtime import error_console
+    from flyspec.progress import error_console
 
     error_console().print("stopping; press Ctrl-C again to stop at once", style="dim", markup=False)
     draining = asyncio.ensure_future(stack.stop())

@@ -70,7 +70,7 @@ def test_peers_are_named() -> None:
     assert parse_peers("greedy, prompt-lookup") == ("transformers", "prompt lookup")
     assert parse_peers("all") == ("transformers", "assisted", "prompt lookup", "ensemble")
     for text in ("medusa", "greedy,greedy", "all,greedy"):
-        with pytest.raises(ConfigError, match="known are greedy, assisted"):
+        with pytest.raises(ConfigError, match="must be `all`, or of greedy, assisted"):
             parse_peers(text)
 
 

@@ -15,14 +15,15 @@ import pytest
 from rich.console import Console
 
 from flyspec.bench.conditions import Condition
-from flyspec.bench.intervals import interval
 from flyspec.bench.modes import Sample
-from flyspec.bench.prompts import Group, groups, in_turn, random_tokens, to_request
-from flyspec.bench.report import ModeReport, report, report_batches, to_document
-from flyspec.bench.speed import BatchSample, SpeedOptions, hindsight
+from flyspec.bench.options import SpeedOptions
+from flyspec.bench.prompts import groups, in_turn, random_tokens, to_request
+from flyspec.bench.report import ModeReport, report, report_batches
+from flyspec.bench.speed import BatchSample, hindsight
+from flyspec.bench.summaries import interval
 from flyspec.bench.tables import batch_table, speed_tables, worst_prompts
+from flyspec.cli.runtime import to_json
 from flyspec.errors import ConfigError
-from flyspec.prompts import Prompt
 from flyspec.rules import Rule
 from tests.tiny import make_tokenizer
 
@@ -119,10 +120,10 @@ def test_first_tokens_of_long_prompts_are_told_apart() -> None:
 def test_hindsight_takes_each_prompt_s_fastest_fixed_k() -> None:
     fly = Condition("fly", Rule("fly"))
     set_apart = Condition("exact, 2", Rule("exact"), 2)
-    options = SpeedOptions((fly, set_apart), num_speculative_tokens=("auto", 0, 4, 15))
+    options = SpeedOptions(rules=(fly, set_apart), num_speculative_tokens=("auto", 0, 4, 15))
     fixed = hindsight(options)
     assert fixed == {"fly, best fixed K": ["plain", "fly, K 4", "fly, K 15"]}
-    assert hindsight(SpeedOptions((fly,), num_speculative_tokens=("auto", 4))) == {}
+    assert hindsight(SpeedOptions(rules=(fly,), num_speculative_tokens=("auto", 4))) == {}
     samples = []
     for prompt, seconds in enumerate([(1.0, 2.0, 3.0), (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)]):
         for mode, took in zip(fixed["fly, best fixed K"], seconds, strict=True):
@@ -175,9 +176,8 @@ def test_tables_fit_and_documents_are_json() -> None:
         ]  # fmt: skip
     fixed = {"fly, best fixed K": ["fly, K 4", "fly, K 15"]}
     found = report(samples, ["transformers"], fixed)
-    document = json.loads(json.dumps(to_document(found, max_tokens=10)))
-    assert document["max_tokens"] == 10
-    assert document["groups"]["g"][2]["ratios"]["plain"]["worst_prompt"] == 2
+    document = json.loads(to_json(found))
+    assert document["g"][2]["ratios"]["plain"]["worst_prompt"] == 2
     shown = render(100, *speed_tables("g", found["g"], ["transformers"]))
     for text in ("g, 3 prompts", "1.67", "1.43-2.00", "100.0 ms", "3.33 (2.86)", "3 K 15"):
         assert text in shown
@@ -229,13 +229,10 @@ def test_random_tokens_are_drawn_by_seed_and_are_no_special_ones(tmp_path: Path)
 
 
 def test_groups_take_turns_over_the_whole_of_a_repeat() -> None:
-    def group(name: str, number: int) -> Group:
-        return Group(name, [Prompt(f"{name} {i}", "plain") for i in range(number)])
-
-    three = [group("a", 12), group("b", 4), group("c", 4)]
+    three = (12, 4, 4)
     for repeat in range(3):
         turns = in_turn(three, repeat)
-        assert sorted(turns) == [(g, i) for g, n in enumerate((12, 4, 4)) for i in range(n)]
+        assert sorted(turns) == [(g, i) for g, n in enumerate(three) for i in range(n)]
         for half in (turns[:10], turns[10:]):
             assert Counter(g for g, _ in half) == {0: 6, 1: 2, 2: 2}
     assert {in_turn(three[1:], r)[0][0] for r in range(2)} == {0, 1}

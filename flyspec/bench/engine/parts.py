@@ -1,7 +1,7 @@
-"""Where a step's time goes: attention with its masks, writes to the cache, matrix products.
+"""Parts of a step's time: attention with its masks, writes to the cache, matrix products.
 
 The functions that do them are timed one by one while a context is open. On a GPU each waits for the
-device, so that the parts are those of the device; their sum is then more than an undisturbed step.
+device, so that the parts are times on the device; their sum then exceeds an undisturbed step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flyspec.engine.slot_cache import SlotLayer
 
 @dataclass(slots=True)
 class PartTimes:
-    """Seconds. `matrix_products` are those of all linear layers, the output layer's among them."""
+    """Seconds. `matrix_products` are those of all linear layers, including the output layer."""
 
     attention: float = 0.0
     cache_write: float = 0.0
@@ -32,13 +32,13 @@ class PartTimes:
 
     @property
     def other(self) -> float:
-        """What is left: norms, rotations, activations, packing, calls."""
+        """The rest: norms, rotations, activations, packing, calls."""
         return max(0.0, self.total - self.attention - self.cache_write - self.matrix_products)
 
 
 @contextmanager
 def timed_parts(synchronize: Callable[[], None]) -> Iterator[PartTimes]:
-    """Times of what runs in this context; the caller sets `total`."""
+    """Yield the times of what runs in this context; the caller sets `total`."""
     times = PartTimes()
     timed: list[tuple[Any, str, str]] = [
         *((kind, "attend", "attention") for kind in StepAttention.__subclasses__()),

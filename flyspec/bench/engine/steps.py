@@ -1,7 +1,7 @@
-"""How fast the verify engine's forward is: a step's time, prefill, memory, what takes the time.
+"""Speed of the verify engine's forward pass: time per step, prefill, memory, parts of a step.
 
-Measured in this process over `ModelRunner.forward`, as the engine's loop calls it; judging has a
-bench of its own. Every kind of step runs in turn, in an order that rotates, before any is repeated:
+Measures `ModelRunner.forward` in this process, as the engine's loop calls it; `bench judge`
+measures judging. Every kind of step runs once, in a rotating order, before any is repeated, so that
 a machine whose speed drifts slows all of them alike. Under tensor parallelism this is rank 0.
 """
 
@@ -10,8 +10,11 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
@@ -20,46 +23,32 @@ from flyspec.bench.engine.parts import PartTimes, timed_parts
 from flyspec.bench.engine.steps_report import (
     Cell,
     EngineMemory,
-    EngineOptions,
     EngineReport,
     EngineRun,
     PrefillCost,
     StepCost,
 )
+from flyspec.bench.options import EngineOptions
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import own_context_length, read_config
 from flyspec.engine.model import Model, Step
 from flyspec.engine.parallel import weight_bytes
 from flyspec.engine.slots import Copy
 from flyspec.errors import ConfigError
+from flyspec.progress import progress
 from verify_service.ranks import Ranks, find_place, load, set_threads
 
 _FILL_CHUNK = 512
 
 
-def cells(options: EngineOptions) -> list[Cell]:
-    """Every kind of step that is measured."""
-    return [
-        Cell(batch, k, context)
-        for context in options.contexts
-        for k in options.num_speculative_tokens
-        for batch in options.batches
-    ]
-
-
-def count(options: EngineOptions) -> int:
-    """How many times `measure` calls `on_sample`."""
-    return (options.repeats + 1) * (2 * len(cells(options)) + len(options.prompt_chunks))
-
-
 def context_limit(model: str) -> int:
-    """The longest sequence that a model's configuration allows. Raises `ConfigError`."""
+    """Return the maximum sequence length in a model's configuration. Raises `ConfigError`."""
     _, config = read_config(model)
     return own_context_length(config)
 
 
 def check(options: EngineOptions) -> None:
-    """Refuse contexts that the model does not reach. Raises `ConfigError`."""
+    """Raise `ConfigError` for contexts that exceed the model's limit."""
     limit = context_limit(options.model)
     if options.slot_tokens > limit:
         raise ConfigError(
@@ -69,7 +58,7 @@ def check(options: EngineOptions) -> None:
 
 
 class Opened(NamedTuple):
-    """A runner that is warm, and the bytes of the weights: this rank's, and all ranks'."""
+    """A warmed-up runner, and the bytes of the weights: this rank's, and all ranks'."""
 
     runner: Model
     own_weights: int
@@ -78,7 +67,7 @@ class Opened(NamedTuple):
 
 @contextmanager
 def open_runner(settings: VerifySettings) -> Iterator[Opened]:
-    """The runner as the verify service builds it, with its ranks; they end with the context.
+    """Yield a runner as the verify service builds it; its ranks end with the context.
 
     Raises `ConfigError`.
     """
@@ -96,9 +85,21 @@ def open_runner(settings: VerifySettings) -> Iterator[Opened]:
             ranks.stop()
 
 
-def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None) -> EngineReport:
-    """Load the model and time everything. Raises `ConfigError`."""
+def measure(options: EngineOptions) -> EngineReport:
+    """Measure every tensor-parallel size. Raises `ConfigError`."""
     check(options)
+    sizes = options.tensor_parallel_sizes
+    if len(sizes) == 1:
+        return _measure(options, sizes[0])
+    reports = []
+    for size in sizes:  # in separate processes, since a process can join its ranks only once
+        with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+            reports.append(apart.submit(_measure, options, size).result())
+    return replace(reports[0], runs=[run for report in reports for run in report.runs])
+
+
+def _measure(options: EngineOptions, size: int) -> EngineReport:
+    """Measure one size, as rank 0."""
     settings = VerifySettings(
         model=options.model,
         device=options.device,
@@ -106,12 +107,12 @@ def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None
         threads=options.threads,
         max_sessions=max(options.batches),
         max_model_len=options.slot_tokens,
-        tensor_parallel_size=options.tensor_parallel_size,
+        tensor_parallel_size=size,
         log_level="warning",
     )
     with open_runner(settings) as opened:
         bench = _Bench(opened.runner, options)
-        bench.run(on_sample)
+        bench.run("measuring" if size == 1 else f"measuring {size} ranks")
         info, cache = opened.runner.info, opened.runner.cache
         bytes_per_token = opened.runner.bytes_per_token
         bytes_per_slot = bytes_per_token * cache.max_length
@@ -125,52 +126,54 @@ def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None
             total_weights=opened.total_weights,
         )
         run = EngineRun(
-            options.tensor_parallel_size,
-            torch.get_num_threads(),
-            bench.step_costs(),
-            bench.prefill_costs(),
-            memory,
+            size, torch.get_num_threads(), bench.step_costs(), bench.prefill_costs(), memory
         )
         return EngineReport(info.name, info.dtype, info.device, options.repeats, [run])
 
 
 class _Bench:
-    """Takes the samples of one runner; all in seconds."""
+    """Samples of one runner, all in seconds."""
 
     def __init__(self, runner: Model, options: EngineOptions) -> None:
         self._runner, self._options = runner, options
         rng = random.Random(0)
         vocab_size = runner.info.vocab_size
         self._token_ids = [rng.randrange(vocab_size) for _ in range(options.slot_tokens)]
-        self._cells = cells(options)
+        self._cells = [
+            Cell(batch, k, context)
+            for context in options.contexts
+            for k in options.num_speculative_tokens
+            for batch in options.batches
+        ]
         self._times: dict[Cell, list[float]] = {cell: [] for cell in self._cells}
         self._parts: dict[Cell, list[PartTimes]] = {cell: [] for cell in self._cells}
         self._chunks: dict[int, list[list[float]]] = {c: [] for c in options.prompt_chunks}
 
-    def run(self, on_sample: Callable[[], None]) -> None:
-        """Everything, once to warm up and then `repeats` times."""
+    def run(self, what: str) -> None:
+        """Measure everything once to warm up, then `repeats` times."""
         self._fill()
-        for repeat in range(self._options.repeats + 1):
-            kept = repeat > 0
-            turn = repeat * len(self._cells) // (self._options.repeats + 1)
-            for cell in [*self._cells[turn:], *self._cells[:turn]]:
-                steps = self._steps(cell)
-                seconds = self._time(steps)
-                on_sample()
-                with timed_parts(self._runner.synchronize) as parts:
-                    parts.total = self._time(steps)
-                on_sample()
-                if kept:
-                    self._times[cell].append(seconds)
-                    self._parts[cell].append(parts)
-            for chunk, samples in self._chunks.items():
-                times = self._prefill(chunk)
-                if kept:
-                    samples.append(times)
-                on_sample()
+        runs = self._options.repeats + 1
+        with progress(what, runs * (len(self._cells) + len(self._chunks))) as advance:
+            for repeat in range(runs):
+                kept = repeat > 0
+                turn = repeat * len(self._cells) // runs
+                for cell in [*self._cells[turn:], *self._cells[:turn]]:
+                    steps = self._steps(cell)
+                    seconds = self._time(steps)
+                    with timed_parts(self._runner.synchronize) as parts:
+                        parts.total = self._time(steps)
+                    if kept:
+                        self._times[cell].append(seconds)
+                        self._parts[cell].append(parts)
+                    advance()
+                for chunk, samples in self._chunks.items():
+                    times = self._prefill(chunk)
+                    if kept:
+                        samples.append(times)
+                    advance()
 
     def step_costs(self) -> list[StepCost]:
-        """What the samples say of every kind of step."""
+        """Summarize every kind of step."""
         costs = []
         for cell in self._cells:
             times, parts = sorted(self._times[cell]), self._parts[cell]
@@ -191,7 +194,7 @@ class _Bench:
         return costs
 
     def prefill_costs(self) -> list[PrefillCost]:
-        """What the samples say of every size of chunk."""
+        """Summarize every chunk size."""
         length = max(self._options.contexts)
         return [
             PrefillCost(
@@ -205,7 +208,7 @@ class _Bench:
         ]
 
     def _fill(self) -> None:
-        """One sequence computed, the other slots copies of it: what they hold costs the same."""
+        """Compute one sequence and copy it to the other slots; their contents do not matter."""
         length, cache = max(self._options.contexts), self._runner.cache
         for start in range(0, length, _FILL_CHUNK):
             part = self._token_ids[start : min(start + _FILL_CHUNK, length)]
@@ -213,13 +216,13 @@ class _Bench:
         cache.pending_copies += [Copy(0, slot, length) for slot in range(1, cache.num_slots)]
 
     def _steps(self, cell: Cell) -> list[Step]:
-        """A step's work: slots keep `context` tokens and go on with K + 1."""
+        """Return a step's work: each slot keeps `context` tokens and runs K + 1 more."""
         end = cell.context + cell.num_speculative_tokens + 1
         token_ids = self._token_ids[cell.context : end]
         return [Step(slot, cell.context, token_ids, len(token_ids)) for slot in range(cell.batch)]
 
     def _prefill(self, chunk: int) -> list[float]:
-        """Times of the chunks of a whole prompt."""
+        """Time the chunks of a whole prompt."""
         length = max(self._options.contexts)
         times = []
         for start in range(0, length, chunk):
