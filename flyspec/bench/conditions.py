@@ -7,6 +7,7 @@ A rule is `name`, or `name:parameter=value,parameter=value`. Rules are separated
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -22,6 +23,7 @@ T = TypeVar("T")
 PLAIN = "plain"
 ALL = "all"
 _K = "num_speculative_tokens"
+_BETWEEN_RULES = re.compile(r",(?!\s*\w+=)")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
     only it knows an operator's limits and named rules. Raises `ConfigError`.
     """
     found: list[Condition] = []
-    for spec in _split(text):
+    for spec in filter(None, map(str.strip, _BETWEEN_RULES.split(text))):
         name, _, parameters = spec.partition(":")
         if name == ALL and not parameters:
             found += ALL_CONDITIONS
@@ -157,28 +159,15 @@ def with_plain(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
     return (_PLAIN, *(c for c in conditions if c.name != PLAIN))
 
 
-def _split(text: str) -> list[str]:
-    """Split at commas, but keep a `parameter=value` with the rule before it."""
-    specs: list[str] = []
-    for piece in (part.strip() for part in text.split(",")):
-        if piece and "=" in piece and ":" not in piece:
-            if not specs or ":" not in specs[-1]:
-                raise ConfigError(
-                    f"--rules: {piece!r} does not follow a rule; write name:parameter=value, for "
-                    "example margin:margin_threshold=0.2"
-                )
-            specs[-1] += f",{piece}"
-        elif piece:
-            specs.append(piece)
-    return specs
-
-
 def _parse(spec: str, name: str, parameters: str) -> Condition:
-    if not name:
-        raise ConfigError(f"--rules: {spec!r} has no rule name before the colon")
+    if not name or "=" in name:
+        raise ConfigError(
+            f"--rules: {spec!r} has no rule name before a colon; write name:parameter=value, for "
+            "example margin:margin_threshold=0.2"
+        )
     rule = Rule(name)
     k: SpeculationLength | None = None
-    for parameter in filter(None, parameters.split(",")):
+    for parameter in filter(None, map(str.strip, parameters.split(","))):
         field, separator, value = parameter.partition("=")
         known = (_K, *PARAMETERS)
         if field not in known or not separator:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flyspec.bench.openai import OpenAIServer
-from flyspec.bench.peer_worker import PeerSetup
-from flyspec.bench.peers import PeerProcess
+from flyspec.bench.peers import PeerProcess, PeerSetup
 from flyspec.client import Chunk, Client, Completion, GenerateOptions, Prompt, Started
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule

@@ -93,8 +93,7 @@ class Padding(NamedTuple):
 
 
 _RULES = (
-    "Rules, comma-separated, with parameters as in exact,margin:margin_threshold=0.2,"
-    "fly_window_size=4."
+    "Rules, comma-separated, with parameters after a colon: exact,margin:margin_threshold=0.2."
 )
 Rules = Annotated[tuple[Condition, ...], Flag(
     _RULES, metavar="RULE,...", listed=True, read=parse_conditions,

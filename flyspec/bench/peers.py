@@ -6,7 +6,9 @@
     ensemble       assisted, and lossy: accepts a draft if the mixture of both models chooses it
 
 Each is used at its best: before anything is measured, a few prompts are tried in every data type,
-on one thread and on all, then with the other choices of the method.
+on one thread and on all, then with the other choices of the method. They run in a process of their
+own, so that neither their threads nor this interpreter's lock disturb what is measured besides;
+time is measured there, around `generate` alone.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from flyspec.bench.peer_worker import PeerAnswer, PeerSetup, answer, redirect_output
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.process import available_cores
 
@@ -33,6 +37,42 @@ DTYPES = ("float32", "bfloat16")
 ENSEMBLE_WEIGHT = 0.5
 """The target's share of the mixture with which drafts are compared."""
 _NUM_TOKENS = (4, 8, 15)
+
+
+_GENERATION_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
+                      "assistant_confidence_threshold")  # fmt: skip
+"""What transformers takes from the assistant's own configuration rather than from the call."""
+
+
+@dataclass(frozen=True)
+class PeerSetup:
+    """How a peer generates. `assistant` is the draft model's own configuration, if it drafts.
+
+    `arguments` are passed to `generate`.
+    """
+
+    dtype: str = "float32"
+    threads: int = 1
+    assistant: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = {**self.assistant, **self.arguments}
+        k, schedule, confidence = (said.pop(name, None) for name in _GENERATION_FIELDS)
+        words = [self.dtype, f"{self.threads} thread{'s' * (self.threads != 1)}"]
+        if k is not None:
+            words.append(f"K {k} {schedule}" + (f", confidence {confidence}" if confidence else ""))
+        words += [f"{name.removeprefix('assistant_')} {value}" for name, value in said.items()]
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class PeerAnswer:
+    """The output, and the seconds from the call to the first and to the last token."""
+
+    token_ids: Sequence[int]
+    seconds: float
+    first_token_s: float | None
 
 
 def _constant(k: int) -> dict[str, Any]:
@@ -99,7 +139,7 @@ class PeerProcess:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""
         work = (*self._where, setup, list(prompt_token_ids), max_tokens, ignore_eos)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, answer, *work)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _answer, *work)
         except BrokenExecutor:
             last = self._log.read_text(errors="replace").strip().splitlines()[-5:]
             raise FlyspecError(
@@ -171,7 +211,7 @@ async def peer_process(
     loop = asyncio.get_running_loop()
     with tempfile.TemporaryDirectory(prefix="flyspec-peers-") as folder:
         log = Path(folder) / "log"
-        with ProcessPoolExecutor(1, get_context("spawn"), redirect_output, (str(log),)) as pool:
+        with ProcessPoolExecutor(1, get_context("spawn"), _redirect_output, (str(log),)) as pool:
             pid = await loop.run_in_executor(pool, os.getpid)
             peer = PeerProcess(pool, pid, log, model, draft, device)
             try:
@@ -188,5 +228,65 @@ def _check_directory(what: str, directory: str) -> None:
         )
     if not (Path(directory).expanduser() / "config.json").is_file():
         raise ConfigError(
-            f"transformers needs {what}'s directory on this machine, but {directory} is none"
+            f"transformers needs {what}'s directory on this machine; {directory} is not one"
         )
+
+
+# --- in the other process ---------------------------------------------------------------------
+
+
+class _FirstToken:
+    """A streamer of transformers': it gets the prompt, then the tokens as they come."""
+
+    def __init__(self) -> None:
+        self.puts = 0
+        self.at: float | None = None
+
+    def put(self, value: Any) -> None:
+        self.puts += 1
+        if self.puts == 2:
+            self.at = time.perf_counter()
+
+    def end(self) -> None:
+        pass
+
+
+@cache
+def _model(directory: str, dtype: str, device: str) -> Any:
+    from flyspec.bench.reference import Reference
+
+    return Reference(directory, dtype, device=device)
+
+
+def _redirect_output(log: str) -> None:
+    """Send all output of this process to a file."""
+    with open(log, "wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+
+
+def _answer(
+    model: str,
+    draft: str,
+    device: str,
+    setup: PeerSetup,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    ignore_eos: bool,
+) -> PeerAnswer:
+    """Continue a prompt. `draft` is a model's directory, if the setup drafts."""
+    import torch
+
+    target = _model(model, setup.dtype, device)
+    how: dict[str, Any] = dict(setup.arguments)
+    if setup.assistant:
+        how["assistant_model"] = _model(draft, setup.dtype, device).module
+        for name in _GENERATION_FIELDS:
+            setattr(how["assistant_model"].generation_config, name, setup.assistant.get(name))
+    if torch.get_num_threads() != setup.threads:
+        torch.set_num_threads(setup.threads)
+    streamer = _FirstToken()
+    begin = time.perf_counter()
+    token_ids = target.generate(prompt_token_ids, max_tokens, ignore_eos, streamer=streamer, **how)
+    seconds = time.perf_counter() - begin
+    return PeerAnswer(token_ids, seconds, streamer.at and streamer.at - begin)

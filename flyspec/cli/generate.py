@@ -41,7 +41,7 @@ def generate(
     connection: Credentials,
     options: GenerateOptions = _DEFAULTS,
     prompts: Annotated[list[str] | None, typer.Argument(
-        metavar="[PROMPT]...", help="Prompts; '-' reads standard input as a prompt file.",
+        metavar="PROMPT", help="Prompts; '-' reads standard input as a prompt file.",
     )] = None,
     address: Annotated[str | None, Flag(
         "Address of a running stack.", default="127.0.0.1:50050",

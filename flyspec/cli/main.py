@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from importlib import import_module
 from typing import Annotated, Any
@@ -25,6 +26,9 @@ _COMMANDS = {
 """Each command's attribute in its module, and its line in the list of commands."""
 
 
+_UNBROKEN = "\u2011"  # a hyphen at which lines are not broken
+
+
 class _OnDemand(TyperGroup):
     """Imports a command when it is called; until then only its help line is known."""
 
@@ -37,8 +41,44 @@ class _OnDemand(TyperGroup):
                 alone.add_typer(found, name=name)
             else:
                 alone.command(name)(found)
-            self.commands[name] = get_group(alone).commands[name]
+            self.commands[name] = _with_plain_help(get_group(alone).commands[name])
         return super().resolve_command(ctx, args)
+
+
+def _with_plain_help(command: Any) -> Any:
+    """Let a command and its subcommands show help in sections, with names in full."""
+    subcommands = getattr(command, "commands", {})
+
+    def format_options(ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in command.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record is not None:
+                names, text = (_in_plain_words(part) for part in record)
+                section = parameter.rich_help_panel or kind
+                sections.setdefault(section, []).append((names, text))
+        for name, records in sections.items():
+            if records:
+                with formatter.section(name):
+                    formatter.write_dl(records)
+        formatter.buffer[:] = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
+        if subcommands:
+            command.format_commands(ctx, formatter)
+
+    command.rich_markup_mode = None
+    command.format_options = format_options
+    for subcommand in subcommands.values():
+        _with_plain_help(subcommand)
+    return command
+
+
+def _in_plain_words(text: str) -> str:
+    """Rewrite typer's notation of types, defaults and minimums; keep names of flags unbroken."""
+    text = re.sub(r"<(?:list\[)?(int|float|str)\b[^>]*>", r"<\1>", text)
+    text = re.sub(r"default: \((.+)\)(?=; x>=|\]$)", r"default: \1", text)
+    text = re.sub(r"\bx>=(\d+)", r"minimum: \1", text)
+    return re.sub(r"--[a-z-]+", lambda flag: flag[0].replace("-", _UNBROKEN), text)
 
 
 app = typer.Typer(

@@ -273,7 +273,7 @@ def test_all_is_every_preset_and_plain_decoding_comes_first() -> None:
     [
         ("", "names no rule"),
         ("fly,fly", "names 'fly' twice"),
-        ("fly,fly_window_size=4", "'fly_window_size=4' does not follow a rule"),
+        ("fly,fly_window_size=4", "no rule name before a colon"),
         ("margin:threshold=1", "parameters are num_speculative_tokens, fly_window_size"),
         ("margin:margin_threshold", "must be PARAMETER=VALUE"),
         ("margin:margin_threshold=x", "margin_threshold must be a number, got 'x'"),

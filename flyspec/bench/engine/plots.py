@@ -46,25 +46,25 @@ def plot_throughput(reports: Sequence[LevelReport], path: Path) -> None:
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        left.plot(numbers, [r.tokens_per_second for r in reports], "o-", color=BLUE,
-                  label="concurrent")  # fmt: skip
-        left.plot(numbers, [r.sequential_tokens_per_second for r in reports], "s--",
-                  color=ORANGE, label="sequential")  # fmt: skip
+        for ax, values, form, colour, label in (
+            (left, [r.tokens_per_second for r in reports], "o-", BLUE, "concurrent"),
+            (left, [r.sequential_tokens_per_second for r in reports], "s--", ORANGE, "sequential"),
+            (right, [r.time_per_output_token_p50_ms for r in reports], "o-", BLUE,
+             "concurrent, median"),
+            (right, [r.time_per_output_token_p99_ms for r in reports], "^:", BLUE,
+             "concurrent, p99"),
+            (right, [r.sequential_time_per_output_token_p50_ms for r in reports], "s--", ORANGE,
+             "sequential, median"),
+        ):  # fmt: skip
+            ax.plot(numbers, values, form, color=colour, label=label)
         for r in reports:
             left.annotate(f"{r.speedup:.1f}×", (r.concurrency, r.tokens_per_second),
                           xytext=(0, 5), textcoords="offset points", ha="center",
                           fontsize=8, color=BLUE)  # fmt: skip
         left.set(ylabel="tokens/s, all requests", title="Throughput")
-        left.legend(loc="upper left")
-        right.plot(numbers, [r.time_per_output_token_p50_ms for r in reports], "o-",
-                   color=BLUE, label="concurrent, median")  # fmt: skip
-        right.plot(numbers, [r.time_per_output_token_p99_ms for r in reports], "^:",
-                   color=BLUE, label="concurrent, p99")  # fmt: skip
-        right.plot(numbers, [r.sequential_time_per_output_token_p50_ms for r in reports], "s--",
-                   color=ORANGE, label="sequential, median")  # fmt: skip
         right.set(ylabel="ms per output token", title="Latency of a request")
-        right.legend(loc="upper left")
         for ax in (left, right):
+            ax.legend(loc="upper left")
             _powers_of_two(ax, numbers, "requests")
             _from_zero(ax, 1.3)
 
@@ -122,9 +122,10 @@ def _attention(ax: Axes, run: EngineRun) -> None:
 
 
 def _prefill(ax: Axes, runs: Sequence[EngineRun]) -> None:
-    for run, colour in zip(runs, _rank_colours(runs), strict=True):
-        ax.plot([p.chunk for p in run.prefill], [p.tokens_per_second for p in run.prefill], "o-",
-                color=colour, label=_ranks_label(run))  # fmt: skip
+    for run, colour in zip(runs, _shades(len(runs)), strict=True):
+        chunks = [p.chunk for p in run.prefill]
+        rates = [p.tokens_per_second for p in run.prefill]
+        ax.plot(chunks, rates, "o-", color=colour, label=_ranks_label(run))
     ax.set(title="prefill of a single prompt", ylabel="tokens/s")
     _powers_of_two(ax, [p.chunk for p in runs[0].prefill], "chunk, tokens")
     _from_zero(ax, 1.1)
@@ -135,21 +136,16 @@ def _prefill(ax: Axes, runs: Sequence[EngineRun]) -> None:
 def _ranks(ax: Axes, runs: Sequence[EngineRun]) -> None:
     """Plot verified tokens per second by tensor-parallel size, or if there is one, by context."""
     k, contexts, batches = runs[0].middle_k, runs[0].contexts, runs[0].batches
-
-    def line(run: EngineRun, context: int, colour: str, label: str) -> None:
-        rates = [run.cell(b, k, context).tokens_per_second for b in batches]
-        ax.plot(batches, rates, "o-", color=colour, label=label)
-
     if len(runs) > 1:
         middle = contexts[len(contexts) // 2]
-        for run, colour in zip(runs, _rank_colours(runs), strict=True):
-            line(run, middle, colour, _ranks_label(run))
+        lines = [(run, middle, _ranks_label(run)) for run in runs]
         title = f"K = {k}, context {middle:,}"
     else:
-        few = _thinned(contexts, 3)
-        for context, colour in zip(few, _shades(len(few)), strict=True):
-            line(runs[0], context, colour, f"context {context:,}")
+        lines = [(runs[0], c, f"context {c:,}") for c in _thinned(contexts, 3)]
         title = f"K = {k}"
+    for (run, context, label), colour in zip(lines, _shades(len(lines)), strict=True):
+        rates = [run.cell(b, k, context).tokens_per_second for b in batches]
+        ax.plot(batches, rates, "o-", color=colour, label=label)
     ax.set(title=title, ylabel="tokens verified/s")
     _powers_of_two(ax, batches, "batch, sequences")
     ax.legend(loc="best")
@@ -161,12 +157,10 @@ def _ranks_label(run: EngineRun) -> str:
     return "1 rank" if size == 1 else f"{size} ranks"
 
 
-def _rank_colours(runs: Sequence[EngineRun]) -> Sequence[str]:
-    return [BLUE] if len(runs) == 1 else _shades(len(runs))
-
-
 def _shades(number: int) -> Sequence[str]:
     """Return shades of one hue, from light to dark."""
+    if number == 1:
+        return [BLUE]
     last = len(ORDERED) - 1
     if number > len(ORDERED):
         return [ORDERED[i * last // (number - 1)] for i in range(number)]

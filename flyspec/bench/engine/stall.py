@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from flyspec.bench.engine.stall_report import Arrival, StallReport, StepRecord, report_chunk
 from flyspec.bench.engine.steps import context_limit
@@ -75,6 +76,7 @@ async def measure(options: StallOptions) -> StallReport:
         )
     if options.threads:
         torch.set_num_threads(options.threads)
+    disable_progress_bar()
     loaded = load_model(options.model, options.device, options.dtype, options.max_model_len)
     runner = RecordingRunner(loaded, options.sessions + 1)
     runner.warm_up()

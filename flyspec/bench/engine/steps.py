@@ -18,6 +18,7 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from flyspec.bench.engine.parts import PartTimes, timed_parts
 from flyspec.bench.engine.steps_report import (
@@ -88,6 +89,7 @@ def open_runner(settings: VerifySettings) -> Iterator[Opened]:
 def measure(options: EngineOptions) -> EngineReport:
     """Measure every tensor-parallel size. Raises `ConfigError`."""
     check(options)
+    disable_progress_bar()
     sizes = options.tensor_parallel_sizes
     if len(sizes) == 1:
         return _measure(options, sizes[0])

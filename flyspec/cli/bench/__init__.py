@@ -1,4 +1,4 @@
-"""`flyspec bench`: speed. Each subcommand has a module of its own."""
+"""`flyspec bench`, and its subcommands."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import typer
 
 from flyspec.bench.options import SpeedOptions
 from flyspec.cli.bench.common import Address, Local, Results
-from flyspec.cli.bench.engine import bench_engine
-from flyspec.cli.bench.judge import bench_judge
+from flyspec.cli.bench.engine import bench_engine, bench_judge, bench_stall, bench_throughput
 from flyspec.cli.bench.pair import bench_pair
 from flyspec.cli.bench.round import bench_round
-from flyspec.cli.bench.stall import bench_stall
-from flyspec.cli.bench.throughput import bench_throughput
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack import StackOptions
 from flyspec.credentials import Credentials

@@ -76,20 +76,6 @@ def result_console(columns: int = 132) -> Console:
     return console
 
 
-def default_model(model: str) -> str:
-    """Return the model, or the bundled target if empty. Raises `ConfigError` if that is missing."""
-    from flyspec.cli.stack import StackOptions
-
-    return model or str(StackOptions().resolved().model)
-
-
-def silence_loading() -> None:
-    """Turn off the progress bar of transformers, which would interfere with ours."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 def models_of(target: ModelInfo, stack: StackOptions | None) -> dict[str, Any]:
     """Return facts about the models for a report; of a running stack, only the target's."""
     names = ("threads", "draft_threads", "draft_model", "tensor_parallel_size")

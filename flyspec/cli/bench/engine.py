@@ -1,30 +1,106 @@
-"""`flyspec bench engine`: the cost of a step of the verify engine."""
+"""`flyspec bench engine`, `prefill-stall`, `throughput` and `judge`: the verify service's parts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flyspec.bench.options import EngineOptions
-from flyspec.cli.bench.common import PlottedResults, default_model, silence_loading
-from flyspec.cli.options import with_flags
+from flyspec.bench.options import EngineOptions, JudgeOptions, StallOptions, ThroughputOptions
+from flyspec.cli.bench.common import PlottedResults, Results, models_of
+from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.stack import Stack, StackOptions
 
 if TYPE_CHECKING:
     from flyspec.bench.results import Report
+    from flyspec.client import Client
 
 
 @with_flags
 def bench_engine(options: EngineOptions, results: PlottedResults) -> None:
     """Time steps by batch, K and context, prefill and attention; report the memory of a slot."""
-    results.of(lambda: _measure(replace(options, model=default_model(options.model))))
-
-
-def _measure(options: EngineOptions) -> Report:
     from flyspec.bench.engine.plots import plot_engine
     from flyspec.bench.engine.steps import measure
     from flyspec.bench.engine.tables import engine_shown
     from flyspec.bench.results import Report
 
-    silence_loading()
-    report = measure(options)
-    return Report(vars(report), engine_shown(report), plot=lambda path: plot_engine(report, path))
+    def use() -> Report:
+        found = measure(replace(options, model=options.model or _bundled_target()))
+        return Report(vars(found), engine_shown(found), plot=lambda path: plot_engine(found, path))
+
+    results.of(use)
+
+
+@with_flags
+def bench_stall(options: StallOptions, results: PlottedResults) -> None:
+    """Time decoding steps while a long prompt arrives, with and without chunked prefill."""
+    from flyspec.bench.engine.plots import plot_stall
+    from flyspec.bench.engine.stall import measure
+    from flyspec.bench.engine.tables import stall_summary, stall_table
+    from flyspec.bench.results import Report
+    from flyspec.cli.runtime import run_async
+
+    def use() -> Report:
+        model = options.model or _bundled_target()
+        found = run_async(measure(replace(options, model=model)))
+        shown = [stall_table(found), stall_summary(found)]
+        return Report(vars(found), shown, plot=lambda path: plot_stall(found, path))
+
+    results.of(use)
+
+
+def _bundled_target() -> str:
+    """Return the path of the bundled target. Raises `ConfigError` if it is missing."""
+    return str(StackOptions().resolved().model)
+
+
+@with_flags
+def bench_throughput(
+    models: ModelFlags, options: ThroughputOptions, results: PlottedResults
+) -> None:
+    """Compare concurrent requests with sequential ones, on a stack started by this command."""
+    from flyspec.bench.engine.plots import plot_throughput
+    from flyspec.bench.engine.tables import THROUGHPUT_NOTES, throughput_table
+    from flyspec.bench.engine.throughput import measure, report
+    from flyspec.bench.results import Report, notes
+    from flyspec.cli.runtime import run_async, with_server
+    from flyspec.client import AdminClient
+
+    async def use(client: Client, stack: Stack | None) -> Report:
+        assert stack is not None
+        target = (await client.list_models()).target
+        async with AdminClient(stack.admin_address) as admin:
+            samples = await measure(client, admin, target.vocab_size, options)
+        found = report(samples)
+        return Report(
+            {**vars(options), **models_of(target, stack.options), "levels": found},
+            [throughput_table(found), notes(THROUGHPUT_NOTES)],
+            {"samples": samples},
+            lambda path: plot_throughput(found, path),
+        )
+
+    sessions = max(32, *options.concurrency)
+    stack = StackOptions(**vars(models), log_level="warning", max_sessions=sessions)
+    results.of(lambda: run_async(with_server(stack, None, use)))
+
+
+@with_flags
+def bench_judge(options: JudgeOptions, results: Results) -> None:
+    """Compare the time to judge a round with the forward pass of the target's output layer."""
+    from flyspec.bench import judging
+    from flyspec.bench.results import Report, notes
+
+    def use() -> Report:
+        found = judging.measure(options)
+        goal = {"target_share": judging.TARGET_SHARE, "worst_share": found.worst_share}
+        shown = [
+            *judging.judge_tables(found),
+            judging.judge_summary(found),
+            notes(
+                f"Medians of {found.repeats} runs, {found.threads} CPU threads; shares are "
+                "relative to the layer's time measured just before. After a mismatch: what became "
+                "of the draft."
+            ),
+        ]
+        return Report({**vars(found), **goal}, shown)
+
+    results.of(use)

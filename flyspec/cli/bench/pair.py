@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.options import Padding, PairOptions
-from flyspec.cli.bench.common import Results, silence_loading
+from flyspec.cli.bench.common import Results
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
@@ -38,7 +38,6 @@ async def _measure(models: ModelFlags, o: PairOptions) -> Report:
     from flyspec.bench.pair_padding import choose_padding
     from flyspec.bench.results import Report, notes
 
-    silence_loading()
     with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
         pair, facts = _prepare(models, o, Path(folder))
         own, ratio = o.pad_target_layers or Padding(0, None)
