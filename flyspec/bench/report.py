@@ -65,11 +65,6 @@ class ModeReport:
     same_as_plain: int | None
     chosen: tuple[str, ...] = ()
 
-    @property
-    def ratio_to_plain(self) -> float:
-        """Median ratio to plain decoding."""
-        return self.ratios[PLAIN].median
-
 
 @dataclass(frozen=True)
 class BatchReport:

@@ -10,17 +10,15 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
-from typing import NamedTuple
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from flyspec.bench.engine.parts import PartTimes, timed_parts
+from flyspec.bench.engine.parts import PARTS, timed_parts
 from flyspec.bench.engine.steps_report import (
     Cell,
     EngineMemory,
@@ -48,60 +46,27 @@ def context_limit(model: str) -> int:
     return own_context_length(config)
 
 
-def check(options: EngineOptions) -> None:
-    """Raise `ConfigError` for contexts that exceed the model's limit."""
+def measure(options: EngineOptions) -> EngineReport:
+    """Measure every tensor-parallel size. Raises `ConfigError`."""
     limit = context_limit(options.model)
     if options.slot_tokens > limit:
         raise ConfigError(
             f"--context {max(options.contexts)}: with K = {max(options.num_speculative_tokens)} a "
             f"sequence has {options.slot_tokens} tokens, the model's limit is {limit}"
         )
-
-
-class Opened(NamedTuple):
-    """A warmed-up runner, and the bytes of the weights: this rank's, and all ranks'."""
-
-    runner: Model
-    own_weights: int
-    total_weights: int
-
-
-@contextmanager
-def open_runner(settings: VerifySettings) -> Iterator[Opened]:
-    """Yield a runner as the verify service builds it; its ranks end with the context.
-
-    Raises `ConfigError`.
-    """
-    place = find_place(settings)
-    ranks = None if place is None else Ranks(place, settings)
-    set_threads(settings, place)
-    try:
-        loaded, runner = load(settings, ranks.start() if ranks else None)
-        runner.warm_up()
-        if ranks is not None:
-            ranks.lead(runner)
-        yield Opened(runner, *weight_bytes(loaded.model))
-    finally:
-        if ranks is not None:
-            ranks.stop()
-
-
-def measure(options: EngineOptions) -> EngineReport:
-    """Measure every tensor-parallel size. Raises `ConfigError`."""
-    check(options)
     disable_progress_bar()
     sizes = options.tensor_parallel_sizes
     if len(sizes) == 1:
         return _measure(options, sizes[0])
     reports = []
     for size in sizes:  # in separate processes, since a process can join its ranks only once
-        with ProcessPoolExecutor(1, get_context("spawn")) as apart:
+        with ProcessPoolExecutor(1, get_context("spawn"), disable_progress_bar) as apart:
             reports.append(apart.submit(_measure, options, size).result())
     return replace(reports[0], runs=[run for report in reports for run in report.runs])
 
 
 def _measure(options: EngineOptions, size: int) -> EngineReport:
-    """Measure one size, as rank 0."""
+    """Measure one size, as rank 0 of a runner as the verify service builds it."""
     settings = VerifySettings(
         model=options.model,
         device=options.device,
@@ -112,25 +77,35 @@ def _measure(options: EngineOptions, size: int) -> EngineReport:
         tensor_parallel_size=size,
         log_level="warning",
     )
-    with open_runner(settings) as opened:
-        bench = _Bench(opened.runner, options)
+    place = find_place(settings)
+    ranks = None if place is None else Ranks(place, settings)
+    set_threads(settings, place)
+    try:
+        loaded, runner = load(settings, ranks.start() if ranks else None)
+        runner.warm_up()
+        if ranks is not None:
+            ranks.lead(runner)
+        own_weights, total_weights = weight_bytes(loaded.model)
+        bench = _Bench(runner, options)
         bench.run("measuring" if size == 1 else f"measuring {size} ranks")
-        info, cache = opened.runner.info, opened.runner.cache
-        bytes_per_token = opened.runner.bytes_per_token
-        bytes_per_slot = bytes_per_token * cache.max_length
-        memory = EngineMemory(
-            bytes_per_token=bytes_per_token,
-            bytes_per_slot=bytes_per_slot,
-            slot_tokens=cache.max_length,
-            num_slots=cache.num_slots,
-            cache_bytes=bytes_per_slot * cache.num_slots,
-            weights=opened.own_weights,
-            total_weights=opened.total_weights,
-        )
-        run = EngineRun(
-            size, torch.get_num_threads(), bench.step_costs(), bench.prefill_costs(), memory
-        )
-        return EngineReport(info.name, info.dtype, info.device, options.repeats, [run])
+    finally:
+        if ranks is not None:
+            ranks.stop()
+    info, cache, bytes_per_token = runner.info, runner.cache, runner.bytes_per_token
+    bytes_per_slot = bytes_per_token * cache.max_length
+    memory = EngineMemory(
+        bytes_per_token=bytes_per_token,
+        bytes_per_slot=bytes_per_slot,
+        slot_tokens=cache.max_length,
+        num_slots=cache.num_slots,
+        cache_bytes=bytes_per_slot * cache.num_slots,
+        weights=own_weights,
+        total_weights=total_weights,
+    )
+    run = EngineRun(
+        size, torch.get_num_threads(), bench.step_costs(), bench.prefill_costs(), memory
+    )
+    return EngineReport(info.name, info.dtype, info.device, options.repeats, [run])
 
 
 class _Bench:
@@ -148,7 +123,7 @@ class _Bench:
             for batch in options.batches
         ]
         self._times: dict[Cell, list[float]] = {cell: [] for cell in self._cells}
-        self._parts: dict[Cell, list[PartTimes]] = {cell: [] for cell in self._cells}
+        self._parts: dict[Cell, list[dict[str, float]]] = {cell: [] for cell in self._cells}
         self._chunks: dict[int, list[list[float]]] = {c: [] for c in options.prompt_chunks}
 
     def run(self, what: str) -> None:
@@ -163,7 +138,8 @@ class _Bench:
                     steps = self._steps(cell)
                     seconds = self._time(steps)
                     with timed_parts(self._runner.synchronize) as parts:
-                        parts.total = self._time(steps)
+                        total = self._time(steps)
+                    parts["other"] = max(0.0, total - sum(parts.values()))
                     if kept:
                         self._times[cell].append(seconds)
                         self._parts[cell].append(parts)
@@ -181,8 +157,8 @@ class _Bench:
             times, parts = sorted(self._times[cell]), self._parts[cell]
             step = statistics.median(times)
             medians = {
-                f"{name}_ms": 1e3 * statistics.median(getattr(p, name) for p in parts)
-                for name in ("attention", "cache_write", "matrix_products", "other")
+                f"{name}_ms": 1e3 * statistics.median(p[name] for p in parts)
+                for name in (*PARTS, "other")
             }
             costs.append(
                 StepCost(
