@@ -36,7 +36,8 @@ from flyspec.concurrency import all_or_first_error
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
-from flyspec.tokenizer import Tokenizer, TokenizerBundle
+from flyspec.tokenizer import Tokenizer
+from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from verify_service.engine import VerifyEngine
@@ -200,7 +201,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             runners.append(ModelRunner(loaded, slots, batch_invariant=invariant))
             runners[-1].warm_up()
         if not options.no_cost:
-            steps += costs(*runners, options.repeats, dtype)
+            off, on = runners
+            steps += costs(off, on, options.repeats, dtype)
         if not options.no_agreement:
             ids = prompts(Path(options.data), options.texts, Tokenizer(loaded.tokenizer))
             for runner in runners:

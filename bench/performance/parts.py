@@ -152,7 +152,7 @@ def _work(sample: Record) -> str:
 
 
 def _hindsight(documents: Sequence[Document]) -> list[Record]:
-    records = []
+    records: list[Record] = []
     for m in _every_mode(documents):
         if HINDSIGHT in m["mode"]:
             rule = m["mode"].partition(",")[0]

@@ -24,7 +24,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,7 @@ def parse_peers(text: str) -> tuple[str, ...]:
 class PeerProcess:
     """The process that runs transformers; idle between requests."""
 
-    def __init__(self, pool: Executor, pid: int, log: Path, *where: str) -> None:
+    def __init__(self, pool: Executor, pid: int, log: Path, where: tuple[str, str, str]) -> None:
         self._pool, self._pid, self._log, self._where = pool, pid, log, where
         self._threads = sorted({1, available_cores()})
 
@@ -137,9 +137,9 @@ class PeerProcess:
         ignore_eos: bool = False,
     ) -> PeerAnswer:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""
-        work = (*self._where, setup, list(prompt_token_ids), max_tokens, ignore_eos)
+        work = partial(_answer, *self._where, setup, list(prompt_token_ids), max_tokens, ignore_eos)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, _answer, *work)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except BrokenExecutor:
             last = self._log.read_text(errors="replace").strip().splitlines()[-5:]
             raise FlyspecError(
@@ -213,7 +213,7 @@ async def peer_process(
         log = Path(folder) / "log"
         with ProcessPoolExecutor(1, get_context("spawn"), _redirect_output, (str(log),)) as pool:
             pid = await loop.run_in_executor(pool, os.getpid)
-            peer = PeerProcess(pool, pid, log, model, draft, device)
+            peer = PeerProcess(pool, pid, log, (model, draft, device))
             try:
                 yield peer
             finally:

@@ -53,7 +53,7 @@ def evaluate(
             f"{len(group.prompts)} prompts with each rule on {target.name}", markup=False
         )
         texts = await accuracy.generate_all(client, group, options)
-        scores = reference and await accuracy.log_likelihoods(reference, texts)
+        scores = None if reference is None else await accuracy.log_likelihoods(reference, texts)
         reports = accuracy.report(group, texts, scores, options.conditions[0].name)
         if options.rules is None and answered:
             shown: list[Any] = [tables.accuracy_table(group.name, reports)]
@@ -63,7 +63,7 @@ def evaluate(
             shown.append(tables.versus_table(reports))
         document = {
             **vars(options),
-            **models_of(target, stack and stack.options),
+            **models_of(target, stack),
             "problems": group.name,
             "seed": options.problem_seed if file is None else None,
             "sampling_seed": options.seed,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flyspec.bench.options import StallOptions
-from flyspec.bench.summaries import Distribution
+from flyspec.bench.summaries import Distribution as Distribution
 
 PHASES = ("before", "during", "after")
 

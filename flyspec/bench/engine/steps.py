@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -156,7 +157,7 @@ class _Bench:
         for cell in self._cells:
             times, parts = sorted(self._times[cell]), self._parts[cell]
             step = statistics.median(times)
-            medians = {
+            medians: dict[str, Any] = {
                 f"{name}_ms": 1e3 * statistics.median(p[name] for p in parts)
                 for name in (*PARTS, "other")
             }

@@ -39,7 +39,8 @@ class LevelSample:
 
     def total(self, name: str) -> float:
         """Return the sum of a field over the generations."""
-        return sum(getattr(g, name) for g in self.generations)
+        found: float = sum(getattr(g, name) for g in self.generations)
+        return found
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flyspec.bench.results import Report
-    from flyspec.cli.stack import StackOptions
+    from flyspec.cli.stack import Stack
     from flyspec.values.admin import ModelInfo
 
 Address = Annotated[str | None, Flag(
@@ -76,12 +76,12 @@ def result_console(columns: int = 132) -> Console:
     return console
 
 
-def models_of(target: ModelInfo, stack: StackOptions | None) -> dict[str, Any]:
+def models_of(target: ModelInfo, stack: Stack | None) -> dict[str, Any]:
     """Return facts about the models for a report; of a running stack, only the target's."""
     names = ("threads", "draft_threads", "draft_model", "tensor_parallel_size")
     return {
         "target": target.name,
         "dtype": target.dtype,
         "device": target.device,
-        **{name: getattr(stack, name, None) for name in names},
+        **{name: getattr(stack.options, name) if stack else None for name in names},
     }

@@ -103,7 +103,7 @@ async def compare(
     ))  # fmt: skip
     document = {
         **vars(o),
-        **models_of(target, stack and stack.options),
+        **models_of(target, stack),
         "kind": "speed",
         "command": ["flyspec", *sys.argv[1:]],
         "machine": this_machine(),

@@ -11,6 +11,9 @@ from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 
 if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
     from flyspec.bench.results import Report
     from flyspec.client import Client
 
@@ -42,8 +45,11 @@ def bench_stall(options: StallOptions, results: PlottedResults) -> None:
     def use() -> Report:
         model = options.model or _bundled_target()
         found = run_async(measure(replace(options, model=model)))
-        shown = [stall_table(found), stall_summary(found)]
-        return Report(vars(found), shown, plot=lambda path: plot_stall(found, path))
+        return Report(
+            vars(found),
+            [stall_table(found), stall_summary(found)],
+            plot=lambda path: plot_stall(found, path),
+        )
 
     results.of(use)
 
@@ -72,7 +78,7 @@ def bench_throughput(
             samples = await measure(client, admin, target.vocab_size, options)
         found = report(samples)
         return Report(
-            {**vars(options), **models_of(target, stack.options), "levels": found},
+            {**vars(options), **models_of(target, stack), "levels": found},
             [throughput_table(found), notes(THROUGHPUT_NOTES)],
             {"samples": samples},
             lambda path: plot_throughput(found, path),
@@ -92,7 +98,7 @@ def bench_judge(options: JudgeOptions, results: Results) -> None:
     def use() -> Report:
         found = judging.measure(options)
         goal = {"target_share": judging.TARGET_SHARE, "worst_share": found.worst_share}
-        shown = [
+        shown: list[Table | Text | str] = [
             *judging.judge_tables(found),
             judging.judge_summary(found),
             notes(

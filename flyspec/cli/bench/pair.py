@@ -109,7 +109,8 @@ class _Pair:
                 if layers:
                     source = Path(str(getattr(stack, name)))
                     padded = pad_layers(source, Path(folder) / name, layers)
-                    stack = replace(stack, **{name: str(padded)})
+                    change: dict[str, Any] = {name: str(padded)}
+                    stack = replace(stack, **change)
             yield stack
 
     async def cost_ratio(
