@@ -29,7 +29,8 @@ class Flag:
     commands enforce only the low end of an integer range, or `min`. `default` is shown instead of
     the field's own. `name` is the flag's name if it differs from the field's; the flag sets a
     boolean to true. `env` is an environment variable for it. `read` parses the text, or the texts
-    of a repeatable flag; it raises a `ValueError` that says what is expected.
+    of a repeatable flag; it raises a `ValueError` that says what is expected. `listed`: not
+    repeatable but one text, with commas between the values.
     """
 
     help: str
@@ -41,6 +42,7 @@ class Flag:
     metavar: str | None = None
     env: str | None = None
     read: Callable[[Any], Any] | None = None
+    listed: bool = False
 
     def typed(self, field: str) -> str:
         """The flag as typed on the command line."""

@@ -17,14 +17,20 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from flyspec.errors import ConfigError
+from flyspec.flags import Flag
 
 Kind = Literal["plain", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench", "token_ids"]
+PromptFiles = Annotated[Sequence[str], Flag(
+    "Prompt file: lines, HumanEval, GSM8K, Spec-Bench, MGSM or ACPBench (auto-detected); "
+    "repeatable.",
+)]  # fmt: skip
+PromptLimit = Annotated[int | None, Flag("Maximum prompts per file.", min=1)]
 QUESTIONS: frozenset[Kind] = frozenset({"gsm8k", "spec_bench", "mgsm", "acpbench"})
 
 _NUMBER = r"-?[\d,]*\.?\d+"

@@ -1,7 +1,7 @@
-"""`python -m bench.performance`: docs/performance.md's tables and plots, from what was measured.
+"""`python -m bench.performance`: the tables and plots of docs/performance.md.
 
-Reads the JSON reports in a folder, and writes what stands between the lines `<!-- NAME -->` and
-`<!-- /NAME -->` of the document, and its plots. A part whose reports are not there stays as it is.
+Reads the JSON reports in a folder, and rewrites the parts of the document between
+`<!-- NAME -->` and `<!-- /NAME -->`, and its plots. Parts without reports are left as they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flyspec.errors import ConfigError, FlyspecError
 
 
 def write_between(text: str, parts: Mapping[str, str]) -> str:
-    """The text with what is between each part's two marks replaced. Raises `ConfigError`."""
+    """Replace the text between each part's two marks. Raises `ConfigError`."""
     for name, part in parts.items():
         marks = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
         pieces = re.split(marks, text, flags=re.DOTALL)
@@ -31,7 +31,7 @@ def write_between(text: str, parts: Mapping[str, str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the document and its plots; 1, and why, if they cannot be."""
+    """Write the document and its plots; return the exit code."""
     args = argparse.ArgumentParser(prog="bench.performance", description=__doc__)
     args.add_argument("reports", type=Path, nargs="?", default=Path("build/performance"))
     args.add_argument("--document", type=Path, default=Path("docs/performance.md"))
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     given.document.write_text(text)
-    print(f"{given.document} and {images} are written")
+    print(f"wrote {given.document} and {images}")
     return 0
 
 

@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bench.performance.reports import HINDSIGHT, Document, groups, is_dtype, others_of
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.speed import AGAIN
-from flyspec.tables import markdown
+from flyspec.bench.summaries import grouped
+from flyspec.tables import Column, cell, markdown
+
+Record = Mapping[str, Any]
 
 _WORK = ("(plain decoding again)", "was not asked", "followed the text", "drafted rounds")
 
 
 def parts_of(reports: Mapping[str, Sequence[Document]]) -> dict[str, str]:
-    """Every part for which there is something, by the name of its marks."""
-    made = {name: make(reports.get(kind, ())) for name, (kind, make) in _PARTS.items()}
+    """Return every part for which there are reports, by the name of its marks."""
+    speed = reports.get("speed", ())
+    made = {"machine": _machine(speed[:1]), "commands": _commands(speed)}
+    made["others"] = _against_others(speed)
+    made["batches"] = _batches(speed)
+    for name, table in _TABLES.items():
+        made[name] = _table(table.columns, table.records(reports.get(table.kind, ())), table.left)
     return {name: part for name, part in made.items() if part}
-
-
-# --- parts ------------------------------------------------------------------------------------
 
 
 def _machine(documents: Sequence[Document]) -> str:
     lines = []
-    for document in documents[:1]:
+    for document in documents:
         m = document["machine"]
         versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
         target, draft = (
             f"{document[n]} thread(s)" if document[n] else "a thread for each core"
             for n in ("threads", "draft_threads")
         )
-        lines = [
+        lines += [
             f"{m['processor']}, {m['cores']} cores, {' '.join(m['instruction_sets'])}"
             + (f"; {m['accelerator']}" if m["accelerator"] else "") + f"; {versions}.",
             f"Target in {document['dtype']} on {document['device']}: {target}; "
@@ -46,147 +52,60 @@ def _commands(documents: Sequence[Document]) -> str:
     return "\n".join("    " + shlex.join(d["command"]) for d in documents)
 
 
-def _rules(modes: Mapping[str, Any], others: Sequence[str]) -> list[str]:
-    return [m for m in modes if m != PLAIN and m not in others]
+# --- tables -----------------------------------------------------------------------------------
+
+
+def _table(columns: Sequence[Column], records: Iterable[Record], left: int = 2) -> str:
+    """Return a Markdown table, or nothing without records."""
+    rows = [[cell(form, record) for _, form in columns] for record in records]
+    return markdown([heading for heading, _ in columns], rows, left) if rows else ""
 
 
 def _ratio(ratio: Mapping[str, float] | None) -> str:
     return f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" if ratio else "-"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _to(base: str) -> Callable[[Record], str]:
+    """Return the form of a ratio to another mode."""
+    return lambda m: _ratio(m["ratios"].get(base))
 
 
-def _against_plain(documents: Sequence[Document]) -> str:
-    others, rows = others_of(documents), []
-    for group, modes in groups(documents):
-        for name in _rules(modes, others):
-            m = modes[name]
-            ratio = m["ratios"][PLAIN]
-            rows.append([
-                group, name, _ratio(ratio), f"{ratio['worst']:.2f}", str(m["prompts"]),
-                f"{m['tokens_per_second']:,.0f}", _number(m["mean_accepted_tokens"], ".2f"),
-                f"{m['loose_share']:.1%}",
-            ])  # fmt: skip
-    columns = ["prompts", "mode", "x plain (95 %)", "slowest prompt", "number", "tokens/s",
-               "tokens/round", "loose"]  # fmt: skip
-    return markdown(columns, rows, left=2) if rows else ""
+def _modes(documents: Sequence[Document], *also: str) -> list[Record]:
+    """Return the results of flyspec's modes with drafts, and of those in `also`, by group."""
+    others = others_of(documents)
+    return [
+        {**modes[name], "group": group, "mode": name}
+        for group, modes in groups(documents)
+        for name in [
+            *(m for m in (PLAIN,) if m in also),
+            *(m for m in modes if m != PLAIN and m not in others),
+            *(m for m in others if m in modes and m in also),
+        ]
+    ]
+
+
+def _every_mode(documents: Sequence[Document]) -> list[Record]:
+    """Return the results of each group and mode of every report, special ones included."""
+    return [
+        {**m, "group": group, "document": d}
+        for d in documents
+        for group, modes in d["groups"].items()
+        for m in modes
+    ]
+
+
+_PROMPTS: Column = ("prompts", "{0[group]}")
+_MODE: Column = ("mode", "{0[mode]}")
+_AGAINST_PLAIN: Column = ("x plain (95 %)", _to(PLAIN))
+_SLOWEST: Column = ("slowest prompt", "{0[ratios][plain][worst]:.2f}")
+_TOKENS_PER_ROUND: Column = ("tokens/round", "{0[mean_accepted_tokens]:.2f}")
 
 
 def _against_others(documents: Sequence[Document]) -> str:
-    others, rows = others_of(documents), []
-    for group, modes in groups(documents):
-        for name in [PLAIN, *_rules(modes, others)]:
-            ratios = modes[name]["ratios"]
-            if any(other in ratios for other in others):
-                rows.append([group, name, *(_ratio(ratios.get(other)) for other in others)])
-    return markdown(["prompts", "mode", *(f"x {o}" for o in others)], rows, left=2) if rows else ""
-
-
-def _first_token(documents: Sequence[Document]) -> str:
-    others, rows = others_of(documents), []
-    for group, modes in groups(documents):
-        for name in [PLAIN, *_rules(modes, others), *(o for o in others if o in modes)]:
-            m = modes[name]
-            rows.append([
-                group, name, _number(m["first_token_ms"], ".1f"),
-                _number(m["first_token_ratio"], ".2f"),
-                _number(m["first_token_long_ms"], ".1f"),
-                _number(m["first_token_long_ratio"], ".2f"),
-            ])  # fmt: skip
-    columns = ["prompts", "mode", "ms", "x plain", "over 500 tokens, ms", "x plain"]
-    return markdown(columns, rows, left=2) if rows else ""
-
-
-def _bound(documents: Sequence[Document]) -> str:
-    others, rows = others_of(documents), []
-    for group, modes in groups(documents):
-        for name in _rules(modes, others):
-            m = modes[name]
-            if m["draft_share"] is not None:
-                rows.append([
-                    group, name, _number(m["bound"], ".2f"), _number(m["bound_share"], ".0%"),
-                    _number(m["target_share"], ".0%"), _number(m["draft_share"], ".0%"),
-                    _number(m["round_overhead_p50_ms"], ".2f"),
-                ])  # fmt: skip
-    columns = ["prompts", "mode", "bound", "reached", "time in the target", "in the draft model",
-               "overhead per round, ms"]  # fmt: skip
-    return markdown(columns, rows, left=2) if rows else ""
-
-
-def _asked(documents: Sequence[Document]) -> str:
-    """What it costs to find out whether drafts pay: requests by what the drafter had to do.
-
-    Of reports that measured plain decoding twice; each request over the plain one of its repeat.
-    """
-    ratios: dict[str, list[float]] = {}
-    for document in documents:
-        samples = document.get("samples", ())
-        if not any(sample["mode"] == AGAIN for sample in samples):
-            continue
-        plain = {_turn(s): s["seconds"] for s in samples if s["mode"] == PLAIN}
-        for sample in samples:
-            if sample["mode"] != PLAIN:
-                ratios.setdefault(_work(sample), []).append(
-                    plain[_turn(sample)] / sample["seconds"]
-                )
-    rows = [
-        [work, f"{len(ratios[work]):,}", f"{statistics.median(ratios[work]):.3f}"]
-        for work in _WORK if work in ratios
-    ]  # fmt: skip
-    return markdown(["the drafter", "requests", "x plain"], rows) if rows else ""
-
-
-def _turn(sample: Mapping[str, Any]) -> tuple[str, int, int]:
-    return sample["group"], sample["prompt"], sample["repeat"]
-
-
-def _work(sample: Mapping[str, Any]) -> str:
-    if sample["mode"] == AGAIN:
-        return _WORK[0]
-    return _WORK[3] if sample["spec_steps"] else _WORK[2] if sample["draft_ns"] else _WORK[1]
-
-
-def _hindsight(documents: Sequence[Document]) -> str:
-    rows = []
-    for document in documents:
-        for group, modes in document["groups"].items():
-            of = {m["mode"]: m for m in modes}
-            for name in (m for m in of if HINDSIGHT in m):
-                rule = name.partition(",")[0]
-                auto = of.get(f"{rule}, K auto")
-                chosen = of[name]["chosen"]
-                ks = ", ".join(
-                    f"{chosen.count(c)} {c.rpartition(', ')[2]}" for c in dict.fromkeys(chosen)
-                )
-                rows.append([group, rule, _ratio(auto and auto["ratios"][PLAIN]),
-                             _ratio(of[name]["ratios"][PLAIN]), ks])  # fmt: skip
-    columns = ["prompts", "rule", "K auto, x plain", "best fixed K per prompt, x plain", "chosen"]
-    return markdown(columns, rows, left=2) if rows else ""
-
-
-def _dtypes(documents: Sequence[Document]) -> str:
-    rows = [
-        [group, d["dtype"], m["mode"].rpartition(", ")[2], _ratio(m["ratios"][PLAIN])]
-        for d in documents
-        for group, modes in d["groups"].items()
-        for m in modes if is_dtype(m["mode"])
-    ]  # fmt: skip
-    columns = ["prompts", "here", "compared with", "x plain of the other"]
-    return markdown(columns, rows, left=3) if rows else ""
-
-
-def _drafters(documents: Sequence[Document]) -> str:
-    rows = [
-        [group, m["mode"], _ratio(m["ratios"][PLAIN]), f"{m['ratios'][PLAIN]['worst']:.2f}",
-         _number(m["mean_accepted_tokens"], ".2f")]
-        for d in documents if len(d["drafters"]) > 1
-        for group, modes in d["groups"].items()
-        for m in modes if any(m["mode"].endswith(f", {drafter}") for drafter in d["drafters"])
-    ]  # fmt: skip
-    columns = ["prompts", "rule, drafter", "x plain (95 %)", "slowest prompt", "tokens/round"]
-    return markdown(columns, rows, left=2) if rows else ""
+    others = others_of(documents)
+    columns: list[Column] = [_PROMPTS, _MODE, *((f"x {o}", _to(o)) for o in others)]
+    records = [m for m in _modes(documents, PLAIN) if not m["ratios"].keys().isdisjoint(others)]
+    return _table(columns, records)
 
 
 def _batches(documents: Sequence[Document]) -> str:
@@ -194,64 +113,122 @@ def _batches(documents: Sequence[Document]) -> str:
     sizes = sorted({batch for _, _, batch in cells})
     rows = []
     for group, mode in dict.fromkeys(key[:2] for key in cells):
-        row = [group, mode]
-        for size in sizes:
-            b = cells.get((group, mode, size))
-            row.append(f"{b['tokens_per_second']:,.0f} ({b['ratio_to_plain']:.2f})" if b else "-")
-        rows.append(row)
+        of = [cells.get((group, mode, size)) for size in sizes]
+        form = "{0[tokens_per_second]:,.0f} ({0[ratio_to_plain]:.2f})"
+        rows.append([group, mode, *(form.format(b) if b else "-" for b in of)])
     return markdown(["prompts", "mode", *map(str, sizes)], rows, left=2) if rows else ""
 
 
-def _setups(documents: Sequence[Document]) -> str:
-    rows = []
+def _asked(documents: Sequence[Document]) -> list[Record]:
+    """Compute the cost of finding out whether drafts pay: requests by the drafter's work.
+
+    From reports that measured plain decoding twice; each request relative to plain decoding in the
+    same repeat.
+    """
+    ratios: list[tuple[str, float]] = []
     for document in documents:
-        for found in document["calibrations"]:
-            of = ", ".join(document["groups"])
-            rows.append([found["peer"], of, found["setup"], str(len(found["tried"]))])
-    columns = ["mode of transformers", "prompts", "fastest setup", "setups tried"]
-    return markdown(columns, rows, left=3) if rows else ""
+        samples = document.get("samples", ())
+        if any(sample["mode"] == AGAIN for sample in samples):
+            plain = {_turn(s): s["seconds"] for s in samples if s["mode"] == PLAIN}
+            ratios += [
+                (_work(s), plain[_turn(s)] / s["seconds"]) for s in samples if s["mode"] != PLAIN
+            ]
+    by_work = grouped(ratios, lambda pair: pair[0])
+    return [
+        {"work": work, "number": len(of), "median": statistics.median(ratio for _, ratio in of)}
+        for work in _WORK
+        if (of := by_work.get(work))
+    ]
 
 
-def _pairs(documents: Sequence[Document]) -> str:
-    rows = [
-        [d["target"], m["mode"], str(d["num_speculative_tokens"]),
-         _number(m["cost_ratio"], ".1f"), f"{m['tokens_per_round']:.1f}",
-         f"{m['speedup']:.2f}", f"{m['bound']:.2f}", f"{m['share']:.0%}",
-         f"{m['bytes_per_round']:,.0f}", f"{m['judge_ms']:.2f}"]
-        for d in documents for m in d["modes"] if m["mode"] != PLAIN
-    ]  # fmt: skip
-    columns = ["target", "rule", "K", "verify / draft step", "tokens/round", "x plain", "bound",
-               "reached", "bytes/round", "judging, ms"]  # fmt: skip
-    return markdown(columns, rows, left=2) if rows else ""
+def _turn(sample: Record) -> tuple[str, int, int]:
+    return sample["group"], sample["prompt"], sample["repeat"]
 
 
-def _rounds(documents: Sequence[Document]) -> str:
-    rows = [
-        [d["file"].removesuffix(".json"), d["rule"], f"{d['round_ms']:.2f}", f"{d['hops_ms']:.2f}",
-         f"{d['echoes_ms']:.2f}", f"{d['hops_over_echoes']:.2f}",
-         f"{d['exchanges_ms']:.2f}", f"{d['exchanges_over_echoes']:.2f}",
-         f"{d['proposal_loop_ms']:.2f}"]
-        for d in documents
-    ]  # fmt: skip
-    columns = ["run", "rule", "round, ms", "outside the models, ms", "two bare echoes, ms",
-               "over the echoes", "nothing decided, ms", "over the echoes",
-               "around a proposal, ms"]  # fmt: skip
-    return markdown(columns, rows, left=2) if rows else ""
+def _work(sample: Record) -> str:
+    if sample["mode"] == AGAIN:
+        return _WORK[0]
+    return _WORK[3] if sample["spec_steps"] else _WORK[2] if sample["draft_ns"] else _WORK[1]
 
 
-_PARTS: dict[str, tuple[str, Callable[[Sequence[Document]], str]]] = {
-    "machine": ("speed", _machine),
-    "plain": ("speed", _against_plain),
-    "asked": ("speed", _asked),
-    "others": ("speed", _against_others),
-    "setups": ("speed", _setups),
-    "first-token": ("speed", _first_token),
-    "bound": ("speed", _bound),
-    "hindsight": ("speed", _hindsight),
-    "dtypes": ("speed", _dtypes),
-    "drafters": ("speed", _drafters),
-    "batches": ("speed", _batches),
-    "commands": ("speed", _commands),
-    "pairs": ("pair", _pairs),
-    "rounds": ("round", _rounds),
-}
+def _hindsight(documents: Sequence[Document]) -> list[Record]:
+    records: list[Record] = []
+    for m in _every_mode(documents):
+        if HINDSIGHT in m["mode"]:
+            rule = m["mode"].partition(",")[0]
+            same = {other["mode"]: other for other in m["document"]["groups"][m["group"]]}
+            auto = same.get(f"{rule}, K auto", {}).get("ratios", {}).get(PLAIN)
+            chosen = Counter(name.rpartition(", ")[2] for name in m["chosen"])
+            ks = ", ".join(f"{number} {k}" for k, number in chosen.items())
+            records.append({**m, "rule": rule, "auto": auto, "ks": ks})
+    return records
+
+
+class _Table(NamedTuple):
+    """A table from the reports of a kind."""
+
+    kind: str
+    columns: Sequence[Column]
+    records: Callable[[Sequence[Document]], Sequence[Record]]
+    left: int = 2
+
+
+_TABLES = {
+    "plain": _Table("speed", (
+        _PROMPTS, _MODE, _AGAINST_PLAIN, _SLOWEST, ("number", "{0[prompts]}"),
+        ("tokens/s", "{0[tokens_per_second]:,.0f}"), _TOKENS_PER_ROUND,
+        ("loose", "{0[loose_share]:.1%}"),
+    ), _modes),
+    "asked": _Table("speed", (
+        ("the drafter", "{0[work]}"), ("requests", "{0[number]:,}"), ("x plain", "{0[median]:.3f}"),
+    ), _asked, 1),
+    "setups": _Table("speed", (
+        ("mode of transformers", "{0[peer]}"), _PROMPTS, ("fastest setup", "{0[setup]}"),
+        ("setups tried", lambda found: str(len(found["tried"]))),
+    ), lambda documents: [
+        {**found, "group": ", ".join(d["groups"])} for d in documents for found in d["calibrations"]
+    ], 3),
+    "first-token": _Table("speed", (
+        _PROMPTS, _MODE, ("ms", "{0[first_token_ms]:.1f}"),
+        ("x plain", "{0[first_token_ratio]:.2f}"),
+        ("over 500 tokens, ms", "{0[first_token_long_ms]:.1f}"),
+        ("x plain", "{0[first_token_long_ratio]:.2f}"),
+    ), lambda documents: _modes(documents, PLAIN, *others_of(documents))),
+    "bound": _Table("speed", (
+        _PROMPTS, _MODE, ("bound", "{0[bound]:.2f}"), ("reached", "{0[bound_share]:.0%}"),
+        ("time in the target", "{0[target_share]:.0%}"),
+        ("in the draft model", "{0[draft_share]:.0%}"),
+        ("overhead per round, ms", "{0[round_overhead_p50_ms]:.2f}"),
+    ), lambda documents: [m for m in _modes(documents) if m["draft_share"] is not None]),
+    "hindsight": _Table("speed", (
+        _PROMPTS, ("rule", "{0[rule]}"), ("K auto, x plain", lambda m: _ratio(m["auto"])),
+        ("best fixed K per prompt, x plain", _to(PLAIN)), ("chosen", "{0[ks]}"),
+    ), _hindsight),
+    "dtypes": _Table("speed", (
+        _PROMPTS, ("here", "{0[document][dtype]}"),
+        ("compared with", lambda m: m["mode"].rpartition(", ")[2]),
+        ("x plain of the other", _to(PLAIN)),
+    ), lambda documents: [m for m in _every_mode(documents) if is_dtype(m["mode"])], 3),
+    "drafters": _Table("speed", (
+        _PROMPTS, ("rule, drafter", "{0[mode]}"), _AGAINST_PLAIN, _SLOWEST, _TOKENS_PER_ROUND,
+    ), lambda documents: [
+        m for m in _every_mode([d for d in documents if len(d["drafters"]) > 1])
+        if any(m["mode"].endswith(f", {drafter}") for drafter in m["document"]["drafters"])
+    ]),
+    "pairs": _Table("pair", (
+        ("target", "{0[target]}"), ("rule", "{0[mode]}"), ("K", "{0[num_speculative_tokens]}"),
+        ("verify / draft step", "{0[cost_ratio]:.1f}"),
+        ("tokens/round", "{0[tokens_per_round]:.1f}"), ("x plain", "{0[speedup]:.2f}"),
+        ("bound", "{0[bound]:.2f}"), ("reached", "{0[share]:.0%}"),
+        ("bytes/round", "{0[bytes_per_round]:,.0f}"), ("judging, ms", "{0[judge_ms]:.2f}"),
+    ), lambda documents: [{**d, **m} for d in documents for m in d["modes"] if m["mode"] != PLAIN]),
+    "rounds": _Table("round", (
+        ("run", lambda d: d["file"].removesuffix(".json")), ("rule", "{0[rule]}"),
+        ("round, ms", "{0[round_ms]:.2f}"), ("outside the models, ms", "{0[hops_ms]:.2f}"),
+        ("two bare echoes, ms", "{0[echoes_ms]:.2f}"),
+        ("over the echoes", "{0[hops_over_echoes]:.2f}"),
+        ("nothing decided, ms", "{0[exchanges_ms]:.2f}"),
+        ("over the echoes", "{0[exchanges_over_echoes]:.2f}"),
+        ("around a proposal, ms", "{0[proposal_loop_ms]:.2f}"),
+    ), lambda documents: documents),
+}  # fmt: skip

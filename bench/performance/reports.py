@@ -1,4 +1,4 @@
-"""Reports of `flyspec bench`, `bench pair` and `bench round`, and what several say together."""
+"""Reports of `flyspec bench`, `bench pair` and `bench round`, and what several have in common."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.modes import Sample
-from flyspec.bench.report import report, to_document
+from flyspec.bench.report import report
 from flyspec.errors import ConfigError
 
 Document = Mapping[str, Any]
@@ -17,13 +19,13 @@ Document = Mapping[str, Any]
 HINDSIGHT = "best fixed K"
 _DEFAULT = ", K auto"
 _KINDS = {"groups": "speed", "hops_over_echoes": "round", "conditions": "eval"}
-"""A field that only this kind of report has. Reports of pairs are those with `modes`."""
+"""A field that only this kind of report has. Other reports with `modes` are those of pairs."""
 
 
 def read_reports(folder: Path) -> dict[str, list[Document]]:
-    """Reports by kind, in the order of their files' names. Raises `ConfigError`.
+    """Read reports by kind, in the order of their file names. Raises `ConfigError`.
 
-    Further runs of `piece.json` are in `piece@2.json` and so on: together they are one report.
+    `piece@2.json` and so on are further runs of `piece.json`; together they make one report.
     """
     found: dict[str, list[Document]] = {}
     runs: dict[str, list[Document]] = {}
@@ -45,12 +47,12 @@ def read_reports(folder: Path) -> dict[str, list[Document]]:
     if runs:
         found["speed"] = [_together(of) for of in runs.values()]
     if not found:
-        raise ConfigError(f"{folder}: no reports of `flyspec bench` in it; `make bench` makes them")
+        raise ConfigError(f"{folder}: has no reports of `flyspec bench`; `make bench` writes them")
     return found
 
 
 def _together(runs: Sequence[Document]) -> Document:
-    """Runs of one piece as a report of all their repeats."""
+    """Combine the runs of one piece into a report of all their repeats."""
     first, *others = runs
     if not others:
         return first
@@ -60,14 +62,16 @@ def _together(runs: Sequence[Document]) -> Document:
         samples += [{**sample, "repeat": sample["repeat"] + repeats} for sample in run["samples"]]
         repeats += run["repeats"]
     modes = report([Sample(**sample) for sample in samples], first["others"])
-    return to_document(modes, **{**first, "repeats": repeats, "samples": samples})
+    merged = {**first, "groups": modes, "repeats": repeats, "samples": samples}
+    found: Document = to_jsonable_python(merged)
+    return found
 
 
 def groups(documents: Sequence[Document]) -> list[tuple[str, dict[str, Any]]]:
-    """(group, its modes by name) of every report of the defaults.
+    """Return each group with its modes by name, from the reports with default settings.
 
-    Of what several have measured, that of the most repeats is taken. Reports that look for the best
-    K, or compare drafters or data types, have parts of their own.
+    If several reports have a mode, the one with the most repeats counts. Reports that search the
+    best K, or compare drafters or data types, have parts of their own.
     """
     found: dict[str, dict[str, Any]] = {g: {} for d in documents for g in d["groups"]}
     for document in sorted(documents, key=lambda d: int(d["repeats"])):
@@ -84,10 +88,10 @@ def groups(documents: Sequence[Document]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def is_dtype(mode: str) -> bool:
-    """Whether a mode is plain decoding in another data type."""
+    """Return whether a mode is plain decoding in another data type."""
     return mode.startswith(f"{PLAIN}, ")
 
 
 def others_of(documents: Sequence[Document]) -> list[str]:
-    """What is not flyspec in any of them, by name."""
+    """Return the names of all modes that are not flyspec's."""
     return list(dict.fromkeys(name for d in documents for name in d.get("others", ())))

@@ -1,7 +1,7 @@
-"""How right, and how likely: texts of each rule, judged by known answers or by the target itself.
+"""Quality of each rule's outputs, by known answers or by the target's own log-likelihood.
 
-Recovery is accuracy under a rule over accuracy of plain decoding. Where no answers are known, the
-quality of a text is what the target thinks of it: the mean raw log-probability of its tokens.
+Recovery is accuracy under a rule relative to that of plain decoding. Without known answers, the
+quality of a text is the mean raw log-probability that the target gives its tokens.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from flyspec.bench.conditions import CONDITIONS, PLAIN, Condition
+from flyspec.bench.conditions import PLAIN, Condition, with_plain
+from flyspec.bench.options import EvalOptions
 from flyspec.bench.prompts import Group, to_request
 from flyspec.bench.versus import Versus, compare
-from flyspec.client import Client, GenerateOptions, Generation
+from flyspec.client import Client, GenerateOptions, Generation, SpeculationMetrics
+from flyspec.concurrency import all_or_first_error
 from flyspec.errors import ConfigError
+from flyspec.progress import progress
 from flyspec.prompts import normal_number
-from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.loop_guard import LoopGuard
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from flyspec.bench.reference import Reference
 
 Results = Mapping[str, Sequence[Generation]]
-"""A generation a prompt, by the condition's name."""
+"""One generation per prompt, by the condition's name."""
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _MARKED = re.compile(rf"####\s*\$?({_NUMBER})")
@@ -36,27 +38,14 @@ _LAST_LINE = re.compile(rf"(?:\A|\n)#### ({_NUMBER})\s*\Z")
 
 
 @dataclass(frozen=True)
-class EvalOptions:
-    """How every text is generated. Prompt i is sampled with `seed` + i, under all conditions."""
-
-    num_speculative_tokens: SpeculationLength = AUTO
-    max_tokens: int = 256
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    seed: int = 0
-    drafter: str = ""
-    chat: bool | None = None
-    concurrency: int = 8
-
-
-@dataclass(frozen=True)
 class ConditionReport:
     """A condition over all prompts.
 
-    `correct`, `accuracy` and `recovery` are None without known answers, then
-    `log_likelihood_per_token` has the mean over all output tokens of the target's raw log-prob,
-    nats. Gaps are means in nats, None where there was no such token. `loops` counts texts that
-    repeat themselves by the loop guard's measure, guarded or not. `mean_accepted_tokens` is tokens
-    a round; a plain token is a round.
+    `correct`, `accuracy` and `recovery` are None without known answers; then
+    `log_likelihood_per_token` is the mean raw log-probability of the output tokens under the
+    target, in nats. Gaps are means in nats, None if there was no such token. `loops` counts texts
+    that repeat themselves by the loop guard's criterion, whether it was on or not.
+    `mean_accepted_tokens` is tokens per round, where each plain token is a round.
     """
 
     condition: str
@@ -84,10 +73,10 @@ class ConditionReport:
 
 
 def extract_answer(text: str, strict: bool) -> str | None:
-    """The answer that a text gives.
+    """Return the answer in a text.
 
-    Strict: the last line is `#### N` and nothing else, as the bundled models are taught. Otherwise
-    the number after the last `####`, or the last number at all.
+    Strict: the last line must be `#### N` and nothing else, as the bundled models are trained.
+    Otherwise the number after the last `####`, or else the last number.
     """
     if strict:
         match = _LAST_LINE.search(text)
@@ -97,67 +86,54 @@ def extract_answer(text: str, strict: bool) -> str | None:
 
 
 def has_answers(group: Group) -> bool:
-    """Whether the answers are known; refuses a group of which only some are."""
+    """Return whether the answers are known. Raises `ConfigError` if only some are."""
     unknown = [p for p in group.prompts if p.reference is None]
     if unknown and len(unknown) < len(group.prompts):
-        raise ConfigError(f"{unknown[0].where}: no answer to compare with; others have one")
+        raise ConfigError(f"{unknown[0].where}: has no answer, but other prompts have one")
     return not unknown
 
 
-async def generate_all(
-    client: Client,
-    group: Group,
-    conditions: Sequence[Condition] = CONDITIONS,
-    options: EvalOptions | None = None,
-    on_result: Callable[[], None] = lambda: None,
-) -> dict[str, list[Generation]]:
-    """A text a prompt and condition, `options.concurrency` at once; the first error ends all."""
-    chosen = options or EvalOptions()
-    gate = asyncio.Semaphore(chosen.concurrency)
+async def generate_all(client: Client, group: Group, o: EvalOptions) -> dict[str, list[Generation]]:
+    """Generate a text per prompt and condition, plain decoding first, `concurrency` at a time."""
+    conditions = with_plain(o.conditions)
+    gate = asyncio.Semaphore(o.concurrency)
 
-    async def solve(condition: Condition, index: int) -> Generation:
+    async def solve(condition: Condition, index: int, advance: Callable[[], None]) -> Generation:
         request = GenerateOptions(
-            sampling=chosen.sampling,
-            seed=chosen.seed + index,
-            max_tokens=chosen.max_tokens,
-            drafter=chosen.drafter,
+            sampling=SamplingParams(temperature=o.temperature, top_p=o.top_p),
+            seed=o.seed + index,
+            max_tokens=o.max_tokens,
+            drafter=o.drafter,
             rule=condition.rule,
-            num_speculative_tokens=condition.requested_k(chosen.num_speculative_tokens),
+            num_speculative_tokens=condition.requested_k(o.num_speculative_tokens),
         )
         async with gate:
-            prompt = to_request(group.prompts[index], chosen.chat)
+            prompt = to_request(group.prompts[index], o.chat)
             generation = await client.complete(prompt, request, math.inf)
-        on_result()
+        advance()
         return generation
 
-    tasks = {
-        c.name: [asyncio.ensure_future(solve(c, i)) for i in range(len(group.prompts))]
-        for c in conditions
-    }
-    every = [task for of in tasks.values() for task in of]
-    try:
-        await asyncio.gather(*every)
-    finally:
-        for task in every:
-            task.cancel()
-        await asyncio.gather(*every, return_exceptions=True)
-    return {name: [task.result() for task in of] for name, of in tasks.items()}
+    count = len(group.prompts)
+    with progress("generating", count * len(conditions)) as advance:
+        texts = await all_or_first_error(
+            solve(condition, index, advance) for condition in conditions for index in range(count)
+        )
+    return {c.name: texts[i * count : (i + 1) * count] for i, c in enumerate(conditions)}
 
 
-async def log_likelihoods(
-    reference: Reference, results: Results, on_text: Callable[[], None] = lambda: None
-) -> dict[str, list[float]]:
-    """log p(output | prompt) under the target, nats, of every text; equal texts are scored once."""
+async def log_likelihoods(reference: Reference, results: Results) -> dict[str, list[float]]:
+    """Return log p(output | prompt) under the target, in nats; equal texts are scored once."""
     known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
     scores: dict[str, list[float]] = {}
-    for name, generations in results.items():
-        scores[name] = []
-        for g in generations:
-            key = (tuple(g.started.prompt_token_ids), tuple(g.token_ids))
-            if key not in known:
-                known[key] = await asyncio.to_thread(reference.log_likelihood, *key)
-            scores[name].append(known[key])
-            on_text()
+    with progress("scoring", sum(map(len, results.values()))) as advance:
+        for name, generations in results.items():
+            scores[name] = []
+            for g in generations:
+                key = (tuple(g.started.prompt_token_ids), tuple(g.token_ids))
+                if key not in known:
+                    known[key] = await asyncio.to_thread(reference.log_likelihood, *key)
+                scores[name].append(known[key])
+                advance()
     return scores
 
 
@@ -167,9 +143,9 @@ def report(
     scores: Mapping[str, Sequence[float]] | None = None,
     first: str = PLAIN,
 ) -> list[ConditionReport]:
-    """One report a condition; `scores` are the texts' log-likelihoods if they were taken.
+    """Summarize each condition, compared with the one named `first`.
 
-    Each is compared with the condition named `first`.
+    `scores` are the log-likelihoods of the texts, if known.
     """
     answered = has_answers(group)
     marks = {
@@ -194,23 +170,15 @@ def report(
 
 
 def is_right(group: Group, index: int, generation: Generation) -> bool:
-    """Whether the text gives the known answer of the prompt at `index`."""
+    """Return whether the text has the known answer of the prompt at `index`."""
     answer = extract_answer(generation.text, group.strict)
     return answer is not None and answer == group.prompts[index].reference
-
-
-def to_document(
-    reports: Sequence[ConditionReport], samples: Sequence[dict[str, Any]] = (), **facts: Any
-) -> dict[str, Any]:
-    """The report as JSON; with `samples`, every text as well."""
-    document = {**facts, "conditions": [asdict(r) for r in reports]}
-    return {**document, "samples": list(samples)} if samples else document
 
 
 def to_samples(
     group: Group, results: Results, scores: Mapping[str, Sequence[float]] | None = None
 ) -> list[dict[str, Any]]:
-    """Every text as JSON: tokens, origins, what speculation did, and how good it is."""
+    """Return each text for JSON: tokens, origins, speculation metrics, and quality."""
     answered = has_answers(group)
     return [
         {
@@ -226,7 +194,7 @@ def to_samples(
             "loop_guard_token_index": g.completion.loop_guard_token_index,
             "correct": is_right(group, i, g) if answered else None,
             "log_likelihood": scores[name][i] if scores else None,
-            "speculation": asdict(g.completion.speculation),
+            "speculation": g.completion.speculation,
         }
         for name, of in results.items()
         for i, g in enumerate(of)
@@ -234,13 +202,13 @@ def to_samples(
 
 
 def _rule_document(generation: Generation) -> dict[str, Any]:
-    """The rule with the parameters that it has; enums by name."""
+    """Return the rule with the parameters it has, and enums by name."""
     parameters = asdict(generation.started.rule).items()
     return {k: getattr(v, "name", v) for k, v in parameters if v not in (None, ())}
 
 
 def _repeats_itself(generation: Generation) -> bool:
-    """Whether the guard took effect; or would have, where it is off."""
+    """Return whether the loop guard took effect, or would have if it was off."""
     if generation.completion.loop_guard_token_index is not None:
         return True
     guard = LoopGuard()
@@ -257,13 +225,9 @@ def _report_condition(
     plain_right: int | None,
     scores: Sequence[float] | None,
 ) -> ConditionReport:
-    metrics = [g.completion.speculation for g in of]
+    total = _sum([g.completion.speculation for g in of])
     tokens = sum(g.completion.completion_tokens for g in of)
-    rounds = max(1, sum(m.num_rounds for m in metrics))
-    steps = max(1, sum(m.num_spec_steps for m in metrics))
-    loose = sum(m.num_loose_tokens for m in metrics)
-    rejected = sum(m.num_rejected_tokens for m in metrics)
-    cost = sum(m.loose_cost_nats for m in metrics)
+    rounds, steps = max(1, total.num_rounds), max(1, total.num_spec_steps)
     return ConditionReport(
         condition=name,
         problems=len(of),
@@ -275,19 +239,23 @@ def _report_condition(
             sum(scores) / max(1, sum(len(g.token_ids) for g in of)) if scores else None
         ),
         mean_accepted_tokens=tokens / rounds,
-        mean_acceptance_length=1.0 + sum(m.num_accepted_draft_tokens for m in metrics) / steps,
-        loose_tokens=loose,
-        loose_share=loose / max(1, tokens),
-        loose_cost_nats=cost,
-        mean_loose_gap_nats=cost / loose if loose else None,
-        rejected_tokens=rejected,
-        mean_rejected_gap_nats=(
-            sum(m.rejected_cost_nats for m in metrics) / rejected if rejected else None
-        ),
-        rollbacks=sum(m.num_rollbacks for m in metrics),
+        mean_acceptance_length=total.mean_acceptance_length,
+        loose_tokens=total.num_loose_tokens,
+        loose_share=total.num_loose_tokens / max(1, tokens),
+        loose_cost_nats=total.loose_cost_nats,
+        mean_loose_gap_nats=total.mean_loose_gap_nats,
+        rejected_tokens=total.num_rejected_tokens,
+        mean_rejected_gap_nats=total.mean_rejected_gap_nats,
+        rollbacks=total.num_rollbacks,
         loops=sum(_repeats_itself(g) for g in of),
-        distribution_bytes_per_round=sum(m.distribution_bytes for m in metrics) / steps,
-        round_bytes_per_round=sum(m.round_bytes for m in metrics) / rounds,
+        distribution_bytes_per_round=total.distribution_bytes / steps,
+        round_bytes_per_round=total.round_bytes / rounds,
         same_as_plain=sum(g.token_ids == p.token_ids for g, p in zip(of, plain, strict=False)),
         cut_off=sum(g.completion.finish_reason.name == "LENGTH" for g in of),
     )
+
+
+def _sum(metrics: Sequence[SpeculationMetrics]) -> SpeculationMetrics:
+    """Add them up, except for the histogram."""
+    names = {f.name for f in fields(SpeculationMetrics)} - {"acceptance_histogram"}
+    return SpeculationMetrics(**{name: sum(getattr(m, name) for m in metrics) for name in names})

@@ -1,12 +1,13 @@
-"""What is compared: plain decoding and rules with their parameters, and how both are written.
+"""What is compared: plain decoding, and rules with parameters, as named on the command line.
 
-On the command line a rule is `name`, or `name:parameter=value,parameter=value`; commas also stand
-between rules: `fly,margin:margin_threshold=0.2,fly_window_size=4,typical` is three of them. K is
-a number, or `auto` for the server's own choice.
+A rule is `name`, or `name:parameter=value,parameter=value`. Rules are separated by commas, too:
+`fly,margin:margin_threshold=0.2,fly_window_size=4,typical` is three of them. K is a number, or
+`auto` for the server's choice.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -22,31 +23,36 @@ T = TypeVar("T")
 PLAIN = "plain"
 ALL = "all"
 _K = "num_speculative_tokens"
+_BETWEEN_RULES = re.compile(r",(?!\s*\w+=)")
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A way to generate; without `num_speculative_tokens` with the K of the run."""
+    """A way to generate. Without `num_speculative_tokens` it uses the run's K."""
 
     name: str
     rule: Rule
     num_speculative_tokens: SpeculationLength | None = None
 
+    def __str__(self) -> str:
+        return self.name
+
     def requested_k(self, of_run: T) -> SpeculationLength | T:
-        """Its own, or that of the run."""
+        """Return its own K, or else the run's."""
         k = self.num_speculative_tokens
         return of_run if k is None else k
 
 
 _PLAIN = Condition(PLAIN, Rule("exact"), 0)
+EXACT, FLY, FUZZY = (Condition(name, Rule(name)) for name in ("exact", "fly", "fuzzy"))
 
 CONDITIONS: tuple[Condition, ...] = (
     _PLAIN,
-    Condition("exact", Rule("exact")),
-    Condition("fly", Rule("fly")),
+    EXACT,
+    FLY,
     Condition("fly, W = 0", Rule("fly", fly_window_size=0)),
 )
-"""What is compared unless rules are named."""
+"""What `flyspec eval` compares unless rules are named."""
 
 _VARIANTS = {
     "fly": (CONDITIONS[3],),
@@ -56,7 +62,7 @@ _VARIANTS = {
 
 
 def _of_preset(name: str) -> tuple[Condition, ...]:
-    """The preset, by each divergence if it has one, and its variants."""
+    """Return the preset, once per divergence if it has one, and its variants."""
     kinds: tuple[Condition, ...] = (Condition(name, Rule(name)),)
     own = RULE_PRESETS[name].defaults.get("divergence")
     if own is not None:
@@ -68,17 +74,17 @@ def _of_preset(name: str) -> tuple[Condition, ...]:
 
 
 ALL_CONDITIONS = (_PLAIN, *(c for name in RULE_PRESETS for c in _of_preset(name)))
-"""Every preset, and the variants that the literature tells apart."""
+"""Every preset, and the variants that the literature distinguishes."""
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:
-    """The conditions that a comma list names; `all` stands for `ALL_CONDITIONS`, `plain` for K = 0.
+    """Parse a comma-separated list. `all` means `ALL_CONDITIONS`, `plain` means K = 0.
 
-    `num_speculative_tokens` may be given like a rule's parameter. Ranges are checked by the server,
-    which alone knows an operator's limits and named rules. Raises `ConfigError`.
+    `num_speculative_tokens` may be given like a rule's parameter. The server checks ranges, since
+    only it knows an operator's limits and named rules. Raises `ConfigError`.
     """
     found: list[Condition] = []
-    for spec in _split(text):
+    for spec in filter(None, map(str.strip, _BETWEEN_RULES.split(text))):
         name, _, parameters = spec.partition(":")
         if name == ALL and not parameters:
             found += ALL_CONDITIONS
@@ -95,23 +101,31 @@ def parse_conditions(text: str) -> tuple[Condition, ...]:
     return tuple(found)
 
 
+def parse_condition(text: str) -> Condition:
+    """Parse a single rule that leaves K to the run. Raises `ValueError` or `ConfigError`."""
+    condition, *others = parse_conditions(text)
+    if others:
+        raise ValueError(f"{text!r} names {1 + len(others)} rules; give one")
+    if condition.num_speculative_tokens is not None:
+        raise ValueError(f"{text!r} sets K; use --num-speculative-tokens instead")
+    return condition
+
+
 def parse_ks(text: str) -> tuple[SpeculationLength, ...]:
-    """The Ks of a comma list, each a number or `auto`. Raises `ConfigError`."""
+    """Parse comma-separated values of K, each a number or `auto`. Raises `ValueError`."""
     found: list[SpeculationLength] = []
     for piece in filter(None, (part.strip() for part in text.split(","))):
         try:
             found.append(_k(piece))
         except ValueError as error:
-            raise ConfigError(
-                f"--num-speculative-tokens {text!r}: must be {error}, with commas between several"
-            ) from None
+            raise ValueError(f"{text!r}: must be {error}, or several separated by commas") from None
     if not found or len(set(found)) < len(found):
-        raise ConfigError(f"--num-speculative-tokens {text!r} names no K, or one twice")
+        raise ValueError(f"{text!r}: names no K, or the same one twice")
     return tuple(found)
 
 
 def by_k(conditions: Sequence[Condition], ks: Sequence[SpeculationLength]) -> tuple[Condition, ...]:
-    """The conditions with each of several Ks; with one, they keep their names. K = 0 is plain."""
+    """Return the conditions at each of several Ks; with a single K they keep their names."""
     found = []
     for condition in conditions:
         if condition.num_speculative_tokens is not None:
@@ -125,9 +139,9 @@ def by_k(conditions: Sequence[Condition], ks: Sequence[SpeculationLength]) -> tu
 
 
 def parse_rules(text: str) -> tuple[tuple[str, Rule], ...]:
-    """Names and rules of a comma list, checked, for judging in this process.
+    """Parse and validate rules for judging in this process, with their names.
 
-    `all` leaves out what differs by K alone. Raises `ConfigError` where a K is given.
+    `all` leaves out those that differ only in K. Raises `ConfigError` if a K is given.
     """
     if text.strip() == ALL:
         conditions = tuple(c for c in ALL_CONDITIONS if c.num_speculative_tokens is None)
@@ -135,43 +149,30 @@ def parse_rules(text: str) -> tuple[tuple[str, Rule], ...]:
         conditions = parse_conditions(text)
     for condition in conditions:
         if condition.num_speculative_tokens is not None:
-            raise ConfigError(f"--rules: {condition.name!r} sets K; only rules can be judged by")
+            raise ConfigError(f"--rules: {condition.name!r} sets K, which has no part in judging")
         validate_rule(condition.rule)
     return tuple((c.name, c.rule) for c in conditions)
 
 
 def with_plain(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:
-    """The same with plain decoding first, which recovery is relative to."""
+    """Return them with plain decoding first, as the baseline of recovery."""
     return (_PLAIN, *(c for c in conditions if c.name != PLAIN))
 
 
-def _split(text: str) -> list[str]:
-    """Pieces of a comma list; `parameter=value` belongs to the rule before it."""
-    specs: list[str] = []
-    for piece in (part.strip() for part in text.split(",")):
-        if piece and "=" in piece and ":" not in piece:
-            if not specs or ":" not in specs[-1]:
-                raise ConfigError(
-                    f"--rules: {piece!r} follows no rule; write name:parameter=value, for example "
-                    "margin:margin_threshold=0.2"
-                )
-            specs[-1] += f",{piece}"
-        elif piece:
-            specs.append(piece)
-    return specs
-
-
 def _parse(spec: str, name: str, parameters: str) -> Condition:
-    if not name:
-        raise ConfigError(f"--rules: {spec!r} has no rule's name before the colon")
+    if not name or "=" in name:
+        raise ConfigError(
+            f"--rules: {spec!r} has no rule name before a colon; write name:parameter=value, for "
+            "example margin:margin_threshold=0.2"
+        )
     rule = Rule(name)
     k: SpeculationLength | None = None
-    for parameter in filter(None, parameters.split(",")):
+    for parameter in filter(None, map(str.strip, parameters.split(","))):
         field, separator, value = parameter.partition("=")
         known = (_K, *PARAMETERS)
         if field not in known or not separator:
             raise ConfigError(
-                f"--rules: {spec!r}: {parameter!r} is no parameter with a value; parameters are "
+                f"--rules: {spec!r}: {parameter!r} must be PARAMETER=VALUE; parameters are "
                 f"{', '.join(known)}"
             )
         try:

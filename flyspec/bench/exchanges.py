@@ -1,8 +1,8 @@
-"""A round's two exchanges with nothing decided: what threads, values and time limits cost.
+"""A round's two exchanges with nothing decided: the cost of threads, values and time limits.
 
-As `transport`'s echoes, but what goes between the processes are flyspec's own messages, turned into
-values and back at every end; the work is done in a thread, so that the event loop stays free, and
-every wait has a limit: what each service does before it knows anything of drafts and rules.
+As `transport`'s echoes, but with flyspec's own messages, which every end turns into values and
+back; the work is done in a thread, so that the event loop stays free, and every wait has a time
+limit: everything a service does apart from drafts and rules.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _MESSAGES: dict[str, tuple[Any, Any]] = {
 
 
 class Exchanges:
-    """Streams to a draft and a verify service that work for as long as they are told."""
+    """Streams to a draft and a verify service that work for the requested time."""
 
     def __init__(self, draft: Any, verify: Any) -> None:
         self._draft, self._verify = draft, verify
         self._sequence = TokenSequence(range(_LENGTH))
 
     async def outside_ns(self, legs: Sequence[Leg]) -> int:
-        """A proposal, then a verdict on it; their time outside the work of these legs, ns."""
+        """Get a proposal, then a verdict on it; return their time outside the work, in ns."""
         begin = time.perf_counter_ns()
         draft, verify = legs
         advance = DraftAdvance(draft.work_ns, _LENGTH - 1, [_LENGTH], _NUM_DRAFTS)
@@ -88,7 +88,7 @@ async def exchanges() -> AsyncIterator[Exchanges]:
 
 
 class _Service(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers each message after as many ns of work as its `round_id` says."""
+    """Answers each message after as many ns of work as its `round_id`."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._work = kind, Products()

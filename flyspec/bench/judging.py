@@ -1,9 +1,9 @@
-"""What judging costs: each rule against the forward of the output layer, in one run.
+"""Cost of judging by each rule, relative to the forward pass of the output layer.
 
-Before every timed judgement the layer runs, hidden size H -> V over K + 1 rows, and the logits are
-written anew: so the caches hold what they hold after a forward, and a machine whose speed drifts
-slows both alike. Shares are the median over the repeats of a judgement's time over that of the
-layer just before it. Judged by `verify_service.rules.judge`, as the verify service does.
+Before every timed judgement the layer (hidden size H -> V, K + 1 rows) runs and the logits are
+rewritten, so that the caches are as after a forward pass, and a machine whose speed drifts slows
+both alike. Shares are medians over the repeats of a judgement's time divided by the layer's just
+before it. Judging is `verify_service.rules.judge`, as in the verify service.
 """
 
 from __future__ import annotations
@@ -11,22 +11,26 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from flyspec.bench import rounds
+from flyspec.bench.options import JudgeOptions
 from flyspec.bench.rounds import SEED, START_POSITION, RandomRound, make_round
+from flyspec.bench.summaries import grouped
 from flyspec.engine.distributions import decode
+from flyspec.engine.loading import resolve_device
 from flyspec.engine.logits import token_logprobs
 from flyspec.engine.model import History
 from flyspec.engine.sampling import choose
+from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
+from flyspec.tables import Table, make_table
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams, TokenDistribution
@@ -36,16 +40,16 @@ SAMPLINGS = {
     "greedy": SamplingParams(),
     "temperature 0.7, top-p 0.9": SamplingParams(temperature=0.7, top_p=0.9),
 }
-"""Under which the rules are judged."""
+"""Sampling parameters for every rule."""
 
 DEFAULT_RULES = tuple(
-    # At the default probability the mismatch would seldom stand; the cost is the same.
+    # At the default probability the mismatch would rarely be accepted; the cost is the same.
     (name, Rule(name, random_acceptance=0.999 if "random_acceptance" in p.defaults else None))
     for name, p in RULE_PRESETS.items()
 )
 
 TARGET_SHARE = 0.1
-"""Of the layer's time: what `exact` and `fly` may add when greedy."""
+"""Goal for greedy `exact` and `fly`: maximum share of the layer's time."""
 
 _SAMPLING_ALONE = {
     "greedy": SamplingParams(),
@@ -58,25 +62,11 @@ _SAMPLING_ALONE = {
     ),
 }
 _READ_TOP_K = 50
-_CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class JudgeOptions:
-    """Sizes, and what is judged. `repeats` timed runs of everything follow one that is not."""
-
-    vocab_size: int = 128_256
-    hidden_size: int = 4096
-    num_speculative_tokens: Sequence[int] = (15, 25)
-    rules: Sequence[tuple[str, Rule]] = DEFAULT_RULES
-    dtype: torch.dtype = torch.bfloat16
-    device: torch.device = _CPU
-    repeats: int = 9
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """The output layer's forward over K + 1 rows; median, ns."""
+    """Forward pass of the output layer over K + 1 rows; median, in ns."""
 
     num_speculative_tokens: int
     rows: int
@@ -85,7 +75,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class RuleCost:
-    """A rule over one round: all of its drafts match, or one does not and has this outcome."""
+    """A rule on one round: all drafts match, or one does not and has this outcome."""
 
     rule: str
     sampling: str
@@ -98,8 +88,8 @@ class RuleCost:
 
 @dataclass(frozen=True)
 class SamplingCost:
-    """A part of it alone: choosing the target's own tokens of K + 1 rows, which every rule does;
-    their log-probabilities; reading the drafts' distributions."""
+    """A part alone: choosing the target's tokens for K + 1 rows, as every rule does; their
+    log-probabilities; decoding the drafts' distributions."""
 
     what: str
     num_speculative_tokens: int
@@ -109,7 +99,7 @@ class SamplingCost:
 
 @dataclass(frozen=True)
 class JudgeReport:
-    """All of it, and the largest greedy share of `exact` and `fly`, if they were measured."""
+    """The costs of the output layer, all rules, and sampling alone."""
 
     vocab_size: int
     hidden_size: int
@@ -123,7 +113,7 @@ class JudgeReport:
 
     @property
     def worst_share(self) -> float | None:
-        """Of the layer's time, greedy, over `exact` and `fly`; the target is `TARGET_SHARE`."""
+        """Maximum share of greedy `exact` and `fly`, if measured; the goal is `TARGET_SHARE`."""
         shares = [
             cost.share_of_layer
             for cost in self.rules
@@ -131,14 +121,10 @@ class JudgeReport:
         ]
         return max(shares) if shares else None
 
-    def to_document(self) -> dict[str, Any]:
-        """The report as JSON."""
-        return {**asdict(self), "target_share": TARGET_SHARE, "worst_share": self.worst_share}
-
 
 @dataclass(frozen=True)
 class _Case:
-    """Something to time on fresh logits; `make` turns its times into a cost."""
+    """Work to time on fresh logits; `make` turns its median and share into a cost."""
 
     num_speculative_tokens: int
     logits: Tensor
@@ -146,52 +132,46 @@ class _Case:
     make: Callable[[int, float], RuleCost | SamplingCost]
 
 
-def count(options: JudgeOptions) -> int:
-    """How many times `measure` calls `on_sample`."""
-    per_k = len(options.rules) * len(SAMPLINGS) * 2 + len(_SAMPLING_ALONE) + 3
-    return len(options.num_speculative_tokens) * per_k * (options.repeats + 1)
-
-
-def measure(options: JudgeOptions, on_sample: Callable[[], None] = lambda: None) -> JudgeReport:
-    """Time every rule, K, way of sampling and kind of round, in an order that rotates."""
+def measure(o: JudgeOptions) -> JudgeReport:
+    """Time every rule, K, way of sampling and kind of round, in a rotating order."""
+    if o.threads:
+        torch.set_num_threads(o.threads)
+    dtype, device = getattr(torch, o.dtype), resolve_device(o.device)
     with torch.inference_mode():
-        weight = torch.empty(
-            options.vocab_size, options.hidden_size, dtype=options.dtype, device=options.device
-        ).normal_(std=0.02)
-        hidden = {
-            k: torch.randn(k + 1, options.hidden_size).to(options.device, options.dtype)
-            for k in options.num_speculative_tokens
-        }
-    cases = _cases(options)
-    layer_ns: dict[int, list[int]] = {k: [] for k in options.num_speculative_tokens}
+        weight = torch.empty(o.vocab_size, o.hidden_size, dtype=dtype, device=device)
+        weight.normal_(std=0.02)
+        hidden = {k: torch.randn(k + 1, o.hidden_size).to(device, dtype) for k in o.ks}
+    cases = _cases(o, dtype, device)
+    layer_ns: dict[int, list[int]] = {k: [] for k in o.ks}
     times: list[list[int]] = [[] for _ in cases]
     shares: list[list[float]] = [[] for _ in cases]
-    for repeat in range(options.repeats + 1):
-        turn = repeat % len(cases)
-        for index in [*range(turn, len(cases)), *range(turn)]:
-            case = cases[index]
-            k = case.num_speculative_tokens
-            with torch.inference_mode():
-                forward = partial(torch.nn.functional.linear, hidden[k], weight)
-                layer = _time(forward, options.device)
-                logits = case.logits.clone()
-            judged = _time(partial(case.work, logits), options.device)
-            if repeat > 0:  # the first run fills caches of programs and of memory
-                layer_ns[k].append(layer)
-                times[index].append(judged)
-                shares[index].append(judged / layer)
-            on_sample()
+    with progress("judging", len(cases) * (o.repeats + 1)) as advance:
+        for repeat in range(o.repeats + 1):
+            turn = repeat % len(cases)
+            for index in [*range(turn, len(cases)), *range(turn)]:
+                case = cases[index]
+                k = case.num_speculative_tokens
+                with torch.inference_mode():
+                    forward = partial(torch.nn.functional.linear, hidden[k], weight)
+                    layer = _time(forward, device)
+                    logits = case.logits.clone()
+                judged = _time(partial(case.work, logits), device)
+                if repeat > 0:  # the first run fills caches of programs and of memory
+                    layer_ns[k].append(layer)
+                    times[index].append(judged)
+                    shares[index].append(judged / layer)
+                advance()
     costs = [
         case.make(int(statistics.median(t)), statistics.median(s))
         for case, t, s in zip(cases, times, shares, strict=True)
     ]
     return JudgeReport(
-        vocab_size=options.vocab_size,
-        hidden_size=options.hidden_size,
-        dtype=str(options.dtype).removeprefix("torch."),
-        device=str(options.device),
+        vocab_size=o.vocab_size,
+        hidden_size=o.hidden_size,
+        dtype=o.dtype,
+        device=str(device),
         threads=torch.get_num_threads(),
-        repeats=options.repeats,
+        repeats=o.repeats,
         layers=[LayerCost(k, k + 1, int(statistics.median(t))) for k, t in layer_ns.items()],
         rules=[cost for cost in costs if isinstance(cost, RuleCost)],
         sampling=[cost for cost in costs if isinstance(cost, SamplingCost)],
@@ -199,7 +179,7 @@ def measure(options: JudgeOptions, on_sample: Callable[[], None] = lambda: None)
 
 
 def _time(work: Callable[[], object], device: torch.device) -> int:
-    """Nanoseconds until the work is done, on the device as well."""
+    """Return the nanoseconds until the work is done, on the device, too."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begin = time.perf_counter_ns()
@@ -209,61 +189,55 @@ def _time(work: Callable[[], object], device: torch.device) -> int:
     return time.perf_counter_ns() - begin
 
 
-def _cases(options: JudgeOptions) -> list[_Case]:
+def _cases(o: JudgeOptions, dtype: torch.dtype, device: torch.device) -> list[_Case]:
     @cache
     def round_of(k: int, sampling: SamplingParams, mismatch: bool, likely: bool) -> RandomRound:
         return make_round(
-            k, options.vocab_size, sampling,
-            mismatch=mismatch, likely=likely, dtype=options.dtype, device=options.device,
+            k, o.vocab_size, sampling,
+            mismatch=mismatch, likely=likely, dtype=dtype, device=device,
         )  # fmt: skip
 
     cases = []
-    for k in options.num_speculative_tokens:
+    for k in o.ks:
         for label, sampling in SAMPLINGS.items():
-            for name, rule in options.rules:
+            for name, rule in o.rules or DEFAULT_RULES:
                 lossless = RULE_PRESETS[rule.name].lossless
                 for mismatch in (False, True):
-                    round_ = round_of(k, sampling, mismatch, likely=mismatch and not lossless)
-                    cases.append(_rule_case(name, rule, label, sampling, round_, options))
+                    round_ = round_of(k, sampling, mismatch, mismatch and not lossless)
+                    cases.append(_rule_case(name, rule, label, sampling, round_))
         for label, sampling in _SAMPLING_ALONE.items():
             drawn = SamplingParams() if sampling.penalizes else sampling
-            cases.append(_sampling_case(label, sampling, round_of(k, drawn, False, False)))
+            round_ = round_of(k, drawn, False, False)
+            cases.append(_part(label, round_, _choosing(sampling, round_)))
         greedy = round_of(k, SamplingParams(), False, False)
-        cases.append(_logprobs_case(greedy))
-        cases += [_reading_case(top_k, greedy) for top_k in (0, _READ_TOP_K)]
+        token_ids = [*greedy.draft_token_ids, 0]
+        cases.append(
+            _part("log-probs, top 5", greedy, partial(token_logprobs, token_ids=token_ids, top=5))
+        )
+        for top_k in (0, _READ_TOP_K):
+            what = f"reading distributions, {f'top {top_k}' if top_k else 'full'}"
+            cases.append(_part(what, greedy, _reading(top_k, greedy)))
     return cases
 
 
 def _rule_case(
-    name: str,
-    rule: Rule,
-    label: str,
-    sampling: SamplingParams,
-    round_: RandomRound,
-    options: JudgeOptions,
+    name: str, rule: Rule, label: str, sampling: SamplingParams, round_: RandomRound
 ) -> _Case:
-    k = len(round_.draft_token_ids)
+    k, vocab_size = len(round_.draft_token_ids), round_.logits.shape[-1]
     resolved = resolve_rule(rule, k)
-    distributions = round_.distributions(distribution_spec(resolved, sampling))
-    eos = rounds.eos_token_ids(options.vocab_size)
-    control = rounds.control_token_ids(options.vocab_size)
-
-    def work(logits: Tensor) -> Any:
-        return judge(
-            resolved,
-            round_.draft_token_ids,
-            logits,
-            sampling=sampling,
-            seed=SEED,
-            start_position=START_POSITION,
-            eos_token_ids=eos,
-            control_token_ids=control,
-            draft_distributions=distributions,
-        )
-
+    work = partial(
+        judge,
+        resolved,
+        round_.draft_token_ids,
+        sampling=sampling,
+        seed=SEED,
+        start_position=START_POSITION,
+        eos_token_ids=rounds.eos_token_ids(vocab_size),
+        control_token_ids=rounds.control_token_ids(vocab_size),
+        draft_distributions=round_.distributions(distribution_spec(resolved, sampling)),
+    )
     index = round_.mismatch_index
-    decisions = work(round_.logits).decisions
-    outcome = decisions[index or 0].outcome.name
+    outcome = work(round_.logits).decisions[index or 0].outcome.name
 
     def make(median_ns: int, share: float) -> RuleCost:
         return RuleCost(name, label, k, index is None, outcome, median_ns, share)
@@ -271,57 +245,75 @@ def _rule_case(
     return _Case(k, round_.logits, work, make)
 
 
-def _sampling_case(what: str, sampling: SamplingParams, round_: RandomRound) -> _Case:
+def _part(what: str, round_: RandomRound, work: Callable[[Tensor], object]) -> _Case:
     k = len(round_.draft_token_ids)
-    vocab_size = round_.logits.shape[-1]
-    tokens = [position % vocab_size for position in range(START_POSITION)]
-    history = History(tokens, START_POSITION // 2)
-
-    def work(logits: Tensor) -> Any:
-        return choose(
-            logits,
-            sampling,
-            START_POSITION,
-            SEED,
-            history=history,
-            draft_token_ids=round_.draft_token_ids,
-        ).tolist()
-
     return _Case(k, round_.logits, work, lambda ns, share: SamplingCost(what, k, ns, share))
 
 
-def _logprobs_case(round_: RandomRound) -> _Case:
-    k = len(round_.draft_token_ids)
-    token_ids = [*round_.draft_token_ids, 0]
-    return _Case(
-        k,
-        round_.logits,
-        lambda logits: token_logprobs(logits, token_ids, 5),
-        lambda ns, share: SamplingCost("log-probs, top 5", k, ns, share),
-    )
+def _choosing(sampling: SamplingParams, round_: RandomRound) -> Callable[[Tensor], object]:
+    vocab_size = round_.logits.shape[-1]
+    tokens = [position % vocab_size for position in range(START_POSITION)]
+    history = History(tokens, START_POSITION // 2)
+    drafts = round_.draft_token_ids
+    return lambda logits: choose(
+        logits, sampling, START_POSITION, SEED, history=history, draft_token_ids=drafts
+    ).tolist()
 
 
-def _reading_case(top_k: int, round_: RandomRound) -> _Case:
-    """Distributions from the bytes of the wire to the device."""
-    k, vocab_size = len(round_.draft_token_ids), round_.logits.shape[-1]
+def _reading(top_k: int, round_: RandomRound) -> Callable[[Tensor], object]:
+    """Decode distributions from the bytes of the wire to the device."""
+    vocab_size = round_.logits.shape[-1]
     sent = round_.distributions(DistributionSpec(top_k))
     assert sent is not None
-    travelling = [
+    encoded = [
         TokenDistribution(
             row.to("cpu", torch.float16).numpy().tobytes(),
             () if sent.token_ids is None else tuple(sent.token_ids[i].tolist()),
         )
         for i, row in enumerate(sent.log_probs)
     ]
+    return lambda logits: decode(
+        encoded, round_.draft_token_ids, vocab_size, renormalise=False, device=logits.device
+    )
 
-    def work(logits: Tensor) -> Any:
-        return decode(
-            travelling,
-            round_.draft_token_ids,
-            vocab_size,
-            renormalise=False,
-            device=logits.device,
+
+def judge_tables(report: JudgeReport) -> list[Table]:
+    """Return one table per way of sampling, and one for sampling alone."""
+    ks = [layer.num_speculative_tokens for layer in report.layers]
+    costs = {(c.sampling, c.rule, c.num_speculative_tokens, c.matching): c for c in report.rules}
+    rules = list(dict.fromkeys(c.rule for c in report.rules))
+    tables = []
+    for sampling in dict.fromkeys(c.sampling for c in report.rules):
+        rows = []
+        for rule in rules:
+            row = [rule]
+            for k in ks:
+                matching, other = (costs[sampling, rule, k, match] for match in (True, False))
+                row += [_cost(matching), _cost(other), other.outcome.lower()]
+            rows.append(row)
+        columns = [head for k in ks for head in (f"K = {k}, all match", "one mismatch", "")]
+        tables.append(make_table(["rule", *columns], rows, f"judging, {sampling}"))
+    parts = grouped(report.sampling, lambda c: c.what)
+    alone = [[what, *map(_cost, of)] for what, of in parts.items()]
+    return [*tables, make_table(["", *(f"K = {k}" for k in ks)], alone, "sampling alone")]
+
+
+def judge_summary(report: JudgeReport) -> str:
+    """Say how long the layers take, and whether the goal was met."""
+    lines = [
+        f"output layer {report.hidden_size} -> {report.vocab_size:,}, {layer.rows} rows, "
+        f"{report.dtype} on {report.device}: {layer.median_ns / 1e6:.2f} ms"
+        for layer in report.layers
+    ]
+    worst = report.worst_share
+    if worst is not None:
+        verdict = "met" if worst <= TARGET_SHARE else "missed"
+        lines.append(
+            f"goal for greedy exact and fly: at most {TARGET_SHARE:.0%} of the layer's time; "
+            f"{verdict}, maximum {worst:.1%}"
         )
+    return "\n".join(lines)
 
-    what = f"reading distributions, {f'top {top_k}' if top_k else 'full'}"
-    return _Case(k, round_.logits, work, lambda ns, share: SamplingCost(what, k, ns, share))
+
+def _cost(cost: RuleCost | SamplingCost) -> str:
+    return f"{cost.median_ns / 1e6:.2f} ms {cost.share_of_layer:6.1%}"

@@ -1,4 +1,4 @@
-"""Ways to continue a prompt, each timed alike: through the services, by transformers, by others."""
+"""Ways to continue a prompt, all timed alike: the services, transformers, other servers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flyspec.bench.openai import OpenAIServer
-from flyspec.bench.peer_worker import PeerSetup
-from flyspec.bench.peers import PeerProcess
+from flyspec.bench.peers import PeerProcess, PeerSetup
 from flyspec.client import Chunk, Client, Completion, GenerateOptions, Prompt, Started
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
@@ -21,10 +20,10 @@ _NOISE_TOKENS = 24
 
 @dataclass(frozen=True)
 class Sample:
-    """One generation: what it took, and what speculation did.
+    """One generation: its time, and what speculation did.
 
-    `token_ids` are empty where only their number is known; `chosen` is the mode that hindsight
-    chose.
+    `token_ids` are empty if only their number is known. `chosen` is the mode that hindsight chose.
+    `judge_ns` is measured by `bench pair` only.
     """
 
     group: str
@@ -45,41 +44,45 @@ class Sample:
     target_ns: int = 0
     draft_ns: int = 0
     chosen: str = ""
+    drafted: int = 0
+    round_bytes: int = 0
+    distribution_bytes: int = 0
+    judge_ns: int = 0
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / self.seconds
 
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt of a group: as it is sent, its tokens, and how many plain decoding gave."""
+    """A prompt of a group, as sent and as tokens, with plain decoding's number of output tokens."""
 
     group: str
     index: int
     prompt: Prompt
-    prompt_token_ids: Sequence[int]
-    plain_tokens: int
+    prompt_token_ids: Sequence[int] = ()
+    plain_tokens: int = 0
 
 
 class Mode(Protocol):
-    """A way to continue a prompt. `concurrent`: several at once are as good as one."""
+    """A way to continue a prompt. `concurrent`: it can serve several requests at a time."""
 
     concurrent: bool
 
     @property
     def name(self) -> str:
-        """As reports call it."""
+        """The name in reports."""
         ...
 
     async def run(self, item: Item) -> Sample:
-        """Continue it; the repeat is filled in by who asks."""
+        """Continue the prompt; the caller fills in the repeat."""
         ...
 
 
 class FlyspecMode:
-    """Through the services, as a request of these options."""
+    """The services, with fixed request options."""
 
     concurrent = True
 
@@ -87,7 +90,7 @@ class FlyspecMode:
         self.name, self._client, self._options = name, client, options
 
     async def run(self, item: Item) -> Sample:
-        """From the request to its completion; the first token is there with its chunk."""
+        """Time from the request to its completion; the first token arrives with the first chunk."""
         first = None
         token_ids: list[int] = []
         prompt_tokens = 0
@@ -118,13 +121,16 @@ class FlyspecMode:
                             overhead_ns=t.round_overhead_p50_ns,
                             target_ns=t.target_model_ns,
                             draft_ns=t.draft_model_ns,
+                            drafted=m.num_draft_tokens,
+                            round_bytes=m.round_bytes,
+                            distribution_bytes=m.distribution_bytes,
                         )  # fmt: skip
         raise FlyspecError(f"{self._client.address} ended the stream without a completion")
 
 
 @dataclass
 class PeerMode:
-    """transformers, in its own process, as it was calibrated."""
+    """transformers in its own process, with the setup that calibration chose."""
 
     name: str
     process: PeerProcess
@@ -134,7 +140,7 @@ class PeerMode:
     concurrent: bool = False
 
     async def run(self, item: Item) -> Sample:
-        """The time that `generate` took, by its own process's clock."""
+        """Time `generate`, by the clock of its own process."""
         answer = await self.process.generate(
             self.setup, item.prompt_token_ids, self.max_tokens, self.ignore_eos
         )
@@ -146,18 +152,18 @@ class PeerMode:
 
 @dataclass
 class AgainstMode:
-    """Another server, on the same prompt, for as many tokens."""
+    """Another server, with the same prompt and number of output tokens."""
 
     server: OpenAIServer
     concurrent: bool = True
 
     @property
     def name(self) -> str:
-        """As `--against` calls it."""
+        """The name given with `--against`."""
         return self.server.name
 
     async def run(self, item: Item) -> Sample:
-        """From the request to the end of the stream."""
+        """Time from the request to the end of the stream."""
         done = await self.server.complete(item.prompt_token_ids, item.plain_tokens)
         return Sample(
             item.group, item.index, 0, self.name, done.seconds, done.tokens, (),
@@ -166,10 +172,10 @@ class AgainstMode:
 
 
 class Noise:
-    """Random requests, one for each slot of the services, that evict whatever is cached.
+    """Random requests, one per slot of the services, that evict everything from their caches.
 
-    Sent one after another: right after concurrent requests K auto would treat the measured one as
-    concurrent, too. Without slots there is nothing to evict.
+    They are sent one after another: right after concurrent requests, K auto would treat the next,
+    measured request as concurrent, too. With 0 slots nothing is evicted.
     """
 
     def __init__(self, client: Client, vocab_size: int, num_slots: int) -> None:
@@ -177,7 +183,7 @@ class Noise:
         self._rng = random.Random(1)
 
     async def fill(self) -> None:
-        """Leave nothing in the caches of either model that a prompt could begin with."""
+        """Leave no prefix of a prompt in the caches of either model."""
         options = GenerateOptions(
             max_tokens=2, rule=Rule("exact"), num_speculative_tokens=1, ignore_eos=True
         )

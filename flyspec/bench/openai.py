@@ -1,9 +1,9 @@
-"""Any OpenAI-compatible server as something to be compared with: llama-server, vLLM and others.
+"""OpenAI-compatible servers to compare with: llama-server, vLLM and others.
 
-It is asked for completions of the very prompts, as token ids where it takes them, and for as many
-tokens as plain decoding gave, past an end of sequence where it knows how. Answers are streamed, so
-that the first token has a time. Nothing of a prompt may be found in its cache: llama-server is
-told so; another server must be started without (vLLM: `--no-enable-prefix-caching`).
+They get completion requests for the same prompts, as token ids if they accept those, and for as
+many tokens as plain decoding produced, past an end of sequence if they can. Answers are streamed,
+for the time to first token. No prompt may be found in a cache: llama-server is told so; other
+servers must be started without prefix caching (vLLM: `--no-enable-prefix-caching`).
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPException, HTTPResponse
 from typing import Any, TypeVar
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 from flyspec.errors import ConfigError, FlyspecError
 
 T = TypeVar("T")
 
+_OPENER = build_opener(ProxyHandler({}))
 _TIMEOUT_S = 600.0
-_MAX_AT_ONCE = 64
+_MAX_CONCURRENT = 64
 _REFUSALS = (400, 415, 422)
 _EXTRAS = {"ignore_eos": True, "cache_prompt": False}
-"""What llama-server and vLLM know beside the standard; a server that refuses it is asked without"""
+"""Fields that llama-server and vLLM know besides the standard; other servers may refuse them."""
 
 
 @dataclass(frozen=True)
 class StreamedCompletion:
-    """What came: how many tokens by the server's own count, and when, in seconds."""
+    """A completion: its tokens by the server's own count, and times in seconds."""
 
     tokens: int
     seconds: float
@@ -40,10 +43,7 @@ class StreamedCompletion:
 
 
 def parse_against(text: str) -> tuple[str, str]:
-    """Name and URL of `NAME=URL` or of `URL`, whose name is its host and port.
-
-    Raises `ConfigError`.
-    """
+    """Parse `NAME=URL`, or `URL` named by its host and port. Raises `ConfigError`."""
     name, separator, url = text.partition("=")
     if not separator or "/" in name:
         name, url = "", text
@@ -58,11 +58,11 @@ def parse_against(text: str) -> tuple[str, str]:
 
 
 class _RefusedError(FlyspecError):
-    """The server does not want the request as it is."""
+    """The server rejects the request as it is."""
 
 
 class OpenAIServer:
-    """A server at a URL. `text_of` decodes a prompt for one that takes no token ids."""
+    """A server at a URL. `text_of` decodes prompts for a server that does not take token ids."""
 
     def __init__(self, name: str, url: str, text_of: Callable[[Sequence[int]], str] | None) -> None:
         self.name, self.url = name, url
@@ -70,16 +70,16 @@ class OpenAIServer:
         self.takes_token_ids = True
         self._extras: dict[str, Any] = dict(_EXTRAS)
         self._text_of = text_of
-        self._threads = ThreadPoolExecutor(_MAX_AT_ONCE, f"against-{name}")
+        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT, f"against-{name}")
 
     async def connect(self, prompt_token_ids: Sequence[int]) -> None:
-        """Find out what it serves and how it takes a prompt. Raises `FlyspecError`."""
+        """Find out which model it serves and how it takes prompts. Raises `FlyspecError`."""
         await self._in_thread(self._connect, prompt_token_ids)
 
     async def complete(
         self, prompt_token_ids: Sequence[int], max_tokens: int
     ) -> StreamedCompletion:
-        """A greedy continuation. Raises `FlyspecError`."""
+        """Continue a prompt greedily. Raises `FlyspecError`."""
         return await self._in_thread(self._complete, prompt_token_ids, max_tokens)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -87,9 +87,8 @@ class OpenAIServer:
         return await loop.run_in_executor(self._threads, function, *arguments)
 
     def _connect(self, prompt_token_ids: Sequence[int]) -> None:
-        response = self._open("GET", "/v1/models")
-        document = self._read_json(response)
-        models = document.get("data") if isinstance(document, dict) else None
+        with self._open("/v1/models") as response:
+            models = self._parse(response.read()).get("data")
         if isinstance(models, list) and models and isinstance(models[0], dict):
             self.model = str(models[0].get("id", ""))
         first: _RefusedError | None = None
@@ -115,7 +114,7 @@ class OpenAIServer:
         }  # fmt: skip
         begin = time.perf_counter()
         first, lines = None, []
-        with self._open("POST", "/v1/completions", json.dumps(request)) as response:
+        with self._open("/v1/completions", json.dumps(request).encode()) as response:
             try:
                 for line in response:
                     if line.startswith(b"data:"):
@@ -129,35 +128,30 @@ class OpenAIServer:
         usage: dict[str, Any] = next((e["usage"] for e in reversed(events) if e.get("usage")), {})
         tokens = int(usage.get("completion_tokens") or sum(map(bool, texts)))
         if first is None or tokens == 0:
-            raise self._error("answered with no token")
+            raise self._error("answered without a token")
         return StreamedCompletion(tokens, end - begin, first - begin, "".join(texts))
 
-    def _open(self, method: str, path: str, body: str | None = None) -> HTTPResponse:
+    def _open(self, path: str, body: bytes | None = None) -> HTTPResponse:
         parts = urlsplit(self.url)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
-        headers = {"Content-Type": "application/json", "Connection": "close"}
+        url = parts._replace(path=parts.path + path, query="").geturl()
+        request = Request(url, body, {"Content-Type": "application/json"})
         try:
-            connection.request(method, parts.path + path, body, headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                said = response.read(300).decode(errors="replace").strip()
-                error = self._error(f"{path} gives {response.status} {response.reason}: {said}")
-                raise _RefusedError(str(error)) if response.status in _REFUSALS else error
+            response: HTTPResponse = _OPENER.open(request, timeout=_TIMEOUT_S)
+        except HTTPError as error:
+            said = error.read(300).decode(errors="replace").strip()
+            failure = self._error(f"{path} returned {error.code} {error.reason}: {said}")
+            raise (_RefusedError(str(failure)) if error.code in _REFUSALS else failure) from None
         except (OSError, HTTPException) as error:
-            reason = getattr(error, "strerror", None) or repr(error)
+            reason = error.reason if isinstance(error, URLError) else error
+            reason = getattr(reason, "strerror", None) or repr(reason)
             raise self._error(f"does not answer: {reason}") from None
         return response
 
-    def _read_json(self, response: HTTPResponse) -> Any:
-        with response:
-            return self._parse(response.read())
-
-    def _parse(self, data: bytes) -> Any:
+    def _parse(self, data: bytes) -> dict[str, Any]:
         try:
             document = json.loads(data)
         except ValueError:
-            raise self._error(f"answers with what is no JSON: {data[:100]!r}") from None
+            raise self._error(f"answered with invalid JSON: {data[:100]!r}") from None
         if isinstance(document, dict) and "error" in document:
             raise self._error(f"says: {json.dumps(document['error'])[:300]}")
         return document if isinstance(document, dict) else {}

@@ -1,87 +1,45 @@
-"""What speculation reaches of its bound, on pairs of models that the bundled ones are not.
+"""How close speculation gets to its bound, on pairs of models other than the bundled ones.
 
-The bound is what a round would win if it cost the target's forward alone: tokens a round x plain
-step / verify step. With the draft model's time beside the verify step it is the bound of rounds in
-which the two take turns. All modes of a prompt run one after the other, in an order that rotates,
-after a run of everything that is not counted.
+The bound is the speedup of rounds that cost only the target's forward pass: tokens per round x
+plain step / verify step. With the draft model's time added to the verify step it is the bound of
+rounds in which the two take turns. All modes of a prompt run one after the other in a rotating
+order, everything once before it counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import statistics
-import time
 import urllib.request
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from flyspec.bench.conditions import PLAIN, Condition
+from flyspec.bench import speed
+from flyspec.bench.conditions import PLAIN
+from flyspec.bench.modes import FlyspecMode, Item, Sample
+from flyspec.bench.options import PairOptions
+from flyspec.bench.prompts import fresh_requests
+from flyspec.bench.summaries import grouped
 from flyspec.client import Client
 from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
 from flyspec.tables import Column, Table, record_table
-from flyspec.values.generation import GenerateOptions, Generation, Prompt
+from flyspec.values.generation import GenerateOptions
 
 _JUDGING = "flyspec_verify_judge_seconds"
 
 
 @dataclass(frozen=True)
-class PairOptions:
-    """What is measured. `num_speculative_tokens` None leaves K to the server.
-
-    `rehearse`: before all else run everything with the longest rounds, so that a drafter which
-    replays has asked for what it will draft; how long that takes tells K auto nothing.
-    """
-
-    conditions: Sequence[Condition] = (
-        Condition("exact", Rule("exact")),
-        Condition("fly", Rule("fly")),
-        Condition("fuzzy", Rule("fuzzy")),
-    )
-    num_speculative_tokens: SpeculationLength | None = 15
-    max_tokens: int = 64
-    repeats: int = 3
-    drafter: str = ""
-    rehearse: bool = False
-
-
-@dataclass(frozen=True)
-class PairSample:
-    """One generation. `as_before`: the same tokens as in the run that is not counted; `as_plain`:
-    as plain decoding in that run.
-
-    `target_ns` and `draft_ns` are inside the models, `judge_ns` is of the rule and of sampling.
-    """
-
-    mode: str
-    prompt: int
-    repeat: int
-    seconds: float
-    tokens: int
-    rounds: int
-    drafted: int
-    accepted: int
-    loose: int
-    target_ns: int
-    draft_ns: int
-    judge_ns: int
-    round_bytes: int
-    distribution_bytes: int
-    as_before: bool
-    as_plain: bool
-
-
-@dataclass(frozen=True)
 class PairReport:
-    """A mode over all prompts; plain decoding has no bound. Times in ms, a round or a token.
+    """A mode over all prompts. Times are in ms, per round or token.
 
-    `cost_ratio` is a verify step over a draft step, `bound` and `share` are of rounds that cost the
-    verify step alone, `bound_in_turn` and `share_in_turn` of those that also wait for the draft
-    model. `same` and `same_as_plain` count the generations whose tokens were those of the run
-    before, and of plain decoding in it.
+    `cost_ratio` is a verify step over a draft step. `bound` and `share` are for rounds that cost
+    only the verify step, `bound_in_turn` and `share_in_turn` for those that also wait for the draft
+    model. `same` and `same_as_plain` count the generations with the tokens of the uncounted run,
+    and of plain decoding in it.
     """
 
     mode: str
@@ -107,61 +65,69 @@ class PairReport:
     generations: int
 
 
-async def measure(
-    client: Client,
-    prompts: Sequence[Prompt],
-    options: PairOptions,
-    metrics_port: int,
-    on_sample: Callable[[], None] = lambda: None,
-) -> list[PairSample]:
-    """Run everything once, then `repeats` times. `metrics_port` is the verify service's."""
-    for prompt in prompts if options.rehearse else ():
-        for mode in _modes(replace(options, num_speculative_tokens=MOST_BY_AUTO)).values():
-            await client.complete(prompt, mode)
-            on_sample()
-    modes = _modes(options)
-    names = list(modes)
-    before: dict[tuple[str, int], list[int]] = {}
-    samples = []
-    for repeat in range(-1, options.repeats):
-        for i, prompt in enumerate(prompts):
-            turn = (i + repeat) % len(names)
-            for name in names[turn:] + names[:turn]:
-                judged_s = await _judge_seconds(metrics_port)
-                begin = time.perf_counter()
-                generation = await client.complete(prompt, modes[name])
-                seconds = time.perf_counter() - begin
-                judged_s = await _judge_seconds(metrics_port) - judged_s
-                if repeat < 0:
-                    before[name, i] = generation.token_ids
-                else:
-                    key = (name, i, repeat, seconds)
-                    same = [before[m, i] == generation.token_ids for m in (name, PLAIN)]
-                    samples.append(_sample(key, generation, judged_s, *same))
-                on_sample()
-    return samples
+class _JudgedMode(FlyspecMode):
+    """Also measures the time of judging, while nothing else uses the verify service."""
+
+    def __init__(
+        self, name: str, client: Client, options: GenerateOptions, metrics_port: int
+    ) -> None:
+        super().__init__(name, client, options)
+        self._port = metrics_port
+
+    async def run(self, item: Item) -> Sample:
+        judged_s = await _judge_seconds(self._port)
+        sample = await super().run(item)
+        judged_s = await _judge_seconds(self._port) - judged_s
+        return replace(sample, judge_ns=round(judged_s * 1e9))
 
 
-def count(num_prompts: int, options: PairOptions) -> int:
-    """How many times `measure` calls `on_sample`."""
-    return num_prompts * len(_modes(options)) * (options.repeats + 1 + options.rehearse)
+async def measure(client: Client, o: PairOptions, metrics_port: int) -> list[Sample]:
+    """Run everything `repeats` times after repeat 0, which does not count.
+
+    `metrics_port` is the verify service's. A replaying drafter first rehearses with the longest
+    rounds, so that it knows the text it will draft; K auto learns nothing from the time that takes.
+    """
+    prompts = fresh_requests(o.problems, o.problem_seed)
+    items = [[Item("word problems", i, prompt) for i, prompt in enumerate(prompts)]]
+
+    def modes(k_of_run: SpeculationLength) -> list[_JudgedMode]:
+        """Return all modes with equal output lengths, and without the loop guard."""
+        asked = {PLAIN: (Rule("exact"), 0)} | {
+            c.name: (c.rule, c.requested_k(k_of_run)) for c in o.rules
+        }
+        return [
+            _JudgedMode(
+                name,
+                client,
+                GenerateOptions(
+                    max_tokens=o.max_tokens,
+                    ignore_eos=True,
+                    disable_loop_guard=True,
+                    drafter=o.drafter,
+                    rule=rule,
+                    num_speculative_tokens=k,
+                ),
+                metrics_port,
+            )
+            for name, (rule, k) in asked.items()
+        ]
+
+    if o.replay_drafter is not None:
+        await speed.measure(modes(MOST_BY_AUTO), items, 1)
+    return await speed.measure(modes(o.num_speculative_tokens), items, o.repeats + 1)
 
 
-def report(samples: Sequence[PairSample]) -> list[PairReport]:
-    """The modes, plain decoding first."""
-    names = list(dict.fromkeys(sample.mode for sample in samples))
-    names.sort(key=lambda name: name != PLAIN)
-    plain = _total([s for s in samples if s.mode == PLAIN])
-    return [_report(name, [s for s in samples if s.mode == name], plain) for name in names]
-
-
-def to_document(reports: Sequence[PairReport], **facts: Any) -> dict[str, Any]:
-    """The report as JSON."""
-    return {**facts, "modes": [asdict(r) for r in reports]}
+def report(samples: Sequence[Sample]) -> list[PairReport]:
+    """Summarize the modes, plain decoding first."""
+    before = {(s.mode, s.prompt): s.token_ids for s in samples if s.repeat == 0}
+    modes = grouped((s for s in samples if s.repeat > 0), lambda s: s.mode)
+    plain = _total(modes[PLAIN])
+    names = sorted(modes, key=lambda name: name != PLAIN)
+    return [_report(name, modes[name], plain, before) for name in names]
 
 
 class _Total(NamedTuple):
-    """Sums over the prompts; times are the medians of the repeats, counts their means."""
+    """Sums over the prompts, of medians of the repeats for times, of means for counts."""
 
     seconds: float
     target_ns: float
@@ -171,20 +137,23 @@ class _Total(NamedTuple):
     drafted: float
 
 
-def _total(samples: Sequence[PairSample]) -> _Total:
-    by_prompt: dict[int, list[PairSample]] = {}
-    for sample in samples:
-        by_prompt.setdefault(sample.prompt, []).append(sample)
+def _total(samples: Sequence[Sample]) -> _Total:
+    prompts = grouped(samples, lambda s: s.prompt).values()
 
     def total(name: str, of: Callable[[list[float]], float]) -> float:
-        return sum(of([getattr(s, name) for s in group]) for group in by_prompt.values())
+        return sum(of([getattr(s, name) for s in group]) for group in prompts)
 
     times = (total(name, statistics.median) for name in ("seconds", "target_ns", "draft_ns"))
     counts = (total(name, statistics.mean) for name in ("tokens", "rounds", "drafted"))
     return _Total(*times, *counts)
 
 
-def _report(name: str, samples: Sequence[PairSample], plain: _Total) -> PairReport:
+def _report(
+    name: str,
+    samples: Sequence[Sample],
+    plain: _Total,
+    before: Mapping[tuple[str, int], Sequence[int]],
+) -> PairReport:
     total = _total(samples)
     all_rounds, tokens = sum(s.rounds for s in samples), sum(s.tokens for s in samples)
     plain_step = plain.target_ns / plain.tokens
@@ -213,59 +182,14 @@ def _report(name: str, samples: Sequence[PairSample], plain: _Total) -> PairRepo
         distribution_bytes_per_round=sum(s.distribution_bytes for s in samples) / all_rounds,
         judge_ms=sum(s.judge_ns for s in samples) / all_rounds / 1e6,
         round_ms=1e3 * total.seconds / total.rounds,
-        same=sum(s.as_before for s in samples),
-        same_as_plain=sum(s.as_plain for s in samples),
+        same=sum(s.token_ids == before[name, s.prompt] for s in samples),
+        same_as_plain=sum(s.token_ids == before[PLAIN, s.prompt] for s in samples),
         generations=len(samples),
     )
 
 
-def _modes(options: PairOptions) -> dict[str, GenerateOptions]:
-    """What each mode asks of the server: equal lengths, and no change of rule for odd texts."""
-
-    def of(rule: Rule, k: SpeculationLength | None) -> GenerateOptions:
-        return GenerateOptions(
-            max_tokens=options.max_tokens,
-            ignore_eos=True,
-            disable_loop_guard=True,
-            drafter=options.drafter,
-            rule=rule,
-            num_speculative_tokens=k,
-        )
-
-    modes = {PLAIN: of(Rule("exact"), 0)}
-    for condition in options.conditions:
-        k = condition.requested_k(options.num_speculative_tokens)
-        modes[condition.name] = of(condition.rule, k)
-    return modes
-
-
-def _sample(
-    key: tuple[str, int, int, float],
-    generation: Generation,
-    judged_s: float,
-    as_before: bool,
-    as_plain: bool,
-) -> PairSample:
-    spent, timings = generation.completion.speculation, generation.completion.timings
-    return PairSample(
-        *key,
-        tokens=len(generation.token_ids),
-        rounds=spent.num_rounds,
-        drafted=spent.num_draft_tokens,
-        accepted=spent.num_accepted_draft_tokens,
-        loose=spent.num_loose_tokens,
-        target_ns=timings.target_model_ns,
-        draft_ns=timings.draft_model_ns,
-        judge_ns=round(judged_s * 1e9),
-        round_bytes=spent.round_bytes,
-        distribution_bytes=spent.distribution_bytes,
-        as_before=as_before,
-        as_plain=as_plain,
-    )
-
-
 async def _judge_seconds(port: int) -> float:
-    """What the verify service has judged so far, in seconds; nobody else asks it."""
+    """Return the verify service's total time of judging so far, in seconds."""
     text = await asyncio.to_thread(_scrape, port)
     return sum(
         sample.value
@@ -300,14 +224,14 @@ _COLUMNS: tuple[Column, ...] = (
     ("as plain", "{0.same_as_plain}/{0.generations}"),
 )
 PAIR_NOTES = (
-    "tok/round: mean tokens a round; plain, verify: the target's forward, a token of plain "
-    "decoding and a round; x plain: rate over plain decoding's; bound: tok/round x plain / verify; "
-    "share: of it that was reached; in turn: of the bound that counts the draft model's time too; "
-    "B/round: bytes of a round's messages; judge: the rule and sampling, a round; same: as in the "
-    "run before; as plain: as plain decoding in it"
+    "tok/round: mean tokens per round; plain, verify: the target's forward pass, per token of "
+    "plain decoding and per round; x plain: rate relative to plain decoding's; bound: tok/round x "
+    "plain / verify; share: the part of it reached; in turn: the same for the bound that includes "
+    "the draft model's time; B/round: bytes of a round's messages; judge: the rule and sampling, "
+    "per round; same: texts equal to the uncounted run's; as plain: equal to plain decoding's in it"
 )
 
 
 def pair_table(reports: Sequence[PairReport], title: str) -> Table:
-    """Modes of one pair."""
+    """Return the table of a pair."""
     return record_table(_COLUMNS, reports, title)

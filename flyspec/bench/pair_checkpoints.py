@@ -1,6 +1,6 @@
-"""Checkpoints that a bench makes: layers that cost and change nothing, random weights of a shape.
+"""Checkpoints for benchmarks: with layers that change nothing, or with random weights of a shape.
 
-Written into a directory of the caller's, in Hugging Face format, to be thrown away afterwards.
+Written to a temporary directory of the caller's, in Hugging Face format.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from flyspec.errors import ConfigError
 CONFIG = "config.json"
 _LAYERS = "model.layers."
 _ZEROED = ("self_attn.o_proj.", "mlp.down_proj.")
-"""What a layer adds to the residual stream comes out of these two."""
+"""The two outputs of a layer to the residual stream."""
 _LOGIT_DEVIATION = 4.0
-"""Standard deviation of the logits of random weights: about half of the positions are then as
-unsure as the rule fly asks (entropy over log |V| of about 1 - 16 / (2 log |V|), 0.32 at 128,256
-tokens), which those of initialised weights all are."""
+"""Standard deviation of the logits of random weights. About half of the positions are then as
+uncertain as the rule fly requires (normalized entropy about 1 - 16 / (2 log |V|), 0.32 at 128,256
+tokens); with initialised weights all of them would be."""
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a Llama."""
+    """Sizes of a Llama model."""
 
     num_layers: int
     hidden_size: int
@@ -45,7 +45,7 @@ class ModelShape:
     context_length: int = 4096
 
     def config(self, **known: Any) -> LlamaConfig:
-        """As transformers has it: tied embeddings, bfloat16, `known` beside."""
+        """Return transformers' configuration: tied embeddings, bfloat16, and `known`."""
         return LlamaConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
@@ -63,19 +63,19 @@ class ModelShape:
 
 
 SHAPES: Mapping[str, ModelShape] = {
-    # Meta's Llama 3.2 1B (config.json), but for the length of its context.
+    # Meta's Llama 3.2 1B (config.json), except for the context length.
     "llama-1b": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256),
     "tiny": ModelShape(2, 64, 128, 4, 2, 16, 6_000, 512),
 }
-"""Shapes by name; `tiny` is for tests, and has more tokens than the bundled tokenizer too."""
+"""Shapes by name. `tiny` is for tests; it, too, has more tokens than the bundled tokenizer."""
 
 
 def pad_layers(source: Path, target: Path, num_layers: int) -> Path:
-    """Write `source` with so many further layers to `target`, which it returns.
+    """Write `source` with further layers to `target`; return `target`.
 
-    They are copies of its own in turn, but nothing that they compute reaches the residual stream:
-    the outputs are the same to the bit, a step costs more. Raises `ConfigError` for what is not a
-    directory of a decoder with such layers.
+    They are copies of its layers in turn, except that nothing they compute reaches the residual
+    stream: the outputs are the same to the bit, but a step costs more. Raises `ConfigError` if
+    `source` is not a directory of a decoder with such layers.
     """
     files = _weight_files(source)
     config = json.loads((source / CONFIG).read_text())
@@ -97,7 +97,7 @@ def pad_layers(source: Path, target: Path, num_layers: int) -> Path:
                 if name.startswith(_LAYERS):
                     padding |= _copies(name, tensors.get_tensor(name), own, num_layers)
     if num_layers and not any(part in name for name in padding for part in _ZEROED):
-        raise ConfigError(f"{source}: has no layers of the kind that can be padded")
+        raise ConfigError(f"{source}: has no layers of a kind that can be added")
     if padding:
         save_file(padding, str(target / "padding.safetensors"), {"format": "pt"})
         weight_map |= dict.fromkeys(padding, "padding.safetensors")
@@ -106,10 +106,10 @@ def pad_layers(source: Path, target: Path, num_layers: int) -> Path:
 
 
 def write_random(shape: ModelShape, target: Path, tokenizer_of: Path, seed: int = 0) -> Path:
-    """Write a model of random weights with another's tokenizer to `target`, which it returns.
+    """Write a model with random weights and another's tokenizer to `target`; return `target`.
 
-    Its ids may be more than the tokenizer has; those stand for no text. The directory has
-    everything of `tokenizer_of` but configuration and weights.
+    It may have more ids than the tokenizer; those stand for no text. Everything except
+    configuration and weights is copied from `tokenizer_of`.
     """
     _copy_all_but_weights(tokenizer_of, target)
     ends = json.loads((tokenizer_of / CONFIG).read_text())
@@ -132,7 +132,7 @@ def write_random(shape: ModelShape, target: Path, tokenizer_of: Path, seed: int 
 def _shards(
     names: Mapping[str, torch.Size], generator: torch.Generator
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """A file's name and tensors for each layer, and for what is in none."""
+    """Yield the file name and tensors of each layer, and of the rest."""
     groups: dict[str, list[str]] = {}
     for name in names:
         part = name.removeprefix(_LAYERS).split(".")[0] if name.startswith(_LAYERS) else "ends"
@@ -143,7 +143,7 @@ def _shards(
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Norms of ones; rows whose products with a normed hidden state have a deviation of 1."""
+    """Make norms of ones, or rows whose products with normed hidden states have deviation 1."""
     if len(shape) == 1:
         scale = _LOGIT_DEVIATION if name == "model.norm.weight" else 1.0
         return torch.full(shape, scale, dtype=torch.bfloat16)
@@ -152,7 +152,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def _copies(name: str, tensor: Tensor, own: int, num_layers: int) -> dict[str, Tensor]:
-    """The padding layers' tensors that are made of this one of an own layer."""
+    """Return the added layers' tensors made from this one."""
     layer, _, rest = name.removeprefix(_LAYERS).partition(".")
     zeroed = rest.startswith(_ZEROED)
     return {
@@ -169,7 +169,7 @@ def _weight_files(source: Path) -> list[Path]:
         return [source / SAFE_WEIGHTS_NAME]
     index = source / SAFE_WEIGHTS_INDEX_NAME
     if not index.is_file():
-        raise ConfigError(f"{source}: no weights in safetensors there")
+        raise ConfigError(f"{source}: has no weights in safetensors format")
     names = json.loads(index.read_text())["weight_map"].values()
     return [source / name for name in sorted(set(names))]
 

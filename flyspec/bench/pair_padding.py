@@ -1,4 +1,4 @@
-"""How many layers to add to a pair of models for a wanted ratio of their steps."""
+"""How many layers to add to a pair of models for a given ratio of their steps."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from flyspec.errors import ConfigError
 
 _PROBE_LAYERS = 8
-"""Layers that are added to tell what one costs."""
+"""Layers added to find out the cost of one."""
 _FAR = 2
-"""Times as many layers, from which on the first guess is tried."""
+"""A first guess of more than this times the probed layers is measured, too."""
 MAX_LAYERS = 1024
 
 Ratio = Callable[[int, int], Awaitable[float]]
-"""A verify step over a draft step with so many layers more in the target and in the draft model."""
+"""Measures verify step / draft step with layers added to the target and to the draft model."""
 
 
 @dataclass(frozen=True)
 class Padding:
-    """Layers to add for `ratio`, and what they were worked out from.
+    """Layers to add for `ratio`, and the measurements they were computed from.
 
-    `own_ratio` is the pair's own, `probed_ratio` that with some layers more in the model that is
-    padded. Ratios alone: a machine whose speed drifts slows both models of a round alike.
+    `own_ratio` is the pair's own, `probed_ratio` that with layers added to the model to pad. Only
+    ratios are used: a machine whose speed drifts slows both models of a round alike.
     """
 
     ratio: float
@@ -33,10 +33,10 @@ class Padding:
 
 
 async def choose_padding(ratio: float, measure: Ratio) -> Padding:
-    """Layers for a verify step of `ratio` draft steps, by two or three measurements.
+    """Choose layers for a verify step as long as `ratio` draft steps, by two or three measurements.
 
-    The target gets them, or the draft model where the target's step is longer already. Raises
-    `ConfigError` where that takes more than `MAX_LAYERS`.
+    They are added to the target, or to the draft model if the ratio is already larger. Raises
+    `ConfigError` if that takes more than `MAX_LAYERS`.
     """
     own = await measure(0, 0)
     pad_target = own <= ratio
@@ -45,7 +45,7 @@ async def choose_padding(ratio: float, measure: Ratio) -> Padding:
         return (layers, 0) if pad_target else (0, layers)
 
     def scale(of_ratio: float) -> float:
-        """The target's step grows by its layers, so the ratio does; by the draft's, its inverse."""
+        """Return what grows linearly with the layers: the ratio, or for the draft its inverse."""
         return of_ratio if pad_target else 1 / of_ratio
 
     layers = _PROBE_LAYERS
@@ -55,10 +55,10 @@ async def choose_padding(ratio: float, measure: Ratio) -> Padding:
         wanted = round((scale(ratio) - scale(own)) / each) if each > 0 else MAX_LAYERS + 1
         if wanted > MAX_LAYERS:
             raise ConfigError(
-                f"a ratio of {ratio:g} takes more than {MAX_LAYERS} further layers: that of this "
-                f"pair is {own:.3g}, and {probed:.3g} with {layers} more"
+                f"a ratio of {ratio:g} takes more than {MAX_LAYERS} further layers: this pair's "
+                f"is {own:.3g}, and {probed:.3g} with {layers} more"
             )
         if probes == 2 or wanted <= _FAR * layers:
             break
-        layers = wanted  # a guess from so far is off by what one layer's cost is off
+        layers = wanted  # a guess from far away multiplies the error of one layer's cost
     return Padding(ratio, *split(wanted), own, probed)

@@ -1,37 +1,78 @@
-"""What others make of the same models on the same machine: transformers' ways to generate.
+"""The same models on the same machine with transformers' ways to generate.
 
     transformers   greedy decoding
     assisted       with the same draft model
-    prompt lookup  with n-grams of the text in place of a draft model
-    ensemble       assisted, and lossy: a draft stands if the mixture of both models chooses it
+    prompt lookup  with n-grams of the text instead of a draft model
+    ensemble       assisted, and lossy: accepts a draft if the mixture of both models chooses it
 
-Each is given its best: before anything is measured a few prompts are tried in every data type and
-on one thread and on all, then with the other choices that the method has.
+Each is used at its best: before anything is measured, a few prompts are tried in every data type,
+on one thread and on all, then with the other choices of the method. They run in a process of their
+own, so that neither their threads nor this interpreter's lock disturb what is measured besides;
+time is measured there, around `generate` alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import math
+import os
+import signal
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from flyspec.bench.peer_worker import PeerAnswer, PeerRequest, PeerSetup
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.process import available_cores
 
 GREEDY = "transformers"
 DTYPES = ("float32", "bfloat16")
 ENSEMBLE_WEIGHT = 0.5
-"""The target's share of the mixture that drafts are compared with."""
+"""The target's share of the mixture with which drafts are compared."""
 _NUM_TOKENS = (4, 8, 15)
-_ANSWER_BYTES = 1 << 24
+
+
+_GENERATION_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
+                      "assistant_confidence_threshold")  # fmt: skip
+"""What transformers takes from the assistant's own configuration rather than from the call."""
+
+
+@dataclass(frozen=True)
+class PeerSetup:
+    """How a peer generates. `assistant` is the draft model's own configuration, if it drafts.
+
+    `arguments` are passed to `generate`.
+    """
+
+    dtype: str = "float32"
+    threads: int = 1
+    assistant: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = {**self.assistant, **self.arguments}
+        k, schedule, confidence = (said.pop(name, None) for name in _GENERATION_FIELDS)
+        words = [self.dtype, f"{self.threads} thread{'s' * (self.threads != 1)}"]
+        if k is not None:
+            words.append(f"K {k} {schedule}" + (f", confidence {confidence}" if confidence else ""))
+        words += [f"{name.removeprefix('assistant_')} {value}" for name, value in said.items()]
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class PeerAnswer:
+    """The output, and the seconds from the call to the first and to the last token."""
+
+    token_ids: Sequence[int]
+    seconds: float
+    first_token_s: float | None
 
 
 def _constant(k: int) -> dict[str, Any]:
@@ -39,7 +80,7 @@ def _constant(k: int) -> dict[str, Any]:
             "assistant_confidence_threshold": 0.0}  # fmt: skip
 
 
-# Its defaults, and the schedule that it had before: both with an early stop of the draft.
+# The defaults, and the former schedule: both stop drafting early.
 _OWN = (
     {"num_assistant_tokens": 20, "num_assistant_tokens_schedule": "constant",
      "assistant_confidence_threshold": 0.4},
@@ -55,12 +96,12 @@ _CHOICES: dict[str, Sequence[dict[str, Any]]] = {
     "ensemble": [{**choice, "arguments": _MIXTURE} for choice in _ASSISTED],
 }
 PEERS = {"greedy": GREEDY, **{name.replace(" ", "-"): name for name in list(_CHOICES)[1:]}}
-"""Names on the command line, and in reports."""
+"""Names in reports, by name on the command line."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was chosen for a peer; the seconds of each setup, until it was out of the running."""
+    """The setup chosen for a peer, and the seconds of each one tried, until it was too slow."""
 
     peer: str
     setup: PeerSetup
@@ -68,27 +109,24 @@ class Calibration:
 
 
 def parse_peers(text: str) -> tuple[str, ...]:
-    """The peers that a comma list names; `all` stands for all. Raises `ConfigError`."""
+    """Parse comma-separated names of peers, or `all`. Raises `ConfigError`."""
     names = [piece.strip() for piece in text.split(",") if piece.strip()]
     if names == ["all"]:
         return tuple(PEERS.values())
     for name in names:
         if name not in PEERS or names.count(name) > 1:
             raise ConfigError(
-                f"--peers {text!r}: {name!r} is unknown or given twice; known are "
-                f"{', '.join(PEERS)}, and `all`"
+                f"--peers {text!r}: {name!r} is unknown or given twice; must be `all`, or of "
+                f"{', '.join(PEERS)}"
             )
     return tuple(PEERS[name] for name in names)
 
 
 class PeerProcess:
-    """The process that runs transformers; idle while nothing is asked of it."""
+    """The process that runs transformers; idle between requests."""
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, log: Any, model: str, draft: str, device: str
-    ) -> None:
-        self._process, self._log = process, log
-        self._model, self._draft, self._device = model, draft, device
+    def __init__(self, pool: Executor, pid: int, log: Path, where: tuple[str, str, str]) -> None:
+        self._pool, self._pid, self._log, self._where = pool, pid, log, where
         self._threads = sorted({1, available_cores()})
 
     async def generate(
@@ -98,36 +136,28 @@ class PeerProcess:
         max_tokens: int,
         ignore_eos: bool = False,
     ) -> PeerAnswer:
-        """A greedy continuation. Raises `FlyspecError` with what transformers said."""
-        request = PeerRequest(
-            self._model, self._draft, self._device, setup, list(prompt_token_ids), max_tokens,
-            ignore_eos,
-        )  # fmt: skip
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._process.stdin.write(json.dumps(asdict(request)).encode() + b"\n")
-            await self._process.stdin.drain()
-        line = await self._process.stdout.readline()
-        if not line:
-            await self._process.wait()
-            self._log.seek(0)
-            last = self._log.read().decode(errors="replace").strip().splitlines()[-5:]
-            raise FlyspecError(f"the process that runs transformers ended: {' | '.join(last)}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise FlyspecError(f"transformers, {setup}: {answer['error']}")
-        return PeerAnswer(**answer)
+        """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""
+        work = partial(_answer, *self._where, setup, list(prompt_token_ids), max_tokens, ignore_eos)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except BrokenExecutor:
+            last = self._log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise FlyspecError(
+                f"the process that runs transformers ended: {' | '.join(last)}"
+            ) from None
+        except (FlyspecError, OSError, ValueError, RuntimeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise FlyspecError(f"transformers, {setup}: {what}") from None
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """End the process, whatever it is doing."""
         with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+            os.kill(self._pid, signal.SIGKILL)
 
     async def calibrate(
         self, peer: str, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = False
     ) -> Calibration:
-        """The setup that continues these prompts fastest: data type and threads, then the rest."""
+        """Find the setup that continues these prompts fastest: data type and threads, then more."""
         first, *others = _CHOICES[peer]
         tried: dict[str, float] = {}
 
@@ -153,9 +183,9 @@ class PeerProcess:
         ignore_eos: bool,
         limit: float,
     ) -> float:
-        """Seconds for all prompts, each the better of two, after one that does not count.
+        """Return the seconds for all prompts, each the better of two, after an uncounted one.
 
-        Given up where they are more than `limit`.
+        Stops once they exceed `limit`.
         """
         await self.generate(setup, prompts[0], max_tokens, ignore_eos)
         total = 0.0
@@ -163,7 +193,7 @@ class PeerProcess:
             if total > limit:
                 break
             twice = [await self.generate(setup, prompt, max_tokens, ignore_eos) for _ in range(2)]
-            total += min(answer.seconds for answer in twice)
+            total += min(a.seconds for a in twice)
         return total
 
 
@@ -171,34 +201,92 @@ class PeerProcess:
 async def peer_process(
     peers: Sequence[str], model: str, draft: str, device: str
 ) -> AsyncIterator[PeerProcess]:
-    """A process that runs these peers on the models in directories `model` and `draft`.
+    """Start a process that runs these peers on the models in directories `model` and `draft`.
 
     Raises `ConfigError` if one of the models is not on this machine.
     """
     _check_directory("the target", model)
     if any("assistant" in _CHOICES[peer][0] for peer in peers):
         _check_directory("the draft model", draft)
-    with tempfile.TemporaryFile() as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "flyspec.bench.peer_worker",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
-            limit=_ANSWER_BYTES,
-        )  # fmt: skip
-        peer = PeerProcess(process, log, model, draft, device)
-        try:
-            yield peer
-        finally:
-            peer.kill()
-            await process.wait()
+    loop = asyncio.get_running_loop()
+    with tempfile.TemporaryDirectory(prefix="flyspec-peers-") as folder:
+        log = Path(folder) / "log"
+        with ProcessPoolExecutor(1, get_context("spawn"), _redirect_output, (str(log),)) as pool:
+            pid = await loop.run_in_executor(pool, os.getpid)
+            peer = PeerProcess(pool, pid, log, (model, draft, device))
+            try:
+                yield peer
+            finally:
+                peer.kill()
 
 
 def _check_directory(what: str, directory: str) -> None:
     if not directory:
         raise ConfigError(
-            f"transformers needs {what}'s directory, which a running stack does not tell, and one "
-            "without a draft model has not; leave --address out, or choose other --peers"
+            f"transformers needs {what}'s directory, which a running stack does not tell and one "
+            "without a draft model does not have; remove --address, or choose other --peers"
         )
     if not (Path(directory).expanduser() / "config.json").is_file():
         raise ConfigError(
-            f"transformers needs {what}'s directory on this machine, and {directory} is none"
+            f"transformers needs {what}'s directory on this machine; {directory} is not one"
         )
+
+
+# --- in the other process ---------------------------------------------------------------------
+
+
+class _FirstToken:
+    """A streamer of transformers': it gets the prompt, then the tokens as they come."""
+
+    def __init__(self) -> None:
+        self.puts = 0
+        self.at: float | None = None
+
+    def put(self, value: Any) -> None:
+        self.puts += 1
+        if self.puts == 2:
+            self.at = time.perf_counter()
+
+    def end(self) -> None:
+        pass
+
+
+@cache
+def _model(directory: str, dtype: str, device: str) -> Any:
+    from flyspec.bench.reference import Reference
+
+    return Reference(directory, dtype, device=device)
+
+
+def _redirect_output(log: str) -> None:
+    """Send all output of this process to a file."""
+    with open(log, "wb") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+
+
+def _answer(
+    model: str,
+    draft: str,
+    device: str,
+    setup: PeerSetup,
+    prompt_token_ids: Sequence[int],
+    max_tokens: int,
+    ignore_eos: bool,
+) -> PeerAnswer:
+    """Continue a prompt. `draft` is a model's directory, if the setup drafts."""
+    import torch
+
+    target = _model(model, setup.dtype, device)
+    how: dict[str, Any] = dict(setup.arguments)
+    if setup.assistant:
+        how["assistant_model"] = _model(draft, setup.dtype, device).module
+        for name in _GENERATION_FIELDS:
+            setattr(how["assistant_model"].generation_config, name, setup.assistant.get(name))
+    if torch.get_num_threads() != setup.threads:
+        torch.set_num_threads(setup.threads)
+    streamer = _FirstToken()
+    begin = time.perf_counter()
+    token_ids = target.generate(prompt_token_ids, max_tokens, ignore_eos, streamer=streamer, **how)
+    seconds = time.perf_counter() - begin
+    return PeerAnswer(token_ids, seconds, streamer.at and streamer.at - begin)

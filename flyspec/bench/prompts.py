@@ -1,9 +1,8 @@
-"""What is measured on: named groups of prompts, from files or freshly generated."""
+"""Named groups of prompts, from files or freshly generated."""
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from flyspec import client
+from flyspec.bench.summaries import grouped
 from flyspec.errors import ConfigError
 from flyspec.prompts import Prompt, read_prompts
 
@@ -19,7 +19,7 @@ DEFAULT_SEED = 7
 RANDOM_LENGTHS = (16, 256)
 """Shortest and longest prompt of random tokens."""
 
-# The categories of Spec-Bench that are MT-bench's; the others are data sets of their own.
+# Spec-Bench's categories from MT-bench; the others are separate data sets.
 _MT_BENCH = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 )
@@ -27,7 +27,7 @@ _MT_BENCH = frozenset(
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts that are reported together. `strict`: an answer must end the text as taught."""
+    """Prompts reported together. `strict`: an answer must be the last line, as in training."""
 
     name: str
     prompts: Sequence[Prompt]
@@ -35,7 +35,7 @@ class Group:
 
 
 def fresh_problems(count: int, seed: int = DEFAULT_SEED) -> Group:
-    """Word problems that the bundled models never saw."""
+    """Generate word problems that the bundled models never saw."""
     try:
         from demo import corpus
     except ImportError as error:
@@ -50,15 +50,20 @@ def fresh_problems(count: int, seed: int = DEFAULT_SEED) -> Group:
     return Group("word problems", prompts, strict=True)
 
 
-def random_tokens(count: int, target: str, seed: int = DEFAULT_SEED) -> Group:
-    """Prompts of tokens drawn from a target's vocabulary, special ones left out: no text at all.
+def fresh_requests(count: int, seed: int = DEFAULT_SEED) -> list[client.Prompt]:
+    """Return such problems as they are sent."""
+    return [to_request(prompt, None) for prompt in fresh_problems(count, seed).prompts]
 
-    What follows them is next to impossible to draft. `target` is the model's directory.
-    Raises `ConfigError` without a `tokenizer.json` in it.
+
+def random_tokens(count: int, target: str, seed: int = DEFAULT_SEED) -> Group:
+    """Draw prompts from a target's vocabulary, special tokens excluded.
+
+    Their continuation is next to impossible to draft. `target` is the model's directory; raises
+    `ConfigError` if it has no `tokenizer.json`.
     """
     path = Path(target).expanduser() / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(f"--random-prompts draws from {path}, and there is none")
+        raise ConfigError(f"--random-prompts draws from {path}, which does not exist")
     tokenizer = Tokenizer.from_file(str(path))
     added = tokenizer.get_added_tokens_decoder()
     ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - set(added))
@@ -72,9 +77,9 @@ def random_tokens(count: int, target: str, seed: int = DEFAULT_SEED) -> Group:
 
 
 def groups(files: Sequence[str], problems: int | None, seed: int, limit: int | None) -> list[Group]:
-    """Fresh problems, and each file's prompts by category, at most `limit` of each, spread evenly.
+    """Return fresh problems, and each file's prompts by category, `limit` of each evenly spaced.
 
-    `problems` None is `DEFAULT_PROBLEMS` where no file is named.
+    `problems` None means `DEFAULT_PROBLEMS` if no files are given, else none.
     """
     if problems is None:
         problems = 0 if files else DEFAULT_PROBLEMS
@@ -82,9 +87,9 @@ def groups(files: Sequence[str], problems: int | None, seed: int, limit: int | N
     stems = [_stem(name) for name in files]
     for name, stem in zip(files, stems, strict=True):
         label = stem if stems.count(stem) == 1 else name
-        by_category: dict[str, list[Prompt]] = defaultdict(list)
-        for prompt in read_prompts(name):
-            by_category["mt" if prompt.category in _MT_BENCH else prompt.category].append(prompt)
+        by_category = grouped(
+            read_prompts(name), lambda p: "mt" if p.category in _MT_BENCH else p.category
+        )
         found += [
             Group(f"{label}/{category}" if category else label, _spread(prompts, limit))
             for category, prompts in by_category.items()
@@ -93,33 +98,33 @@ def groups(files: Sequence[str], problems: int | None, seed: int, limit: int | N
 
 
 def to_request(prompt: Prompt, chat: bool | None) -> client.Prompt:
-    """Questions are asked of an assistant, code is continued; `chat` says otherwise."""
+    """Return what to send: questions as chat messages, code as text, unless `chat` is given."""
     if prompt.token_ids:
         return prompt.token_ids
     ask = prompt.is_question if chat is None else chat
     return client.Chat.of_user(prompt.text) if ask else prompt.text
 
 
-def in_turn(groups: Sequence[Group], repeat: int) -> list[tuple[int, int]]:
-    """(group, prompt) of all prompts, every group spread over the whole of the repeat.
+def in_turn(sizes: Sequence[int], repeat: int) -> list[tuple[int, int]]:
+    """Order (group, prompt), given the groups' sizes, so that each group is spread evenly.
 
-    So a machine whose speed drifts slows all groups alike. Repeats begin with another group each.
+    So a machine whose speed drifts slows all groups alike. Each repeat starts with another group.
     """
     places = [
-        ((i + 0.5) / len(group.prompts), (g - repeat) % len(groups), g, i)
-        for g, group in enumerate(groups)
-        for i in range(len(group.prompts))
+        ((i + 0.5) / size, (g - repeat) % len(sizes), g, i)
+        for g, size in enumerate(sizes)
+        for i in range(size)
     ]
     return [(g, i) for _, _, g, i in sorted(places)]
 
 
 def _stem(name: str) -> str:
-    """A file's name up to its first dot."""
+    """Return a file's name up to its first dot."""
     return Path(name).name.partition(".")[0] or name
 
 
 def _spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """So many of them, evenly through all."""
+    """Return at most `limit` of them, evenly spaced."""
     if limit is None or limit >= len(prompts):
         return list(prompts)
     return [prompts[i * len(prompts) // limit] for i in range(limit)]

@@ -1,4 +1,4 @@
-"""The baseline that nobody here wrote: the target as transformers runs it, in this process."""
+"""An independent baseline: the target as transformers runs it, in this process."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from flyspec.values.tokens import SamplingParams
 
 
 class Reference:
-    """A target as transformers runs it. `dtype` is a name of torch's; `threads` 0 changes none."""
+    """A target run by transformers. `dtype` is a name in torch; `threads` 0 leaves them as is."""
 
     def __init__(self, model: str, dtype: str, threads: int = 0, device: str = "cpu") -> None:
         directory = Path(model).expanduser()
         if not (directory / "config.json").is_file():
             raise ConfigError(
-                f"the reference needs the target's directory on this machine, and {model} is none"
+                f"the reference needs the target's directory on this machine; {model} is not one"
             )
         if threads:
             torch.set_num_threads(threads)
         self._device = torch.device(device)
         disable_progress_bar()
-        model_class: Any = AutoModelForCausalLM  # its annotations do not know what it returns
+        model_class: Any = AutoModelForCausalLM  # its annotations lack the return type
         loaded = model_class.from_pretrained(
             directory,
             dtype=getattr(torch, dtype),
@@ -41,7 +41,7 @@ class Reference:
 
     @property
     def module(self) -> Any:
-        """The model itself, as an assistant of another."""
+        """The model itself, for use as an assistant."""
         return self._model
 
     @torch.inference_mode()
@@ -52,7 +52,7 @@ class Reference:
         ignore_eos: bool = False,
         **how: Any,
     ) -> list[int]:
-        """Greedy output tokens, an end of sequence included; `how` is passed to transformers."""
+        """Generate greedily, including an end of sequence; `how` is passed to transformers."""
         ids = torch.tensor([list(prompt_token_ids)], device=self._device)
         output = self._model.generate(
             ids,
@@ -73,7 +73,7 @@ class Reference:
     def log_likelihood(
         self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]
     ) -> float:
-        """log p(output | prompt) of the raw logits, nats: one forward over both."""
+        """Return log p(output | prompt) of the raw logits, in nats, by one forward pass."""
         count = len(output_token_ids)
         if count == 0:
             return 0.0
@@ -92,10 +92,10 @@ class Reference:
         seed: int,
         tolerance: float,
     ) -> bool:
-        """Whether rounding can decide which of `candidates` follows `token_ids`.
+        """Return whether rounding can decide which of `candidates` follows `token_ids`.
 
-        So it is where the two best are within `tolerance` nats of each other, or where a change of
-        top-p by as much lets another of them win.
+        It can if the two best are within `tolerance` nats of each other, or if changing top-p by as
+        much lets another of them win.
         """
         ids = torch.tensor([list(token_ids)], device=self._device)
         logits = self._model(ids, logits_to_keep=1).logits[:, -1].double()
@@ -115,5 +115,5 @@ class Reference:
 
 
 def _near(top_p: float, tolerance: float) -> Sequence[float]:
-    """Values of top-p on both sides; 1 keeps everything and has none."""
+    """Return top-p values on both sides; 1 keeps everything and has none."""
     return () if top_p >= 1.0 else (top_p - tolerance, min(1.0, top_p + tolerance))

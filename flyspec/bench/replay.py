@@ -1,8 +1,8 @@
-"""A draft model that replays: the target's own greedy continuation, with errors at a set rate.
+"""A draft model that replays the target's own greedy continuation, with errors at a given rate.
 
-The draft service drives it as any model. What the target would say behind a prefix is asked once,
-by plain decoding through the services, and remembered; behind an error too, so that a rule which
-lets one stand finds the target's text for it. A run that has been run once before asks nothing.
+The draft service runs it like any model. It asks the target once for the continuation of a prefix,
+by plain decoding through the services, and remembers it; after an error, too, so that a rule that
+accepts the error finds the target's text for it. A run that has been made before asks nothing.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution, TokenLogprobs
 
 _RIVALS = 4
-"""An error is one of the target's so many most likely tokens, as a draft model's errors are."""
+"""An error is one of this many tokens most likely under the target, like a draft model's errors."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """The target's own token at a position, and what it found likely there."""
+    """The target's own token at a position, with its most likely ones there."""
 
     token_id: int
     logprobs: TokenLogprobs
 
 
 Ask = Callable[[Sequence[int], int], Sequence[Said]]
-"""The target's greedy continuation of a sequence, of so many tokens; perhaps fewer at its end."""
+"""Returns the target's greedy continuation of a sequence, this many tokens or fewer at the end."""
 
 
 @dataclass(frozen=True)
 class DraftErrors:
-    """Where the replayed text errs: at a position with probability `rate`, keyed by `seed`."""
+    """Errors of the replayed text: at each position with probability `rate`, keyed by `seed`."""
 
     rate: float
     seed: int = 0
 
     def at(self, position: int) -> bool:
-        """Whether the draft at a position of the sequence is another token than the target's."""
+        """Return whether the draft at a position differs from the target's token."""
         return self._number("place", position) < self.rate
 
     def instead_of(self, said: Said, position: int, vocab_size: int, never: frozenset[int]) -> int:
-        """The token that is drafted there: one of the target's likely ones, or else any other."""
+        """Return the token drafted there: one of the target's likely ones, or else any other."""
         rivals = [t for t in said.logprobs.top_token_ids[:_RIVALS] if t != said.token_id]
         rivals = [t for t in rivals if t not in never]
         if rivals:
@@ -60,14 +60,14 @@ class DraftErrors:
         return self.any_token(position, vocab_size, never | {said.token_id})
 
     def any_token(self, position: int, vocab_size: int, never: frozenset[int]) -> int:
-        """Some token that is not among `never`."""
+        """Return some token not among `never`."""
         token = int(self._number("token", position) * vocab_size)
         while token in never:
             token = (token + 1) % vocab_size
         return token
 
     def _number(self, what: str, position: int) -> float:
-        """A number in [0, 1) that is a function of the seed and the position."""
+        """Return a number in [0, 1), a function of the seed and the position."""
         key = f"{what} {self.seed} {position}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
 
@@ -75,9 +75,9 @@ class DraftErrors:
 class ReplayModel:
     """A `Model` without weights, for greedy sampling only.
 
-    `eos_token_ids` are never drafted by error. `num_asked` counts the target's tokens that were not
-    known yet. Unless it `asks_after_errors`, what it drafts after an error is arbitrary, which only
-    a token-exact rule does not notice.
+    `eos_token_ids` are never drafted by error. `num_asked` counts tokens requested from the target.
+    Without `asks_after_errors`, drafts after an error are arbitrary, which only token-exact rules
+    never notice.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class ReplayModel:
         self._distributions: dict[tuple[int, DistributionSpec], TokenDistribution] = {}
 
     def warm_up(self) -> None:
-        """Nothing to try."""
+        """Do nothing."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """Refused: there are no logits."""
+        """Raise `InvalidArgumentError`: there are no logits."""
         raise InvalidArgumentError("a replayed continuation has no logits")
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
@@ -121,7 +121,7 @@ class ReplayModel:
         if draw.sampling is None:
             return Drafted([])
         if not draw.sampling.greedy or draw.sampling.needs_history:
-            raise InvalidArgumentError("what is replayed was decoded greedily; leave sampling out")
+            raise InvalidArgumentError("the replayed text was decoded greedily; leave sampling out")
         held = self.cache.held(slot)
         if num_rows > 1:
             return self._score(held, num_rows)
@@ -146,7 +146,7 @@ class ReplayModel:
         return Drafted(drawn, [Origin.EXACT_MODEL] * len(drawn), distributions)
 
     def _score(self, tokens: Sequence[int], num_rows: int) -> Drafted:
-        """What it would have drafted at each of these positions of the text."""
+        """Return what it would have drafted at each of these positions of the text."""
         sequence = TokenSequence(tokens[: len(tokens) - num_rows + 1])
         drawn = [self._token(sequence, len(tokens) + 1)]
         for token in tokens[len(sequence) :]:
@@ -155,7 +155,7 @@ class ReplayModel:
         return Drafted(drawn, [Origin.EXACT_MODEL] * num_rows)
 
     def _token(self, sequence: TokenSequence, end: int) -> int:
-        """What is drafted next; what the target says up to the next error is asked at once."""
+        """Return the next draft; the target's text up to the next error is requested at once."""
         position = len(sequence)
         if sequence.hash in self._erred:
             return self._errors.any_token(position, self.info.vocab_size, self._eos)
@@ -168,7 +168,7 @@ class ReplayModel:
         return self._errors.instead_of(said, position, self.info.vocab_size, self._eos)
 
     def _go_on(self, tokens: Sequence[int]) -> None:
-        """Have what is drafted behind an error, as far as any round may reach, once for all."""
+        """Request everything that may be drafted after an error in any round, once."""
         sequence = TokenSequence(tokens)
         end = min(len(sequence) + MOST_BY_AUTO, self.info.context_length)
         if sequence.hash in self._gone_on:
@@ -185,11 +185,11 @@ class ReplayModel:
             self.num_asked += 1
 
     def _distribution(self, prefix: int, token: int, spec: DistributionSpec) -> TokenDistribution:
-        """What a draft model as sure as the target would send.
+        """Return what a draft model as certain as the target would send.
 
-        The target's most likely tokens with the probabilities that it gave them, of which the
-        drafted one has the highest; the rest of the probability is spread evenly over the rest.
-        Where the rule wants greedy drafts to be certain, a point mass.
+        The target's most likely tokens keep its probabilities, the highest going to the drafted
+        token; the rest of the probability is spread evenly over the other tokens. A point mass if
+        the rule wants greedy drafts to be certain.
         """
         if spec.draw_from_it:
             return TokenDistribution()

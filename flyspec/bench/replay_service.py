@@ -1,8 +1,8 @@
 """`python -m flyspec.bench.replay_service`: a draft service that replays the target's text.
 
-Takes the draft service's flags; `--model` is the target's directory, of which the tokenizer and
-the sizes are read. The target is asked through the orchestrator, which starts after this: the file
-that `--address-file` names will have its address by the first proposal.
+It takes the draft service's flags; `--model` is the target's directory, for its tokenizer and
+sizes. It asks the target through the orchestrator, which starts later: the file `--address-file`
+has its address by the first proposal.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _ANSWER_TIMEOUT_S = 600.0
 
 
 class ReplaySettings(DraftSettings):
-    """A draft service's, and how it errs."""
+    """A draft service's settings, and its errors."""
 
     model_config = SettingsConfigDict(env_prefix="FLYSPEC_DRAFT_")
 
-    error_rate: float = Field(0.0, ge=0, le=1, description="share of the drafts that are wrong")
-    error_seed: int = Field(0, description="seed of where they are")
-    exact_only: bool = Field(False, description="for rules under which nothing follows an error")
+    error_rate: float = Field(0.0, ge=0, le=1, description="fraction of wrong drafts")
+    error_seed: int = Field(0, description="seed of their positions")
+    exact_only: bool = Field(False, description="only rules that accept no errors")
     address_file: str = Field("", description="file with the orchestrator's address")
 
 
 class AskedTarget:
-    """Asked by the engine's thread; its connection lives on the event loop."""
+    """The target, as the engine's thread asks it; the connection is on the event loop."""
 
     def __init__(self, address_file: Path, loop: asyncio.AbstractEventLoop) -> None:
         self._address_file, self._loop = address_file, loop
         self._client: Client | None = None
 
     def __call__(self, token_ids: Sequence[int], count: int) -> Sequence[Said]:
-        """The target's greedy continuation, as `flyspec.bench.replay.Ask`."""
+        """Return the target's greedy continuation, as `flyspec.bench.replay.Ask`."""
         work = self._continue(list(token_ids), count)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_ANSWER_TIMEOUT_S)
 
@@ -75,7 +75,7 @@ class AskedTarget:
 async def build(
     settings: DraftSettings, observer: DraftTelemetry
 ) -> tuple[Sessions, Engine | None]:
-    """As the draft service's own. Raises `ConfigError`."""
+    """As the draft service's `build`. Raises `ConfigError`."""
     from transformers import AutoTokenizer, GenerationConfig
 
     from flyspec.engine.loading import read_config, tokenizer_bundle

@@ -1,32 +1,29 @@
-"""What samples amount to: ratios a prompt, their medians with intervals, the bound, hindsight.
+"""Statistics of `flyspec bench`: ratios with intervals, the bound, hindsight.
 
-A prompt's rate in a mode is its tokens a second at the median over the repeats. Ratios are taken
-within a repeat, whose modes followed each other on a machine as fast for all, then their median a
-prompt, then that over the prompts of a group; its interval is that of 2,000 bootstrap resamples of
-the prompts, 95 %, by percentiles.
+A prompt's rate in a mode is its tokens per second, median over the repeats. Ratios are taken within
+a repeat, whose modes ran one after the other at the same speed of the machine; then their median
+per prompt, then over the prompts of a group. Its interval is the 95 % percentile bootstrap interval
+over the prompts (2,000 resamples).
 """
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from flyspec.bench.conditions import PLAIN
-from flyspec.bench.intervals import interval
 from flyspec.bench.modes import Sample
 from flyspec.bench.speed import BatchSample
+from flyspec.bench.summaries import grouped, interval, median_or_none
 
 LONG_PROMPT = 500
-"""Tokens from which a prompt is long, where times to a first token are told apart."""
+"""Prompts with more tokens than this are long; they have their own times to first token."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A median of ratios with its 95 % interval, and the lowest: `worst_prompt`'s."""
+    """A median of ratios with its 95 % interval, and the lowest ratio, that of `worst_prompt`."""
 
     median: float
     low: float
@@ -37,14 +34,14 @@ class Ratio:
 
 @dataclass(frozen=True)
 class ModeReport:
-    """A mode over a group; above 1 is faster than what a ratio is to.
+    """A mode over a group of prompts. None: not measured, or undefined.
 
-    `ratios` are of rates, by the mode that they are to: plain decoding first, then what is not
-    flyspec. `first_token_ms` are medians over the prompts, of those over `LONG_PROMPT` tokens
-    apart; `first_token_ratio` is to plain, above 1 later. `mean_accepted_tokens` is tokens a round.
-    `bound` is how often plain's rate would be reached if only the target took time: tokens a round
-    times plain step over verify step, which is the target's time a token of both, prompt included;
-    `bound_share` what was reached of it. None where there is nothing to tell.
+    `ratios` are rates over those of plain decoding and of software other than flyspec, by its mode;
+    above 1 is faster. `first_token_ms` is a median over the prompts (`_long`: of prompts over
+    `LONG_PROMPT` tokens); `first_token_ratio` is relative to plain decoding, above 1 is later.
+    `mean_accepted_tokens` is tokens per round. `bound` is what the ratio to plain decoding would be
+    if only the target took time: tokens per round times plain step over verify step, computed from
+    the target's time per token, prompt included. `bound_share` is the share of it reached.
     """
 
     mode: str
@@ -68,15 +65,10 @@ class ModeReport:
     same_as_plain: int | None
     chosen: tuple[str, ...] = ()
 
-    @property
-    def ratio_to_plain(self) -> float:
-        """The median ratio to plain decoding."""
-        return self.ratios[PLAIN].median
-
 
 @dataclass(frozen=True)
 class BatchReport:
-    """Requests at once, against plain decoding with as many; the interval is over repeats."""
+    """Concurrent requests, relative to plain decoding; the interval is over the repeats."""
 
     group: str
     batch: int
@@ -93,26 +85,21 @@ def report(
     others: Sequence[str] = (),
     fixed: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, list[ModeReport]]:
-    """The modes of every group: plain, `others`, then in the order of their first appearance.
+    """Summarize each group's modes: plain, `others`, then the rest by first appearance.
 
-    `others` are modes that are not flyspec's. `fixed` names modes of which each prompt's fastest is
-    a mode of its own, chosen with hindsight: no fixed choice can be faster.
+    `others` are modes that are not flyspec's. `fixed` maps the name of a further mode to those from
+    which it takes each prompt's fastest: chosen in hindsight, so no fixed choice can be faster.
     """
-    grouped: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        grouped[sample.group].append(sample)
     order = list(dict.fromkeys(sample.mode for sample in samples))
     return {
         name: _report_group([*of, *_with_hindsight(of, fixed or {})], others, order)
-        for name, of in grouped.items()
+        for name, of in grouped(samples, lambda s: s.group).items()
     }
 
 
 def report_batches(samples: Sequence[BatchSample]) -> list[BatchReport]:
-    """Every group, batch and mode; ratios are taken a repeat, then their median."""
-    by_cell: dict[tuple[str, int, str], list[BatchSample]] = defaultdict(list)
-    for sample in samples:
-        by_cell[sample.group, sample.batch, sample.mode].append(sample)
+    """Summarize each group, batch and mode; ratios are taken within a repeat, then their median."""
+    by_cell = grouped(samples, lambda s: (s.group, s.batch, s.mode))
     order = {mode: i for i, mode in enumerate(dict.fromkeys(s.mode for s in samples))}
     groups = {group: i for i, group in enumerate(dict.fromkeys(s.group for s in samples))}
     cells = sorted(by_cell, key=lambda c: (groups[c[0]], c[1], order[c[2]]))
@@ -123,31 +110,19 @@ def report_batches(samples: Sequence[BatchSample]) -> list[BatchReport]:
         ratios = [s.rate / plain[s.repeat] for s in of]
         found.append(
             BatchReport(
-                group,
-                batch,
-                mode,
-                _median(s.rate for s in of),
-                _median(ratios),
-                *interval(ratios),
-                1e3 * _median(s.first_token_s for s in of),
+                group, batch, mode, _median(s.rate for s in of), _median(ratios),
+                *interval(ratios), 1e3 * _median(s.first_token_s for s in of),
             )
-        )
+        )  # fmt: skip
     return found
 
 
-def to_document(reports: Mapping[str, Sequence[ModeReport]], **facts: Any) -> dict[str, Any]:
-    """The report as JSON."""
-    return {**facts, "groups": {name: [asdict(m) for m in r] for name, r in reports.items()}}
-
-
 class _Mode:
-    """A mode's samples of a group, by prompt."""
+    """A mode's samples in a group, by prompt."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        self.every = list(samples)
-        self.by_prompt: dict[int, list[Sample]] = defaultdict(list)
-        for sample in samples:
-            self.by_prompt[sample.prompt].append(sample)
+        self.every = samples
+        self.by_prompt = grouped(samples, lambda s: s.prompt)
         self.rates = self.each(lambda s: s.rate)
         firsts = {p: [s.first_token_s for s in of] for p, of in self.by_prompt.items()}
         self.first_token = {
@@ -156,13 +131,13 @@ class _Mode:
         self.prompt_tokens = self.each(lambda s: s.prompt_tokens)
 
     def each(self, value: Callable[[Sample], float]) -> dict[int, float]:
-        """The median over the repeats, by prompt."""
+        """Return medians over the repeats, by prompt."""
         return {p: _median(map(value, of)) for p, of in self.by_prompt.items()}
 
     def over(self, base: _Mode, value: Callable[[Sample], float | None]) -> dict[int, float]:
-        """The value over the base's of the same repeat, at the median over the repeats, by prompt.
+        """Return ratios of a value to the base's in the same repeat, medians by prompt.
 
-        Without the prompts of which one has none.
+        Prompts without a value in either are left out.
         """
         theirs = {(s.prompt, s.repeat): value(s) for s in base.every}
         found = {}
@@ -174,7 +149,7 @@ class _Mode:
         return found
 
     def share(self, value: Callable[[Sample], float]) -> float | None:
-        """The part of the time that was spent so, if any."""
+        """Return the share of the total time, given nanoseconds per sample; None if it is 0."""
         spent = sum(map(value, self.every))
         return spent / 1e9 / sum(s.seconds for s in self.every) if spent else None
 
@@ -182,10 +157,7 @@ class _Mode:
 def _report_group(
     samples: Sequence[Sample], others: Sequence[str], order: Sequence[str]
 ) -> list[ModeReport]:
-    by_mode: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        by_mode[sample.mode].append(sample)
-    modes = {name: _Mode(of) for name, of in by_mode.items()}
+    modes = {name: _Mode(of) for name, of in grouped(samples, lambda s: s.mode).items()}
     place = {name: i for i, name in enumerate(dict.fromkeys([PLAIN, *others, *order]))}
     names = sorted(modes, key=lambda m: place.get(m, len(place)))
     baselines = [name for name in names if name == PLAIN or name in others]
@@ -199,7 +171,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     drafted = [s for s in every if s.spec_steps]
     overheads = [s.overhead_ns / 1e6 for s in drafted if s.overhead_ns]
     seconds = sum(_median(s.seconds for s in of) for of in mode.by_prompt.values())
-    a_prompt = sum(statistics.mean(s.tokens for s in of) for of in mode.by_prompt.values())
+    mean_tokens = sum(statistics.mean(s.tokens for s in of) for of in mode.by_prompt.values())
     target = mode.over(plain, lambda s: s.target_ns / max(1, s.tokens))
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
     first = mode.first_token
@@ -210,12 +182,12 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         mode=name,
         prompts=len(mode.by_prompt),
         tokens=sum(of[0].tokens for of in mode.by_prompt.values()),
-        tokens_per_second=a_prompt / seconds,
+        tokens_per_second=mean_tokens / seconds,
         ratios={base: _ratio(of) for base, of in speedups.items()},
-        first_token_ms=_median_or_none(1e3 * f for f in first.values()),
-        first_token_ratio=_median_or_none(late.values()),
-        first_token_long_ms=_median_or_none(1e3 * f for p, f in first.items() if p in long),
-        first_token_long_ratio=_median_or_none(r for p, r in late.items() if p in long),
+        first_token_ms=median_or_none(1e3 * f for f in first.values()),
+        first_token_ratio=median_or_none(late.values()),
+        first_token_long_ms=median_or_none(1e3 * f for p, f in first.items() if p in long),
+        first_token_long_ratio=median_or_none(r for p, r in late.items() if p in long),
         mean_accepted_tokens=tokens / rounds if rounds else None,
         mean_acceptance_length=(
             1.0 + sum(s.accepted for s in every) / max(1, sum(s.spec_steps for s in every))
@@ -224,11 +196,11 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         ),
         loose_share=sum(s.loose for s in every) / max(1, tokens),
         mean_loose_cost_nats=sum(s.loose_cost_nats for s in every) / len(every),
-        round_overhead_p50_ms=_median_or_none(overheads),
+        round_overhead_p50_ms=median_or_none(overheads),
         draft_share=mode.share(lambda s: s.draft_ns),
         target_share=mode.share(lambda s: s.target_ns),
-        bound=_median_or_none(bound.values()),
-        bound_share=_median_or_none(
+        bound=median_or_none(bound.values()),
+        bound_share=median_or_none(
             speedup / bound[p] for p, speedup in speedups[PLAIN].items() if p in bound
         ),
         same_as_plain=(
@@ -241,7 +213,6 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
 
 
 def _ratio(ratios: Mapping[int, float]) -> Ratio:
-    """Of every prompt's."""
     worst = min(ratios, key=lambda p: ratios[p])
     values = list(ratios.values())
     return Ratio(_median(values), *interval(values), ratios[worst], worst)
@@ -250,7 +221,7 @@ def _ratio(ratios: Mapping[int, float]) -> Ratio:
 def _with_hindsight(
     samples: Sequence[Sample], fixed: Mapping[str, Sequence[str]]
 ) -> Iterable[Sample]:
-    """For each name, the samples of that of its modes which was each prompt's fastest."""
+    """Yield, under each name, the samples of the mode that was each prompt's fastest."""
     for name, candidates in fixed.items():
         of = {mode: _Mode([s for s in samples if s.mode == mode]) for mode in candidates}
         for prompt in next(iter(of.values())).by_prompt:
@@ -261,8 +232,3 @@ def _with_hindsight(
 
 def _median(values: Iterable[float]) -> float:
     return float(statistics.median(values))
-
-
-def _median_or_none(values: Iterable[float]) -> float | None:
-    known = [value for value in values if math.isfinite(value)]
-    return _median(known) if known else None

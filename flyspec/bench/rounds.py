@@ -1,7 +1,7 @@
-"""Random rounds of a given size for judging: logits of a language model's shape, and drafts.
+"""Random rounds of a given size for judging: logits shaped like a language model's, and drafts.
 
-Most rows are sure of one token, as a target is of most positions; a mismatch gets a row that is
-unsure. Special tokens are the last ids of the vocabulary, as many as Llama 3 has, and unlikely.
+Most rows are certain of one token, as a target is at most positions; a mismatch gets an uncertain
+row. Special tokens are the last ids of the vocabulary, as many as Llama 3 has, and unlikely.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from flyspec.values.tokens import SamplingParams
 START_POSITION = 1000
 SEED = 1
 
-_SURE = 0.95  # probability of the likeliest token of a sure row
-_UNSURE = (0.2, 0.19, 0.15)  # of the likeliest tokens of an unsure row
-_TAIL_TOKENS = 2000  # over which the rest of an unsure row's probability is spread
+_SURE = 0.95  # probability of the most likely token of a certain row
+_UNSURE = (0.2, 0.19, 0.15)  # of the most likely tokens of an uncertain row
+_TAIL_TOKENS = 2000  # share the rest of an uncertain row's probability
 _UNLIKELY = -25.0  # log-probability of all others
-_SPREAD = 2.0  # standard deviation of a sure row's other logits
+_SPREAD = 2.0  # standard deviation of a certain row's other logits
 _SPECIAL_TOKENS = 256
-_WINDOW = 6  # matches that follow the mismatch, if K leaves room for them
-_DRAFTED = 0.9  # what the draft gives to a token that the target finds unlikely
+_WINDOW = 6  # matches after the mismatch, if K leaves room for them
+_DRAFTED = 0.9  # draft probability of a token unlikely under the target
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class RandomRound:
     mismatch_index: int | None
 
     def distributions(self, spec: DistributionSpec | None) -> Distributions | None:
-        """What the verify service has of the draft after reading it from the wire."""
+        """Return the draft's distributions as the verify service has them after decoding."""
         if spec is None:
             return None
         log_probs = self.draft_log_probs
@@ -58,12 +58,12 @@ class RandomRound:
 
 
 def control_token_ids(vocab_size: int) -> frozenset[int]:
-    """The special tokens of a vocabulary; the first of them ends a sequence."""
+    """Return the special tokens of a vocabulary; the first of them ends a sequence."""
     return frozenset(range(_num_plain(vocab_size), vocab_size))
 
 
 def eos_token_ids(vocab_size: int) -> frozenset[int]:
-    """The token that ends a sequence."""
+    """Return the token that ends a sequence."""
     return frozenset({_num_plain(vocab_size)})
 
 
@@ -78,11 +78,11 @@ def make_round(
     device: torch.device | str = "cpu",
     seed: int = SEED,
 ) -> RandomRound:
-    """A round whose drafts are the target's own tokens, but for one in its middle if `mismatch`.
+    """Make a round of the target's own tokens, except for one in the middle if `mismatch`.
 
-    The mismatch is as likely as the target's own token (`likely`: a rule that loses anything lets
-    it stand), or next to impossible. The draft's distribution is the target's processed one; only
-    an unlikely mismatch has most of it. After temperature the rows have the probabilities above.
+    If `likely`, the mismatch is as likely as the target's own token, so that a lossy rule accepts
+    it; else it is next to impossible. The draft's distribution is the target's processed one, but
+    gives an unlikely mismatch most of its mass. The probabilities above hold after temperature.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num_draft_tokens + 1, vocab_size, generator=generator) * _SPREAD
@@ -114,7 +114,7 @@ def _num_plain(vocab_size: int) -> int:
 
 
 def _unsure_row(vocab_size: int, generator: torch.Generator) -> Tensor:
-    """Log-probabilities [V]: a few likely tokens, a long tail, the rest next to impossible."""
+    """Return log-probs [V]: a few likely tokens, a long tail, the rest next to impossible."""
     plain = _num_plain(vocab_size)
     order = torch.randperm(plain, generator=generator)
     likely = order[: len(_UNSURE)]

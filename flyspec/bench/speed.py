@@ -1,53 +1,35 @@
-"""How fast: plain decoding, the rules, and what others make of the same prompts, in turn.
+"""Speed of plain decoding, the rules, and other software on the same prompts.
 
-All modes of a prompt run one after the other before the next prompt, in an order that rotates, and
+All modes of a prompt run one after the other before the next prompt, in a rotating order, and
 prompts of all groups take turns, so that a machine whose speed drifts slows all of them alike.
 Before each request to flyspec the services' caches are filled with noise, so that no mode profits
-from another's prompt; not those of a running stack, which others may use. Many requests at once are
-measured apart, in `measure_batches`.
+from another's prompt; except those of a running stack, which others may be using.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flyspec.bench.conditions import PLAIN, Condition, by_k
+from flyspec.bench.conditions import PLAIN, by_k
 from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
+from flyspec.bench.options import SpeedOptions
 from flyspec.bench.prompts import Group, in_turn, to_request
 from flyspec.client import Client, GenerateOptions
+from flyspec.concurrency import all_or_first_error
+from flyspec.progress import progress
 from flyspec.rules import Rule
-from flyspec.speculation_length import AUTO, SpeculationLength
+from flyspec.speculation_length import AUTO
 
 AGAIN = "plain again"
 """Plain decoding measured a second time: how much of a ratio is chance."""
 
 
 @dataclass(frozen=True)
-class SpeedOptions:
-    """What is measured. Several drafters, or Ks, make a mode of each rule for each.
-
-    A drafter "" is the server's choice.
-    """
-
-    conditions: Sequence[Condition] = (
-        Condition("exact", Rule("exact")),
-        Condition("fly", Rule("fly")),
-    )
-    num_speculative_tokens: Sequence[SpeculationLength] = (AUTO,)
-    max_tokens: int = 128
-    repeats: int = 5
-    drafters: Sequence[str] = ("",)
-    chat: bool | None = None
-    ignore_eos: bool = False
-
-
-@dataclass(frozen=True)
 class BatchSample:
-    """Requests at once: `batch` at any time, until all are done."""
+    """A set of requests, `batch` of them at any time."""
 
     group: str
     batch: int
@@ -59,12 +41,12 @@ class BatchSample:
 
     @property
     def rate(self) -> float:
-        """Tokens a second, of all together."""
+        """Tokens per second, over all requests."""
         return self.tokens / self.seconds
 
 
 def plain_options(options: SpeedOptions) -> GenerateOptions:
-    """Plain decoding through the same services."""
+    """Return the request options of plain decoding through the same services."""
     return GenerateOptions(
         max_tokens=options.max_tokens,
         ignore_eos=options.ignore_eos,
@@ -74,10 +56,10 @@ def plain_options(options: SpeedOptions) -> GenerateOptions:
 
 
 def flyspec_modes(client: Client, options: SpeedOptions) -> list[FlyspecMode]:
-    """Plain decoding first, then the conditions, at each K that is measured."""
+    """Return plain decoding, then the rules at each K."""
     plain = plain_options(options)
     modes = [FlyspecMode(PLAIN, client, plain)]
-    for condition in by_k(options.conditions, options.num_speculative_tokens):
+    for condition in by_k(options.rules, options.num_speculative_tokens):
         k = condition.requested_k(options.num_speculative_tokens[0])
         asked = replace(plain, rule=condition.rule, num_speculative_tokens=k)
         if condition.name == PLAIN:
@@ -90,7 +72,7 @@ def flyspec_modes(client: Client, options: SpeedOptions) -> list[FlyspecMode]:
 
 
 def hindsight(options: SpeedOptions) -> dict[str, list[str]]:
-    """Modes of each rule with fixed Ks, if there are several, by the name of the best of them."""
+    """Return each rule's modes with fixed Ks, if there are several, by the name of their best."""
     fixed = [k for k in options.num_speculative_tokens if k != AUTO]
     if len(fixed) < 2:
         return {}
@@ -98,21 +80,21 @@ def hindsight(options: SpeedOptions) -> dict[str, list[str]]:
         _by_drafter(f"{c.name}, best fixed K", drafter, options): [
             PLAIN if k == 0 else _by_drafter(f"{c.name}, K {k}", drafter, options) for k in fixed
         ]
-        for c in options.conditions
+        for c in options.rules
         if c.num_speculative_tokens is None
         for drafter in options.drafters
     }
 
 
 def _by_drafter(name: str, drafter: str, options: SpeedOptions) -> str:
-    """A mode's name, with the drafter where there are several."""
+    """Append the drafter to a mode's name if there are several."""
     return f"{name}, {drafter}" if len(options.drafters) > 1 else name
 
 
 async def read_items(
     client: Client, groups: Sequence[Group], options: SpeedOptions
 ) -> list[list[Item]]:
-    """The prompts of each group, and what plain decoding makes of each, which warms it up too."""
+    """Decode every prompt plainly, for its tokens and its length; this also warms up the target."""
     plain = plain_options(options)
     found = []
     for group in groups:
@@ -120,33 +102,26 @@ async def read_items(
         for i, prompt in enumerate(group.prompts):
             request = to_request(prompt, options.chat)
             done = await client.complete(request, plain)
-            items.append(
-                Item(group.name, i, request, tuple(done.started.prompt_token_ids),
-                     len(done.token_ids))
-            )  # fmt: skip
+            prompt_token_ids = tuple(done.started.prompt_token_ids)
+            items.append(Item(group.name, i, request, prompt_token_ids, len(done.token_ids)))
         found.append(items)
     return found
 
 
 async def measure(
-    modes: Sequence[Mode],
-    groups: Sequence[Group],
-    items: Sequence[Sequence[Item]],
-    repeats: int,
-    noise: Noise,
-    on_sample: Callable[[], None] = lambda: None,
+    modes: Sequence[Mode], items: Sequence[Sequence[Item]], repeats: int, noise: Noise | None = None
 ) -> list[Sample]:
-    """One request at a time: every mode once to warm up, then all prompts `repeats` times."""
-    for mode in modes:
-        await mode.run(items[0][0])
+    """Run all prompts `repeats` times in every mode, one request at a time."""
     samples: list[Sample] = []
-    for repeat in range(repeats):
-        for visit, (g, i) in enumerate(in_turn(groups, repeat)):
-            for mode in _rotated(modes, visit + repeat):
-                if isinstance(mode, FlyspecMode):
-                    await noise.fill()
-                samples.append(replace(await mode.run(items[g][i]), repeat=repeat))
-                on_sample()
+    sizes = [len(group) for group in items]
+    with progress("measuring", repeats * sum(sizes) * len(modes)) as advance:
+        for repeat in range(repeats):
+            for visit, (g, i) in enumerate(in_turn(sizes, repeat)):
+                for mode in rotated(modes, visit + repeat):
+                    if noise is not None and isinstance(mode, FlyspecMode):
+                        await noise.fill()
+                    samples.append(replace(await mode.run(items[g][i]), repeat=repeat))
+                    advance()
     return samples
 
 
@@ -156,27 +131,36 @@ async def measure_batches(
     batches: Sequence[int],
     repeats: int,
     noise: Noise,
-    on_sample: Callable[[], None] = lambda: None,
 ) -> list[BatchSample]:
-    """So many requests at once, of modes that take them: each prompt, or as many as are at once."""
+    """Run concurrent requests in the modes that can: each prompt once, or `batch` prompts if more.
+
+    An uncounted run of the largest batch comes first.
+    """
     modes = [mode for mode in modes if mode.concurrent]
     samples: list[BatchSample] = []
     turn = 0
-    for repeat in range(-1, repeats):  # the first, of the largest batch alone, is to warm up
-        for batch in batches if repeat >= 0 else batches[-1:]:
-            for of in items:
-                requests = [of[i % len(of)] for i in range(max(batch, len(of)))]
-                for mode in _rotated(modes, turn):
-                    await noise.fill()
-                    sample = await _at_once(mode, requests, batch, repeat)
-                    if repeat >= 0:
-                        samples.append(sample)
-                        on_sample()
-                turn += repeat >= 0
+    total = repeats * len(batches) * len(items) * len(modes)
+    with progress("measuring concurrent requests", total) as advance:
+        for repeat in range(-1, repeats):
+            for batch in batches if repeat >= 0 else batches[-1:]:
+                for of in items:
+                    requests = [of[i % len(of)] for i in range(max(batch, len(of)))]
+                    for mode in rotated(modes, turn):
+                        await noise.fill()
+                        seconds, done = await run_batch(mode, requests, batch)
+                        if repeat >= 0:
+                            firsts = sorted(s.first_token_s or 0.0 for s in done)
+                            samples.append(BatchSample(
+                                of[0].group, batch, repeat, mode.name, seconds,
+                                sum(s.tokens for s in done), firsts[len(firsts) // 2],
+                            ))  # fmt: skip
+                            advance()
+                    turn += repeat >= 0
     return samples
 
 
-async def _at_once(mode: Mode, requests: Sequence[Item], batch: int, repeat: int) -> BatchSample:
+async def run_batch(mode: Mode, requests: Sequence[Item], batch: int) -> tuple[float, list[Sample]]:
+    """Run requests, `batch` at any time; return the seconds for all of them, and each one."""
     waiting = list(reversed(requests))
     done: list[Sample] = []
 
@@ -185,22 +169,12 @@ async def _at_once(mode: Mode, requests: Sequence[Item], batch: int, repeat: int
             done.append(await mode.run(waiting.pop()))
 
     begin = time.perf_counter()
-    workers = [asyncio.ensure_future(work()) for _ in range(batch)]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-    seconds = time.perf_counter() - begin
-    firsts = sorted(s.first_token_s or 0.0 for s in done)
-    tokens = sum(s.tokens for s in done)
-    return BatchSample(requests[0].group, batch, repeat, mode.name, seconds, tokens,
-                       firsts[len(firsts) // 2])  # fmt: skip
+    await all_or_first_error(work() for _ in range(batch))
+    return time.perf_counter() - begin, done
 
 
-def _rotated(modes: Sequence[Any], turn: int) -> list[Any]:
-    """In an order that begins elsewhere each turn, and every other time runs backwards."""
+def rotated(modes: Sequence[Any], turn: int) -> list[Any]:
+    """Return them in an order that starts elsewhere each turn and is reversed every other time."""
     start = (turn // 2) % len(modes)
     order = [*modes[start:], *modes[:start]]
     return order[::-1] if turn % 2 else order

@@ -1,27 +1,28 @@
-"""The time line of a round, from the spans of all three processes: who worked, who waited.
+"""The timeline of a round, from the spans of all three processes.
 
-A round is cut where work passes from one to another. Of the orchestrator, the spans tell when it
-asked and when it had the answer; of the services, when a request arrived, when it was answered, how
-long it waited for the model and how long the model ran. All clocks are one machine's.
+A round is cut where work passes from one process to another. The orchestrator's spans tell when it
+asked and when it had the answer; those of the services when a request arrived, when it was
+answered, how long it waited for the model and how long the model ran. All clocks are one machine's.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ORCHESTRATOR, WIRE, DRAFT, VERIFY = "orchestrator", "on the way", "draft", "verify"
+from flyspec.bench.summaries import grouped
+
+ORCHESTRATOR, WIRE, DRAFT, VERIFY = "orchestrator", "in transit", "draft", "verify"
 
 
 class Part(NamedTuple):
-    """A part of a round: who has it, and what happens."""
+    """A part of a round: the process it belongs to, and what happens."""
 
     name: str
     where: str
@@ -29,18 +30,18 @@ class Part(NamedTuple):
 
 
 PARTS = (
-    Part("ask", ORCHESTRATOR, "what to draft"),
+    Part("ask", ORCHESTRATOR, "decide what to draft"),
     Part("to_draft", WIRE, "request, read by the draft service"),
-    Part("draft_queue", DRAFT, "until the model begins"),
-    Part("draft_model", DRAFT, "in the draft model"),
-    Part("draft_rest", DRAFT, "around its steps; to the event loop"),
+    Part("draft_queue", DRAFT, "wait for the model"),
+    Part("draft_model", DRAFT, "draft model"),
+    Part("draft_rest", DRAFT, "between its steps; back to the event loop"),
     Part("from_draft", WIRE, "proposal, read by the orchestrator"),
-    Part("check", ORCHESTRATOR, "what to check"),
+    Part("check", ORCHESTRATOR, "decide what to verify"),
     Part("to_verify", WIRE, "request, read by the verify service"),
-    Part("verify_queue", VERIFY, "until the model begins"),
-    Part("forward", VERIFY, "in the target"),
+    Part("verify_queue", VERIFY, "wait for the model"),
+    Part("forward", VERIFY, "target model"),
     Part("judge", VERIFY, "sampling and the rule"),
-    Part("from_verify", WIRE, "verdict, read, and the window moved"),
+    Part("from_verify", WIRE, "verdict, read; window updated"),
 )
 _ABANDONED = "flyspec.abandoned"
 _MODELS = ("draft_model", "forward")
@@ -49,7 +50,7 @@ _LOOP = ("draft_queue", "draft_rest")
 
 @dataclass(frozen=True)
 class TracedSpan:
-    """A span as a service wrote it; times in ns since 1970, cut to microseconds."""
+    """A span written by a service; times in ns since 1970, truncated to microseconds."""
 
     name: str
     trace_id: str
@@ -62,14 +63,14 @@ class TracedSpan:
 
 @dataclass(frozen=True)
 class RoundLine:
-    """One round: ns of each of `PARTS`, which make up the whole."""
+    """One round: the ns of each of `PARTS`, which add up to the whole."""
 
     trace_id: str
     num_draft_tokens: int
     parts_ns: tuple[int, ...]
 
     def of(self, *names: str) -> int:
-        """Time of these parts together, ns."""
+        """Return the total of these parts, in ns."""
         return sum(ns for part, ns in zip(PARTS, self.parts_ns, strict=True) if part.name in names)
 
     @property
@@ -79,7 +80,7 @@ class RoundLine:
 
     @property
     def hops_ns(self) -> int:
-        """What is outside the models, judging apart."""
+        """Time outside the models and judging."""
         return self.total_ns - self.of(*_MODELS, "judge")
 
 
@@ -87,11 +88,12 @@ class RoundLine:
 class TimelineReport:
     """Medians over `rounds`, in ms. `parts` are by name, in order.
 
-    `hops` is a round outside both models and the rule, in generations without a trace, which costs
-    some itself (`traced_hops`); `echoes` what two bare gRPC round trips of as many bytes take
-    outside work of equal length, `exchanges` the same of flyspec's messages, with threads, values
-    and time limits and nothing decided; `proposal_loop` the draft service's time outside its model.
-    `text` is from a round's end until the client has its tokens, beside the next round.
+    `hops`: the time of a round outside both models and the rule, in generations without a trace
+    (`traced_hops`: with one, which takes time itself). `echoes`: two bare gRPC round trips of as
+    many bytes, outside work of equal length; `exchanges`: the same with flyspec's messages,
+    threads, values and time limits, but nothing decided. `proposal_loop`: the draft service's time
+    outside its model. `text`: from a round's end until the client has its tokens, during the next
+    round.
     """
 
     rounds: int
@@ -107,13 +109,9 @@ class TimelineReport:
     proposal_loop_ms: float
     text_ms: float | None = None
 
-    def to_document(self, **facts: Any) -> dict[str, Any]:
-        """As JSON."""
-        return {**facts, **asdict(self)}
-
 
 def read_spans(files: Iterable[Path]) -> list[TracedSpan]:
-    """What services wrote with `--traces-file`."""
+    """Read what services wrote with `--traces-file`."""
     spans = []
     for file in files:
         for line in file.read_text().splitlines():
@@ -133,30 +131,28 @@ def read_spans(files: Iterable[Path]) -> list[TracedSpan]:
 
 
 def round_lines(spans: Sequence[TracedSpan], trace_ids: Iterable[str]) -> list[RoundLine]:
-    """The rounds with drafts of these traces, but for each one's first, which reads the prompt.
+    """Return the rounds with drafts of these traces, except each one's first, with the prefill.
 
-    A round begins where the one before ended; what was drafted ahead by then has taken no time of
-    it. Rounds of several proposals or verdicts, or without a span of a service, are left out.
+    A round begins where the previous one ended; what was drafted ahead by then takes none of its
+    time. Rounds with several proposals or verdicts, or without a service's span, are left out.
     """
     wanted = set(trace_ids)
-    below: dict[str, list[TracedSpan]] = defaultdict(list)
-    for span in spans:
-        below[span.parent_id].append(span)
-    rounds: dict[str, list[TracedSpan]] = defaultdict(list)
-    for span in spans:
-        if span.name == "round" and span.trace_id in wanted and not span.attributes.get(_ABANDONED):
-            rounds[span.trace_id].append(span)
-    lines = []
-    for of_trace in rounds.values():
-        of_trace.sort(key=lambda span: span.begin_ns)
-        for before, span in pairwise(of_trace):
-            line = _line(span, before.end_ns, below)
-            lines += [line] if line is not None else []
-    return lines
+    below = grouped(spans, lambda span: span.parent_id)
+    rounds = sorted(
+        (s for s in spans
+         if s.name == "round" and s.trace_id in wanted and not s.attributes.get(_ABANDONED)),
+        key=lambda span: span.begin_ns,
+    )  # fmt: skip
+    lines = (
+        _line(span, before.end_ns, below)
+        for of_trace in grouped(rounds, lambda span: span.trace_id).values()
+        for before, span in pairwise(of_trace)
+    )
+    return [line for line in lines if line is not None]
 
 
 def round_ends(spans: Sequence[TracedSpan], trace_id: str) -> list[int]:
-    """When the rounds of a trace that made final tokens ended, in order."""
+    """Return the end times of a trace's rounds that made tokens final, in order."""
     return sorted(
         span.end_ns
         for span in spans
@@ -173,7 +169,7 @@ def report(
     exchanges_ns: Sequence[int],
     texts_ns: Sequence[int] = (),
 ) -> TimelineReport:
-    """The typical round. `overheads_ns` are of rounds without a trace: outside the models.
+    """Summarize rounds; `overheads_ns` are times outside the models of rounds without a trace.
 
     Raises `ValueError` without rounds.
     """
@@ -200,13 +196,11 @@ def report(
 def _line(
     span: TracedSpan, begin_ns: int, below: Mapping[str, Sequence[TracedSpan]]
 ) -> RoundLine | None:
-    """A round's parts, if it has one of everything."""
-    draft = _only(below[span.span_id], "draft")
-    verify = _only(below[span.span_id], "verify")
+    """Return a round's parts, if it has exactly one span of each kind."""
+    draft, verify = (_only(below, span, name) for name in ("draft", "verify"))
     if draft is None or verify is None or not span.attributes.get("flyspec.num_draft_tokens"):
         return None
-    proposed = _only(below[draft.span_id], "propose")
-    checked = _only(below[verify.span_id], "check")
+    proposed, checked = _only(below, draft, "propose"), _only(below, verify, "check")
     if proposed is None or checked is None:
         return None
     queue, model = _seconds(proposed, "queue_s"), _seconds(proposed, "model_s")
@@ -225,21 +219,23 @@ def _line(
         checked.begin_ns + waited + forward + judge,
         span.end_ns,
     ]
-    # Clocks are read a moment apart: a part that would end before it begins has no time, and the
-    # sum stays the round's.
+    # Clocks are read at slightly different moments. A part that would end before it begins gets no
+    # time, so that the sum is still the round's.
     ends = accumulate((min(stamp, span.end_ns) for stamp in stamps), max, initial=begin_ns)
     parts = tuple(end - begin for begin, end in pairwise(ends))
     return RoundLine(span.trace_id, span.attributes["flyspec.num_draft_tokens"], parts)
 
 
 def _answered_ns(span: TracedSpan) -> int:
-    """When a proposal was ready to be written, or else when its span ended."""
+    """Return when a proposal was ready to be written, or else when its span ended."""
     service_ns = _seconds(span, "service_s")
     return span.begin_ns + service_ns if service_ns else span.end_ns
 
 
-def _only(spans: Sequence[TracedSpan], name: str) -> TracedSpan | None:
-    found = [span for span in spans if span.name == name]
+def _only(
+    below: Mapping[str, Sequence[TracedSpan]], parent: TracedSpan, name: str
+) -> TracedSpan | None:
+    found = [span for span in below.get(parent.span_id, ()) if span.name == name]
     return found[0] if len(found) == 1 else None
 
 
@@ -248,7 +244,7 @@ def _seconds(span: TracedSpan, name: str) -> int:
 
 
 def _ns(text: str) -> int:
-    """Nanoseconds since 1970 of an ISO time in UTC; a float would lose some."""
+    """Return the ns since 1970 of an ISO time in UTC, without rounding to a float."""
     moment = datetime.fromisoformat(text)
     return int(moment.replace(microsecond=0).timestamp()) * 10**9 + moment.microsecond * 1000
 

@@ -1,4 +1,4 @@
-"""Rounds that are traced, with bare echoes between them: what `flyspec.bench.timeline` reads."""
+"""Traced rounds, with bare echoes between them: the input of `flyspec.bench.timeline`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from flyspec.bench.exchanges import Exchanges
-from flyspec.bench.transport import Echoes, Leg
+from flyspec.bench.exchanges import exchanges
+from flyspec.bench.options import RoundOptions
+from flyspec.bench.prompts import fresh_requests
+from flyspec.bench.transport import Leg, echoes
 from flyspec.client import Client
+from flyspec.progress import progress
 from flyspec.telemetry.traces import traceparent_of, wall_ns
 from flyspec.values.generation import Chunk, Completion, GenerateOptions, Prompt
 
@@ -20,9 +23,9 @@ _LEAST_BYTES = 16
 
 @dataclass
 class TracedRun:
-    """What was done: the traced generations by id, with when each chunk came (ns since 1970).
+    """Arrival times of the chunks of traced generations, by trace id, in ns since 1970.
 
-    `overheads_ns` are of the others, of each the median of a round's time outside both models.
+    `overheads_ns` are of untraced generations: the median time of a round outside both models.
     """
 
     chunks_ns: dict[str, list[int]] = field(default_factory=dict)
@@ -32,48 +35,44 @@ class TracedRun:
     legs: tuple[Leg, ...] = ()
 
 
-async def run(
-    client: Client,
-    echoes: Echoes,
-    exchanges: Exchanges,
-    prompts: Sequence[Prompt],
-    options: GenerateOptions,
-    repeats: int,
-    on_sample: Callable[[], None] = lambda: None,
-) -> TracedRun:
-    """Every prompt once to warm up, then `repeats` times traced, not traced, and echoed, in turn.
+async def run(client: Client, o: RoundOptions) -> TracedRun:
+    """Run every prompt once to warm up, then `repeats` times traced, untraced, and echoed.
 
-    The work of both kinds of echoes is as long as the models' in a round was while warming up; the
-    bare ones' messages are as long as a round's.
+    The work of both kinds of echoes is as long as the models' in the warm-up's rounds; the bare
+    ones' messages are as long as a round's.
     """
+    prompts = fresh_requests(o.problems, o.problem_seed)
+    options = GenerateOptions(
+        max_tokens=o.max_tokens,
+        drafter=o.drafter,
+        rule=o.rule.rule,
+        num_speculative_tokens=o.num_speculative_tokens,
+    )
     done = TracedRun()
-    warm = []
-    for prompt in prompts:
-        _, _, completion = await _generate(client, prompt, options)
-        warm.append(completion)
-        on_sample()
-    done.legs = _legs(warm)
-    for _ in range(repeats):
-        for prompt in prompts:
-            trace_id, chunks, _ = await _generate(client, prompt, options)
-            done.chunks_ns[trace_id] = chunks
-            _, _, untraced = await _generate(client, prompt, options, traced=False)
-            if overhead_ns := untraced.timings.round_overhead_p50_ns:
-                done.overheads_ns.append(overhead_ns)
-            for ways, times in ((echoes, done.echoes_ns), (exchanges, done.exchanges_ns)):
-                took = [await ways.outside_ns(done.legs) for _ in range(_ECHO_ROUNDS)]
-                times += took[2:]  # the first find the processes asleep
-            on_sample()
+    total = len(prompts) * (o.repeats + 1)
+    async with echoes(2) as bare, exchanges() as typed:
+        with progress("measuring", total) as advance:
+            warm = []
+            for prompt in prompts:
+                _, _, completion = await _generate(client, prompt, options)
+                warm.append(completion)
+                advance()
+            done.legs = _legs(warm)
+            for prompt in prompts * o.repeats:
+                trace_id, chunks, _ = await _generate(client, prompt, options)
+                done.chunks_ns[trace_id] = chunks
+                _, _, untraced = await _generate(client, prompt, options, traced=False)
+                if overhead_ns := untraced.timings.round_overhead_p50_ns:
+                    done.overheads_ns.append(overhead_ns)
+                for ways, times in ((bare, done.echoes_ns), (typed, done.exchanges_ns)):
+                    took = [await ways.outside_ns(done.legs) for _ in range(_ECHO_ROUNDS)]
+                    times += took[2:]  # the first ones find the processes asleep
+                advance()
     return done
 
 
-def count(num_prompts: int, repeats: int) -> int:
-    """How many times `run` calls `on_sample`."""
-    return num_prompts * (repeats + 1)
-
-
 def text_times_ns(chunks_ns: Sequence[int], ends_ns: Sequence[int]) -> list[int]:
-    """From each round's end to its chunk; nothing where they cannot be told one from the other."""
+    """Return the times from each round's end to its chunk, if there is one chunk per round."""
     if len(chunks_ns) != len(ends_ns):
         return []
     return [chunk - end for chunk, end in zip(chunks_ns, ends_ns, strict=True) if chunk >= end]
@@ -82,12 +81,12 @@ def text_times_ns(chunks_ns: Sequence[int], ends_ns: Sequence[int]) -> list[int]
 async def _generate(
     client: Client, prompt: Prompt, options: GenerateOptions, traced: bool = True
 ) -> tuple[str, list[int], Completion]:
-    """The trace's id, when chunks came, the completion."""
+    """Return the trace id, the arrival times of the chunks, and the completion."""
     trace = uuid.uuid4()
     chunks: list[int] = []
     parent = traceparent_of(trace.int, 1)
     if not traced:
-        parent = f"{parent[:-2]}00"  # W3C: the caller keeps no trace, so nobody does
+        parent = f"{parent[:-2]}00"  # W3C: not sampled by the caller, so by no service
     async for event in client.generate(prompt, replace(options, traceparent=parent)):
         if isinstance(event, Chunk):
             chunks.append(wall_ns(time.perf_counter_ns()))
@@ -97,7 +96,7 @@ async def _generate(
 
 
 def _legs(completions: Sequence[Completion]) -> tuple[Leg, ...]:
-    """Two round trips as the drafter's and the target's of a round, their bytes spread evenly."""
+    """Return two round trips like a round's to drafter and target, its bytes spread evenly."""
 
     def typical(of: Callable[[Completion], float]) -> int:
         return int(statistics.median(map(of, completions)))

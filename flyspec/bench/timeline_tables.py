@@ -1,4 +1,4 @@
-"""The time line of a round as a chart for a terminal."""
+"""The timeline of a round as a chart for a terminal."""
 
 from __future__ import annotations
 
@@ -8,39 +8,33 @@ from flyspec.tables import Table, make_table
 _WIDTH = 44
 _BAR, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
 TIMELINE_NOTES = (
-    "Medians of each part; they add up to about the median round. hops: a round outside both "
-    "models and the rule, in generations that are not traced; echoes: two bare gRPC round trips of "
-    "as many bytes, outside work of equal length, in the same run; nothing decided: the same with "
-    "flyspec's messages, values, threads and time limits; text: from a round's end until "
-    "the client has its tokens, while the next round is under way."
+    "Medians of each part, which add up to about the median round. hops: a round outside both "
+    "models and the rule, without tracing; echoes: two bare gRPC round trips of as many bytes "
+    "outside work of equal length, in the same run; nothing decided: the same with flyspec's "
+    "messages, values, threads and time limits; text: from a round's end until the client has its "
+    "tokens, during the next round."
 )
 
 
 def timeline_table(report: TimelineReport) -> Table:
-    """One row a part, in order; its bar stands where the part is in the round."""
+    """Return a row per part, in order, with a bar at the part's place in the round."""
     total = sum(report.parts.values()) or 1.0
     rows, begin = [], 0.0
     for part in PARTS:
         took = report.parts[part.name]
-        rows.append(
-            (
-                "" if part.where == WIRE else part.where,
-                part.what,
-                _bar(begin / total, took / total),
-                f"{took:.3f}",
-                f"{took / total:.1%}",
-            )
-        )
+        where = "" if part.where == WIRE else part.where
+        bar = _bar(begin / total, took / total)
+        rows.append((where, part.what, bar, f"{took:.3f}", f"{took / total:.1%}"))
         begin += took
     title = (
         f"a round of {report.num_draft_tokens:g} drafts, {report.round_ms:.2f} ms: "
-        f"median of {report.rounds}"
+        f"median of {report.rounds} rounds"
     )
-    return make_table(("who", "what", "when", "ms", "share"), rows, title, left=3)
+    return make_table(("process", "what", "when", "ms", "share"), rows, title, left=3)
 
 
 def timeline_summary(report: TimelineReport) -> str:
-    """The figures that the parts add up to."""
+    """Summarize the time outside the models."""
     text = f", text {report.text_ms:.2f} ms" if report.text_ms is not None else ""
     return (
         f"hops {report.hops_ms:.2f} ms (traced {report.traced_hops_ms:.2f}), "
@@ -52,7 +46,7 @@ def timeline_summary(report: TimelineReport) -> str:
 
 
 def _bar(begin: float, share: float) -> str:
-    """A bar of `share` of the width behind `begin` of it; never less than a sliver."""
+    """Return a bar of `share` of the width, at least a sliver, after `begin` of it."""
     eighths = max(1, round(share * _WIDTH * 8))
     whole, rest = divmod(eighths, 8)
     return " " * min(_WIDTH - 1, int(begin * _WIDTH)) + _BAR * whole + _EIGHTHS[rest].strip()

@@ -1,10 +1,10 @@
-"""What a round costs at least: bare gRPC round trips, with a model's work between them.
+"""Minimum cost of a round: bare gRPC round trips, with a model's work between them.
 
 Every round goes to the draft service and to the verify service. Here two servers of grpc.aio on
-uvloop, as ours are, answer with as many bytes as they were asked for, after matrix products over as
-many bytes as a model of the bundled pair reads, or for as long as they were told: a process that a
-model has just driven from the processor's caches wakes slowly, and that is part of the cost.
-Nothing is parsed, judged or kept.
+uvloop, like ours, answer with the requested number of bytes after matrix products over as many
+bytes as a model of the bundled pair reads, or for the requested time: a process that a model has
+just evicted from the processor's caches wakes up slowly, and that is part of the cost. Nothing is
+parsed, judged or kept.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ import uvloop
 from flyspec import rpc
 
 _METHOD = "/flyspec.bench.Echo/Echo"
-_ASKED = struct.Struct("<QQ")  # nanoseconds of work, bytes of the answer
-_ANSWERED = struct.Struct("<Q")  # nanoseconds that the work took
+_ASKED = struct.Struct("<QQ")  # requested ns of work, bytes of the answer
+_ANSWERED = struct.Struct("<Q")  # ns of work done
 _NUM_WEIGHTS = 14
 _WEIGHT_SHAPE = (512, 2048)  # 14 of them in float32: 56 MiB, more than a core's caches
 _ROWS = 16
 
 
 class Leg(NamedTuple):
-    """One round trip: the message's and the answer's bytes, at least 16 and 8, and the work's ns.
+    """One round trip: bytes of the message (at least 16) and the answer (at least 8), ns of work.
 
-    `work_ns` 0 is one pass over all weights.
+    `work_ns` 0 means one pass over all weights.
     """
 
     request_bytes: int = 120
@@ -45,7 +45,7 @@ class Leg(NamedTuple):
 
 
 async def round_trips_ns(rounds: int = 120) -> int:
-    """Median time of a round's two round trips outside the servers' work, ns."""
+    """Return the median time of a round's two round trips outside the work, in ns."""
     async with echoes(2) as ways:
         times = [await ways.outside_ns((Leg(), Leg())) for _ in range(rounds)]
     return int(statistics.median(times[rounds // 10 :]))
@@ -58,7 +58,7 @@ class Echoes:
         self._calls = calls
 
     async def outside_ns(self, legs: Sequence[Leg]) -> int:
-        """One round trip after the other, a server each; their time outside the work, ns."""
+        """Make one round trip per server; return their time outside the work, in ns."""
         begin, worked = time.perf_counter_ns(), 0
         for call, leg in zip(self._calls, legs, strict=True):
             asked = _ASKED.pack(leg.work_ns, leg.response_bytes)
@@ -69,14 +69,14 @@ class Echoes:
 
 @contextlib.asynccontextmanager
 async def echoes(count: int) -> AsyncIterator[Echoes]:
-    """So many echo servers, each in a process of its own."""
+    """Start `count` echo servers, each in its own process."""
     async with contextlib.AsyncExitStack() as stack:
         yield Echoes([await stack.enter_async_context(_echo()) for _ in range(count)])
 
 
 @contextlib.asynccontextmanager
 async def _echo() -> Any:
-    """A stream to an echo server in a process of its own."""
+    """Open a stream to an echo server in its own process."""
     async with process(__spec__.name) as channel:
         call: Any = channel.stream_stream(_METHOD)()
         yield call
@@ -85,15 +85,11 @@ async def _echo() -> Any:
 
 @contextlib.asynccontextmanager
 async def process(module: str, *arguments: str) -> AsyncIterator[Any]:
-    """A channel to a server in a process of its own, which runs a module that calls `listen`."""
+    """Open a channel to a server in its own process, running a module that calls `listen`."""
     server = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        module,
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", module, *arguments, stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-    )
+    )  # fmt: skip
     try:
         assert server.stdout is not None
         port = int(await server.stdout.readline())
@@ -105,7 +101,7 @@ async def process(module: str, *arguments: str) -> AsyncIterator[Any]:
 
 
 async def listen(handler: grpc.GenericRpcHandler) -> None:
-    """Serve on a free port, and say which."""
+    """Serve on a free port, and print it."""
     server = grpc.aio.server(options=rpc.SERVER_OPTIONS)
     server.add_generic_rpc_handlers((handler,))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -127,14 +123,14 @@ class Products:
         self._rows = matrix((_ROWS, _WEIGHT_SHAPE[0]))
 
     def once(self) -> int:
-        """One pass over all weights; the ns that it took."""
+        """Make one pass over all weights; return the ns it took."""
         begin = time.perf_counter_ns()
         for weight in self._weights:
             (self._rows @ weight) @ weight.T
         return time.perf_counter_ns() - begin
 
     def last(self, work_ns: int) -> int:
-        """Read weights, one after the other, until so much time is over; the ns that it took."""
+        """Read weights, one after the other, for `work_ns`; return the ns it took."""
         begin, index = time.perf_counter_ns(), 0
         while (worked := time.perf_counter_ns() - begin) < work_ns:
             self._rows[:1] @ self._weights[index % _NUM_WEIGHTS]
@@ -143,7 +139,7 @@ class Products:
 
 
 class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers each message with the nanoseconds that its work took, and bytes as it asks for."""
+    """Answers each message with the ns of work done, padded to the requested bytes."""
 
     def __init__(self) -> None:
         self._work = Products()

@@ -1,6 +1,6 @@
-"""One condition against another on the same prompts: what only one got right, and how loose.
+"""One condition against another on the same prompts: answers only one got right, and looseness.
 
-The p-value is that of McNemar's test (Psychometrika 12, 1947), exact: without an approximation.
+The p-value is that of McNemar's test (Psychometrika 12, 1947), exact, without approximation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flyspec.bench.intervals import interval
+from flyspec.bench.summaries import interval
 from flyspec.client import Generation
 
 
@@ -20,10 +20,10 @@ from flyspec.client import Generation
 class Versus:
     """A condition against another one, `of`, on the same prompts.
 
-    `lost` counts what `of` alone got right and `won` what it alone got wrong; `mcnemar_p` is how
-    likely they would differ by as much if both were as good (exact, two-sided). None without known
-    answers. `loose_share_difference`, of a text's tokens, is the mean over the prompts, with the
-    95 % interval of the bootstrap over them.
+    `won` counts answers that only this one got right, `lost` those that only `of` did; `mcnemar_p`
+    is the probability of a difference this large if both were equally good (exact, two-sided).
+    None without known answers. `loose_share_difference`, as a share of a text's tokens, is the mean
+    over the prompts, with its 95 % bootstrap interval.
     """
 
     of: str
@@ -36,7 +36,7 @@ class Versus:
 
 
 def mcnemar_p(won: int, lost: int) -> float:
-    """The exact two-sided p-value of McNemar's test: a fair coin for what only one got right."""
+    """Return the exact two-sided p-value of McNemar's test: are the differences a fair coin?"""
     n = won + lost
     tail = sum(math.comb(n, i) for i in range(min(won, lost) + 1))
     return min(1.0, 2.0 * tail / float(2**n))
@@ -49,11 +49,11 @@ def compare(
     right: Sequence[bool] | None,
     right_there: Sequence[bool] | None,
 ) -> Versus:
-    """Texts of one condition with those of another, `of`, and if known what each got right."""
+    """Compare the texts of one condition with those of another, `of`, and if known the answers."""
     won = lost = None
     if right is not None and right_there is not None:
-        won = sum(here and not there for here, there in zip(right, right_there, strict=True))
-        lost = sum(there and not here for here, there in zip(right, right_there, strict=True))
+        pairs = list(zip(right, right_there, strict=True))
+        won, lost = pairs.count((True, False)), pairs.count((False, True))
     shares = [
         [g.completion.speculation.num_loose_tokens / max(1, len(g.token_ids)) for g in generations]
         for generations in (these, those)

@@ -13,20 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flyspec.cli.options import Color, ModelFlags, measuring, with_flags
-from flyspec.cli.runtime import (
-    error_console,
-    print_json,
-    refuse_model_flags,
-    run_async,
-    to_json,
-    with_server,
-)
+from flyspec.cli.options import Color, ModelFlags, with_flags
+from flyspec.cli.runtime import print_json, refuse_model_flags, run_async, to_json, with_server
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.flags import Flag
-from flyspec.prompts import Prompt, read_prompts
+from flyspec.progress import error_console, progress_bar
+from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts
 from flyspec.rules import Rule
 from flyspec.values.generation import GenerateOptions
 
@@ -48,15 +42,15 @@ def generate(
     connection: Credentials,
     options: GenerateOptions = _DEFAULTS,
     prompts: Annotated[list[str] | None, typer.Argument(
-        metavar="[PROMPT]...", help="Prompts; '-' reads standard input as a prompt file.",
+        metavar="PROMPT", help="Prompts; '-' reads standard input as a prompt file.",
     )] = None,
     address: Annotated[str | None, Flag(
         "Address of a running stack.", default="127.0.0.1:50050",
     )] = None,
     local: Annotated[bool, Flag("Start a stack for this command.")] = False,
-    prompt_file: measuring.PromptFiles = (),
+    prompt_file: PromptFiles = (),
     chat: Annotated[bool, Flag("Send each prompt as a user's chat message.")] = False,
-    limit: measuring.Limit = None,
+    limit: PromptLimit = None,
     concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 1,
     json: Annotated[bool, Flag("Print one JSON document per prompt.")] = False,
     color: Annotated[Color, Flag("Color tokens by their origin.")] = "auto",
@@ -121,7 +115,6 @@ async def _one(
 ) -> None:
     from flyspec.cli import render
     from flyspec.client import Chat, Chunk, Completion, Generation, Retract, Started, Transcript
-
     console = error_console()
     source = Chat.of_user(prompt.text) if chat else prompt.text
     if output.json:
@@ -187,7 +180,6 @@ async def _many(
 ) -> None:
     """Generate for many prompts concurrently; print results in the order of the prompts."""
     from flyspec.cli import render
-    from flyspec.cli.progress import progress_bar
     from flyspec.client import Chat
 
     console = error_console()

@@ -26,8 +26,9 @@ def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def _lines(flag: str, text: str, width: int) -> list[str]:
-    flag = flag.replace(" range>", ">").replace("<list[str]>", "<str>")
+    flag = re.sub(r"<(?:list\[)?(int|float|str)\b[^>]*>", r"<\1>", flag)
     text = re.sub(r"\[default: \((.*)\)(?=[;\]])", r"[default: \1", text)
+    text = re.sub(r"\bx>=(\d+)", r"minimum: \1", text)
     lines = textwrap.wrap(text, width - COLUMN, break_on_hyphens=False)
     if len(flag) > COLUMN - 4:
         lines.insert(0, "")

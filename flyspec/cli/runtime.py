@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-
-from flyspec.errors import ConfigError
+from pydantic_core import to_jsonable_python
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,44 +58,14 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 def to_json(document: Any) -> str:
-    """Return a document as one line of JSON, with null for infinities and NaN."""
-    return json.dumps(_finite(document), ensure_ascii=False, allow_nan=False)
-
-
-def check_output(output: Path | None, plot: Path | None = None) -> None:
-    """Raise `ConfigError` for files that cannot be written, before anything is measured."""
-    from flyspec.drawing import check_plot
-
-    check_plot(plot)
-    if output is not None and not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: no such directory: {output.parent}")
-
-
-def write_json(path: Path | None, document: Any) -> None:
-    if path is not None:
-        path.write_text(to_json(document) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
+    """Return a document, dataclasses included, as one line of JSON; infinities and NaN are null."""
+    plain = to_jsonable_python(document, inf_nan_mode="null")
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False)
 
 
 def print_json(document: Any) -> None:
     sys.stdout.write(to_json(document) + "\n")
     sys.stdout.flush()
-
-
-def error_console() -> Console:
-    """Return a console on standard error, for everything but results."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -123,6 +90,7 @@ async def with_server(
     """
     from flyspec.cli.stack import Stack
     from flyspec.client import DEFAULT_ADDRESS, Client
+    from flyspec.progress import error_console
 
     if options is None:
         address = address or DEFAULT_ADDRESS

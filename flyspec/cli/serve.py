@@ -13,10 +13,11 @@ from typing import Annotated
 import typer
 
 from flyspec.cli.options import ListeningFlags, with_flags
-from flyspec.cli.runtime import error_console, narrate, print_json, run_async
+from flyspec.cli.runtime import narrate, print_json, run_async
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.cli.supervisor import supervise
 from flyspec.flags import Flag
+from flyspec.progress import error_console
 
 _DEFAULTS = StackOptions(
     admin_host="", port=50050, admin_port=50053, draft_port=50051, verify_port=50052

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Self, TypeVar
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.preflight import check_port, check_security
 from flyspec.cli.service import ROOT, Child, ServiceDiedError
+from flyspec.concurrency import all_or_first_error
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings, from_command_line
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
@@ -60,7 +61,8 @@ class StackOptions(ModelFlags):
     operator, `admin_host`; the others listen on loopback. `threads` is the total over all ranks of
     the target; 0 leaves it to the service, with half of the cores for torch. A `draft_device` of
     None means `device`. `orchestrator_flags`, and `service_flags` (for draft and verify service),
-    are passed on unchanged.
+    are passed on unchanged. Benchmarks add flags to a service with `last_flags`, or replace it by
+    another module (`modules`); the keys are draft, verify and orchestrator.
     """
 
     served_model_name: Annotated[str, setting(VerifySettings, "served_model_name")] = ""
@@ -83,6 +85,8 @@ class StackOptions(ModelFlags):
     drain_grace_s: float = 10.0
     orchestrator_flags: tuple[str, ...] = ()
     service_flags: tuple[str, ...] = ()
+    last_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = 1800.0
 
     def resolved(self) -> StackOptions:
@@ -262,18 +266,17 @@ class Stack:
         if was is not None and (port := was.facts.get("metrics_port")):
             environment = {f"FLYSPEC_{name.upper()}_METRICS_PORT": str(port)}
         service = await Child.start(
-            name, self.module_of(name), self.flags_of(name), threads or torch_threads(),
-            self._on_log, environment,
+            name, o.modules.get(name, _MODULES[name]),
+            [*self._flags(name), *o.last_flags.get(name, ())],
+            threads or torch_threads(), self._on_log, environment,
         )  # fmt: skip
         if was is not None:
             service.facts = was.facts  # until it announces its own
         self.services[name] = service
         return service
 
-    def module_of(self, name: str) -> str:
-        return _MODULES[name]
-
-    def flags_of(self, name: str) -> list[str]:
+    def _flags(self, name: str) -> list[str]:
+        """The flags for starting a service now."""
         o = self.options
         common = o.flags("log_level", "drain_grace_s")
         if name == "orchestrator":
@@ -306,14 +309,3 @@ def _address(host: str, port: int) -> str:
     """Return the address at which this machine reaches a service listening on `host`."""
     reachable = LOOPBACK if host in ("0.0.0.0", "") else "::1" if host == "::" else host
     return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
-
-
-async def all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Run all concurrently; the first error cancels the rest and is raised unchanged."""
-    tasks = [asyncio.ensure_future(w) for w in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from flyspec.cli.stack import Stack, all_or_first_error
+from flyspec.cli.stack import Stack
+from flyspec.concurrency import all_or_first_error
 from flyspec.errors import FlyspecError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0

@@ -113,8 +113,8 @@ async def test_what_a_server_does_not_know_is_left_out(stub: Stub) -> None:
     ("events", "message"),
     [
         (['{"error": {"message": "full"}}'], "says: .*full"),
-        (["[DONE]"], "answered with no token"),
-        (["{"], "answers with what is no JSON"),
+        (["[DONE]"], "answered without a token"),
+        (["{"], "answered with invalid JSON"),
     ],
 )
 async def test_answers_that_are_none(stub: Stub, events: list[str], message: str) -> None:

@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 
 from draft_service.drafters.model import ModelDrafter
 from draft_service.proposal import SessionState, propose
-from flyspec.bench.pair import PairSample, report
+from flyspec.bench.modes import Sample
+from flyspec.bench.options import Padding
+from flyspec.bench.pair import pair_table, report
 from flyspec.bench.pair_checkpoints import SHAPES, pad_layers, write_random
 from flyspec.bench.pair_padding import choose_padding
 from flyspec.bench.replay import DraftErrors, ReplayModel, Said
@@ -105,7 +107,7 @@ async def test_layers_for_a_ratio(ratio: float, layers: tuple[int, int]) -> None
     chosen = await choose_padding(ratio, measured)
     assert (chosen.target_layers, chosen.draft_layers) == layers
     assert await measured(*layers) == pytest.approx(ratio, rel=0.05)
-    with pytest.raises(ConfigError, match=r"than 1024 further layers: .* is 10, and 12\.7 with"):
+    with pytest.raises(ConfigError, match=r"than 1024 further layers: .*'s is 10, and 12\.7 with"):
         await choose_padding(400.0, measured)
 
 
@@ -285,14 +287,15 @@ def test_a_session_replays_whatever_the_target_kept(data: st.DataObject) -> None
 
 
 def test_the_bound_and_the_share_that_is_reached() -> None:
-    plain = PairSample(
-        "plain", 0, 0, 10.0, 100, 100, 0, 0, 0, 5 * 10**9, 0, 10**8, 3000, 0, True, True
-    )
-    fast = PairSample(
-        "exact", 0, 0, 2.5, 100, 20, 200, 80, 0, 2 * 10**9, 10**9, 4 * 10**8, 5000, 0, True, True
-    )
-    slow = replace(fast, repeat=1, seconds=7.5, as_before=False)
-    reports = report([fast, plain, slow, replace(plain, repeat=1)])
+    tokens = [5] * 100
+    plain = Sample("g", 0, 1, "plain", 10.0, 100, tokens, rounds=100, target_ns=5 * 10**9,
+                   judge_ns=10**8, round_bytes=3000)  # fmt: skip
+    fast = Sample("g", 0, 1, "exact", 2.5, 100, tokens, rounds=20, drafted=200, accepted=80,
+                  target_ns=2 * 10**9, draft_ns=10**9, judge_ns=4 * 10**8,
+                  round_bytes=5000)  # fmt: skip
+    slow = replace(fast, repeat=2, seconds=7.5, token_ids=[6] * 100)
+    uncounted = [replace(s, repeat=0, seconds=99.0) for s in (plain, fast)]
+    reports = report([*uncounted, fast, plain, slow, replace(plain, repeat=2)])
     assert [r.mode for r in reports] == ["plain", "exact"]
     assert reports[0].speedup == reports[0].bound == 1.0
     assert reports[0].cost_ratio is None
@@ -308,7 +311,8 @@ def test_the_bound_and_the_share_that_is_reached() -> None:
     assert exact.share == pytest.approx(0.8)
     assert exact.judge_ms == pytest.approx(20)
     assert exact.bytes_per_round == 250
-    assert (exact.same, exact.same_as_plain, exact.generations) == (1, 2, 2)
+    assert (exact.same, exact.same_as_plain, exact.generations) == (1, 1, 2)
+    assert pair_table(reports, "a pair").row_count == 2
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -328,8 +332,8 @@ SMALL = ("--problems", "2", "--repeats", "1", "--max-tokens", "24", "--json",
 def test_a_random_target_with_a_replaying_drafter(target: Path, tmp_path: Path) -> None:
     output = tmp_path / "pair.json"
     document = run(*SMALL, "--model", str(target), "--shape", "tiny", "--replay-drafter", "0.2",
-                   "--pad-target-layers", "2", "--output", str(output))  # fmt: skip
-    assert len(json.loads(output.read_text())["samples"]) == 8
+                   "--output", str(output))  # fmt: skip
+    assert len(json.loads(output.read_text())["samples"]) == 16
     modes = {mode["mode"]: mode for mode in document["modes"]}
     assert list(modes) == ["plain", "exact", "fly", "fuzzy"]
     for mode in modes.values():
@@ -347,8 +351,8 @@ def test_pair_refuses_before_it_starts_anything(target: Path) -> None:
     with pytest.raises(ConfigError, match="--shape huge: must be one of llama-1b, tiny"):
         run("--model", str(target), "--shape", "huge")
     for layers in ("-1", "many", "auto:", "auto:0", "auto:inf", "x,auto:3", "auto:3,4"):
-        with pytest.raises(ConfigError, match="--pad-target-layers"):
-            run("--model", str(target), "--pad-target-layers", layers)
+        with pytest.raises(ValueError, match=f"^{layers}: "):
+            Padding.read(layers)
     with pytest.raises(ConfigError, match="needs a draft model"):
         run("--model", str(target), "--draft-model", str(target), "--replay-drafter", "0",
             "--pad-target-layers", "auto:3.6")  # fmt: skip

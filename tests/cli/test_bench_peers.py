@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from flyspec.bench.peer_worker import PeerSetup
-from flyspec.bench.peers import PEERS, parse_peers, peer_process
+from flyspec.bench.peers import PEERS, PeerSetup, parse_peers, peer_process
 from flyspec.bench.reference import Reference
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.errors import ConfigError, FlyspecError
@@ -57,7 +56,7 @@ async def test_a_worker_that_dies_says_why(tmp_path: Path) -> None:
 
 async def test_models_must_be_here(tmp_path: Path) -> None:
     for peers, target, draft, message in (
-        (("transformers",), str(tmp_path), "", f"the target's directory.* {tmp_path} is none"),
+        (("transformers",), str(tmp_path), "", f"the target's directory.* {tmp_path} is not one"),
         (("assisted",), TARGET, "", "the draft model's directory, which a running stack"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -70,7 +69,7 @@ def test_peers_are_named() -> None:
     assert parse_peers("greedy, prompt-lookup") == ("transformers", "prompt lookup")
     assert parse_peers("all") == ("transformers", "assisted", "prompt lookup", "ensemble")
     for text in ("medusa", "greedy,greedy", "all,greedy"):
-        with pytest.raises(ConfigError, match="known are greedy, assisted"):
+        with pytest.raises(ConfigError, match="must be `all`, or of greedy, assisted"):
             parse_peers(text)
 
 

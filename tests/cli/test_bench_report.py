@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 from flyspec.bench.conditions import Condition
-from flyspec.bench.intervals import interval
 from flyspec.bench.modes import Sample
-from flyspec.bench.prompts import Group, groups, in_turn, random_tokens, to_request
-from flyspec.bench.report import ModeReport, report, report_batches, to_document
-from flyspec.bench.speed import BatchSample, SpeedOptions, hindsight
+from flyspec.bench.options import SpeedOptions
+from flyspec.bench.prompts import groups, in_turn, random_tokens, to_request
+from flyspec.bench.report import ModeReport, report, report_batches
+from flyspec.bench.speed import BatchSample, hindsight
+from flyspec.bench.summaries import interval
+from flyspec.bench.tables import worst_prompts
+from flyspec.cli.runtime import to_json
 from flyspec.errors import ConfigError
-from flyspec.prompts import Prompt
 from flyspec.rules import Rule
 from tests.tiny import make_tokenizer
 
@@ -43,7 +45,7 @@ def test_ratios_are_taken_a_prompt_and_then_their_median() -> None:
     for prompt, (plain, fly) in enumerate([(1.0, 0.5), (2.0, 0.5), (4.0, 4.0)]):
         samples += [sample("plain", prompt, plain, rounds=10), drafted("fly", prompt, fly)]
     fly = modes(samples)["fly"]
-    assert fly.ratio_to_plain == 2.0  # of 2, 4, 1
+    assert fly.ratios["plain"].median == 2.0  # of 2, 4, 1
     assert (fly.ratios["plain"].worst, fly.ratios["plain"].worst_prompt) == (1.0, 2)
     assert fly.ratios["plain"].low <= 2.0 <= fly.ratios["plain"].high
     assert fly.tokens_per_second == pytest.approx(30 / 5.0)
@@ -58,7 +60,7 @@ def test_ratios_are_taken_a_prompt_and_then_their_median() -> None:
 def test_a_repeat_that_was_held_up_does_not_count() -> None:
     samples = [sample("plain", 0, s, i) for i, s in enumerate([1.0, 1.0, 1.0])]
     samples += [sample("fly", 0, s, i) for i, s in enumerate([0.5, 60.0, 0.5])]
-    assert modes(samples)["fly"].ratio_to_plain == 2.0
+    assert modes(samples)["fly"].ratios["plain"].median == 2.0
     assert modes(samples)["fly"].tokens_per_second == 20.0
 
 
@@ -70,7 +72,7 @@ def test_a_machine_that_changes_its_speed_changes_no_ratio() -> None:
             sample("exact", 0, 0.5 * slowness, repeat, first_token_s=0.2 * slowness),
         ]
     exact = modes(samples)["exact"]
-    assert exact.ratio_to_plain == 2.0
+    assert exact.ratios["plain"].median == 2.0
     assert exact.first_token_ratio == pytest.approx(2.0)
 
 
@@ -116,17 +118,17 @@ def test_first_tokens_of_long_prompts_are_told_apart() -> None:
 def test_hindsight_takes_each_prompt_s_fastest_fixed_k() -> None:
     fly = Condition("fly", Rule("fly"))
     set_apart = Condition("exact, 2", Rule("exact"), 2)
-    options = SpeedOptions((fly, set_apart), num_speculative_tokens=("auto", 0, 4, 15))
+    options = SpeedOptions(rules=(fly, set_apart), num_speculative_tokens=("auto", 0, 4, 15))
     fixed = hindsight(options)
     assert fixed == {"fly, best fixed K": ["plain", "fly, K 4", "fly, K 15"]}
-    assert hindsight(SpeedOptions((fly,), num_speculative_tokens=("auto", 4))) == {}
+    assert hindsight(SpeedOptions(rules=(fly,), num_speculative_tokens=("auto", 4))) == {}
     samples = []
     for prompt, seconds in enumerate([(1.0, 2.0, 3.0), (3.0, 1.0, 2.0), (3.0, 2.0, 1.0)]):
         for mode, took in zip(fixed["fly, best fixed K"], seconds, strict=True):
             samples.append(sample(mode, prompt, took))
     best = modes(samples, fixed=fixed)["fly, best fixed K"]
     assert best.chosen == ("plain", "fly, K 4", "fly, K 15")
-    assert best.ratio_to_plain == 3.0
+    assert best.ratios["plain"].median == 3.0
     assert best.ratios["plain"].worst == 1.0
 
 
@@ -164,9 +166,11 @@ def test_documents_are_json() -> None:
         ]  # fmt: skip
     fixed = {"fly, best fixed K": ["fly, K 4", "fly, K 15"]}
     found = report(samples, ["transformers"], fixed)
-    document = json.loads(json.dumps(to_document(found, max_tokens=10)))
-    assert document["max_tokens"] == 10
-    assert document["groups"]["g"][2]["ratios"]["plain"]["worst_prompt"] == 2
+    document = json.loads(to_json(found))
+    assert document["g"][2]["ratios"]["plain"]["worst_prompt"] == 2
+    where = ["a: line 1", "a: line 2", "a: line 3"]
+    assert "fly, K auto 1.43 at a: line 3" in worst_prompts(found["g"], where, ["transformers"])
+    assert "transformers" not in worst_prompts(found["g"], where, ["transformers"])
 
 
 # --- what is measured on ----------------------------------------------------------------------
@@ -211,13 +215,10 @@ def test_random_tokens_are_drawn_by_seed_and_are_no_special_ones(tmp_path: Path)
 
 
 def test_groups_take_turns_over_the_whole_of_a_repeat() -> None:
-    def group(name: str, number: int) -> Group:
-        return Group(name, [Prompt(f"{name} {i}", "plain") for i in range(number)])
-
-    three = [group("a", 12), group("b", 4), group("c", 4)]
+    three = (12, 4, 4)
     for repeat in range(3):
         turns = in_turn(three, repeat)
-        assert sorted(turns) == [(g, i) for g, n in enumerate((12, 4, 4)) for i in range(n)]
+        assert sorted(turns) == [(g, i) for g, n in enumerate(three) for i in range(n)]
         for half in (turns[:10], turns[10:]):
             assert Counter(g for g, _ in half) == {0: 6, 1: 2, 2: 2}
     assert {in_turn(three[1:], r)[0][0] for r in range(2)} == {0, 1}

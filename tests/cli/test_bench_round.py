@@ -26,7 +26,6 @@ from flyspec.bench.timeline import (
 from flyspec.bench.timeline_run import text_times_ns
 from flyspec.bench.transport import Leg, echoes
 from flyspec.cli.main import app
-from flyspec.errors import ConfigError
 from tests.tiny import make_model
 
 TRACE = "ab" * 16
@@ -194,8 +193,3 @@ def test_a_stack_of_its_own_is_traced(tmp_path: Path) -> None:
     assert document["echoes_ms"] > 0 < document["exchanges_ms"]
     assert document["echo_bytes"][0] > 16
     assert len(document["echo_work_ms"]) == 2
-
-
-def test_round_takes_one_rule() -> None:
-    with pytest.raises(ConfigError, match="names 2 rules"):
-        run("--rule", "exact,fly")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from bench.performance.__main__ import main, write_between
 from bench.performance.parts import parts_of
 from bench.performance.reports import read_reports
 from flyspec.bench.modes import Sample
-from flyspec.bench.report import report, report_batches, to_document
+from flyspec.bench.report import report, report_batches
 from flyspec.bench.speed import BatchSample
+from flyspec.cli.runtime import to_json
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 MACHINE = {"processor": "CPU 9000", "instruction_sets": ["avx2"], "cores": 2, "accelerator": "",
@@ -35,12 +35,12 @@ def speed(group: str, modes: dict[str, float], fixed: Any = None, **facts: Any) 
         "num_speculative_tokens": ["auto"], "drafters": [""], "calibrations": [], "batches": [],
         "repeats": 5,
     }  # fmt: skip
-    return to_document(report(samples, others, fixed), **{**known, **facts})
+    return {**known, "groups": report(samples, others, fixed), **facts}
 
 
 def write(folder: Path, **documents: dict[str, Any]) -> None:
     for name, document in documents.items():
-        (folder / f"{name}.json").write_text(json.dumps(document))
+        (folder / f"{name}.json").write_text(to_json(document))
 
 
 def test_of_what_was_measured_twice_the_report_of_more_repeats_is_taken(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_what_was_not_measured_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     document = tmp_path / "performance.md"
     document.write_text(text)
     assert main([str(tmp_path), "--document", str(document)]) == 1
-    assert "no reports of `flyspec bench` in it" in capsys.readouterr().err
+    assert "has no reports of `flyspec bench`" in capsys.readouterr().err
     write(tmp_path, a=speed("words", {"plain": 1.0, "fly": 0.5}))
     assert main([str(tmp_path), "--document", str(document)]) == 1
     assert "must have <!-- machine -->" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Where a step's time goes: attention with its masks, writes to the cache, matrix products.
+"""Parts of a step's time: attention with its masks, writes to the cache, matrix products.
 
 The functions that do them are timed one by one while a context is open. On a GPU each waits for the
-device, so that the parts are those of the device; their sum is then more than an undisturbed step.
+device, so that the parts are times on the device; their sum then exceeds an undisturbed step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 from unittest.mock import patch
@@ -20,26 +19,14 @@ from flyspec.engine.attention.base import StepAttention
 from flyspec.engine.batch_invariance import tiles
 from flyspec.engine.slot_cache import SlotLayer
 
-
-@dataclass(slots=True)
-class PartTimes:
-    """Seconds. `matrix_products` are those of all linear layers, the output layer's among them."""
-
-    attention: float = 0.0
-    cache_write: float = 0.0
-    matrix_products: float = 0.0
-    total: float = 0.0
-
-    @property
-    def other(self) -> float:
-        """What is left: norms, rotations, activations, packing, calls."""
-        return max(0.0, self.total - self.attention - self.cache_write - self.matrix_products)
+PARTS = ("attention", "cache_write", "matrix_products")
+"""The rest is norms, rotations, activations, packing, calls. All linear layers are products."""
 
 
 @contextmanager
-def timed_parts(synchronize: Callable[[], None]) -> Iterator[PartTimes]:
-    """Times of what runs in this context; the caller sets `total`."""
-    times = PartTimes()
+def timed_parts(synchronize: Callable[[], None]) -> Iterator[dict[str, float]]:
+    """Yield the seconds of each part of what runs in this context."""
+    times: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     timed: list[tuple[Any, str, str]] = [
         *((kind, "attend", "attention") for kind in StepAttention.__subclasses__()),
         (SlotLayer, "write", "cache_write"),
@@ -54,7 +41,10 @@ def timed_parts(synchronize: Callable[[], None]) -> Iterator[PartTimes]:
 
 
 def _timed(
-    function: Callable[..., Any], times: PartTimes, part: str, synchronize: Callable[[], None]
+    function: Callable[..., Any],
+    times: dict[str, float],
+    part: str,
+    synchronize: Callable[[], None],
 ) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +52,7 @@ def _timed(
         begin = time.perf_counter()
         result = function(*args, **kwargs)
         synchronize()
-        setattr(times, part, getattr(times, part) + time.perf_counter() - begin)
+        times[part] += time.perf_counter() - begin
         return result
 
     return call

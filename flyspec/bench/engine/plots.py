@@ -1,4 +1,4 @@
-"""Reports as plots, for docs."""
+"""Plots of the engine's benchmarks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def plot_engine(report: EngineReport, path: Path) -> None:
-    """Step times by batch and K; attention against matrix products; prefill; ranks."""
+    """Plot step times by batch and K, attention against matrix products, prefill, and ranks."""
     run = report.runs[0]
     contexts = _thinned(run.contexts, 3)
     top = max(s.step_ms for s in run.steps if s.context in contexts)
@@ -41,30 +41,30 @@ def plot_engine(report: EngineReport, path: Path) -> None:
 
 
 def plot_throughput(reports: Sequence[LevelReport], path: Path) -> None:
-    """Tokens a second of N requests at once and one after another; time per output token."""
+    """Plot tokens per second of N requests, concurrent and sequential; time per output token."""
     numbers = [r.concurrency for r in reports]
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2)
-        left.plot(numbers, [r.tokens_per_second for r in reports], "o-", color=BLUE,
-                  label="at once")  # fmt: skip
-        left.plot(numbers, [r.sequential_tokens_per_second for r in reports], "s--",
-                  color=ORANGE, label="one after another")  # fmt: skip
+        for ax, values, form, colour, label in (
+            (left, [r.tokens_per_second for r in reports], "o-", BLUE, "concurrent"),
+            (left, [r.sequential_tokens_per_second for r in reports], "s--", ORANGE, "sequential"),
+            (right, [r.time_per_output_token_p50_ms for r in reports], "o-", BLUE,
+             "concurrent, median"),
+            (right, [r.time_per_output_token_p99_ms for r in reports], "^:", BLUE,
+             "concurrent, p99"),
+            (right, [r.sequential_time_per_output_token_p50_ms for r in reports], "s--", ORANGE,
+             "sequential, median"),
+        ):  # fmt: skip
+            ax.plot(numbers, values, form, color=colour, label=label)
         for r in reports:
             left.annotate(f"{r.speedup:.1f}×", (r.concurrency, r.tokens_per_second),
                           xytext=(0, 5), textcoords="offset points", ha="center",
                           fontsize=8, color=BLUE)  # fmt: skip
         left.set(ylabel="tokens/s, all requests", title="Throughput")
-        left.legend(loc="upper left")
-        right.plot(numbers, [r.time_per_output_token_p50_ms for r in reports], "o-",
-                   color=BLUE, label="at once, median")  # fmt: skip
-        right.plot(numbers, [r.time_per_output_token_p99_ms for r in reports], "^:",
-                   color=BLUE, label="at once, p99")  # fmt: skip
-        right.plot(numbers, [r.sequential_time_per_output_token_p50_ms for r in reports], "s--",
-                   color=ORANGE, label="one after another, median")  # fmt: skip
         right.set(ylabel="ms per output token", title="Latency of a request")
-        right.legend(loc="upper left")
         for ax in (left, right):
+            ax.legend(loc="upper left")
             _powers_of_two(ax, numbers, "requests")
             _from_zero(ax, 1.3)
 
@@ -72,7 +72,7 @@ def plot_throughput(reports: Sequence[LevelReport], path: Path) -> None:
 
 
 def plot_stall(report: StallReport, path: Path) -> None:
-    """Step time over time around the arrival of the prompt, a line a size of chunk."""
+    """Plot step time around the arrival of the prompt, one line per chunk size."""
 
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
@@ -81,17 +81,16 @@ def plot_stall(report: StallReport, path: Path) -> None:
         first = last = 0.0
         for chunk in report.chunks:
             steps = chunk.timeline
-            label = f"chunks of {chunk.chunk}" if chunk.cut else "not cut"
             xs = [x for s in steps for x in (s.begin_ms, s.begin_ms + s.duration_ms)]
             ys = [s.duration_ms for s in steps for _ in (0, 1)]
             colour = colours.get(chunk.chunk, BLUE) if chunk.cut else ORANGE
-            ax.plot(xs, ys, color=colour, label=label)
-            # As much of what is before and after as the prompt itself takes.
+            ax.plot(xs, ys, color=colour, label=chunk.name)
+            # Show about as much before and after the prompt as the prompt itself takes.
             first = min(first, max(xs[0], -0.8 * chunk.prompt_ms))
             last = max(last, min(xs[-1], 2 * chunk.prompt_ms))
         ax.axvline(0, color=GREY, linewidth=1, linestyle=":")
         o = report.options
-        ax.set(xlim=(first, last), ylabel="time of a step, ms",
+        ax.set(xlim=(first, last), ylabel="step time, ms",
                xlabel=f"time since a prompt of {o.prompt_tokens:,} tokens arrived, ms",
                title=f"{o.sessions} sessions decoding, K = {o.num_speculative_tokens}")  # fmt: skip
         ax.legend(loc="upper right")
@@ -105,28 +104,29 @@ def _step_times(ax: Axes, run: EngineRun, context: int, top: float) -> None:
     for k, colour in zip(run.ks, _shades(len(run.ks)), strict=True):
         times = [run.cell(b, k, context).step_ms for b in batches]
         ax.plot(batches, times, "o-", color=colour, label=str(k))
-    ax.set(title=f"context {context:,}", ylabel="time of a step, ms", ylim=(0, 1.05 * top))
+    ax.set(title=f"context {context:,}", ylabel="step time, ms", ylim=(0, 1.05 * top))
     _powers_of_two(ax, batches, "batch, sequences")
 
 
 def _attention(ax: Axes, run: EngineRun) -> None:
-    """At the largest batch and a middling K, over the context."""
-    batch, k, contexts = run.batches[-1], run.middling_k, run.contexts
+    """Plot times at the largest batch and a middle K by context."""
+    batch, k, contexts = run.batches[-1], run.middle_k, run.contexts
     of = [run.cell(batch, k, context) for context in contexts]
     ax.plot(contexts, [s.attention_ms for s in of], "o-", color=ORANGE, label="attention, masks")
     ax.plot(contexts, [s.matrix_products_ms for s in of], "s-", color=BLUE,
             label="matrix products")  # fmt: skip
-    ax.set(title=f"batch {batch}, K = {k}", ylabel="ms of a step")
+    ax.set(title=f"batch {batch}, K = {k}", ylabel="ms per step")
     _powers_of_two(ax, contexts, "context, tokens")
     ax.legend(loc="best")
     _from_zero(ax, 1.1)
 
 
 def _prefill(ax: Axes, runs: Sequence[EngineRun]) -> None:
-    for run, colour in zip(runs, _rank_colours(runs), strict=True):
-        ax.plot([p.chunk for p in run.prefill], [p.tokens_per_second for p in run.prefill], "o-",
-                color=colour, label=_ranks_label(run))  # fmt: skip
-    ax.set(title="prefill of a prompt, alone", ylabel="tokens/s")
+    for run, colour in zip(runs, _shades(len(runs)), strict=True):
+        chunks = [p.chunk for p in run.prefill]
+        rates = [p.tokens_per_second for p in run.prefill]
+        ax.plot(chunks, rates, "o-", color=colour, label=_ranks_label(run))
+    ax.set(title="prefill of a single prompt", ylabel="tokens/s")
     _powers_of_two(ax, [p.chunk for p in runs[0].prefill], "chunk, tokens")
     _from_zero(ax, 1.1)
     if len(runs) > 1:
@@ -134,23 +134,18 @@ def _prefill(ax: Axes, runs: Sequence[EngineRun]) -> None:
 
 
 def _ranks(ax: Axes, runs: Sequence[EngineRun]) -> None:
-    """Tokens verified a second, a line a tensor-parallel size; of one run, a line a context."""
-    k, contexts, batches = runs[0].middling_k, runs[0].contexts, runs[0].batches
-
-    def line(run: EngineRun, context: int, colour: str, label: str) -> None:
-        rates = [run.cell(b, k, context).tokens_per_second for b in batches]
-        ax.plot(batches, rates, "o-", color=colour, label=label)
-
+    """Plot verified tokens per second by tensor-parallel size, or if there is one, by context."""
+    k, contexts, batches = runs[0].middle_k, runs[0].contexts, runs[0].batches
     if len(runs) > 1:
         middle = contexts[len(contexts) // 2]
-        for run, colour in zip(runs, _rank_colours(runs), strict=True):
-            line(run, middle, colour, _ranks_label(run))
+        lines = [(run, middle, _ranks_label(run)) for run in runs]
         title = f"K = {k}, context {middle:,}"
     else:
-        few = _thinned(contexts, 3)
-        for context, colour in zip(few, _shades(len(few)), strict=True):
-            line(runs[0], context, colour, f"context {context:,}")
+        lines = [(runs[0], c, f"context {c:,}") for c in _thinned(contexts, 3)]
         title = f"K = {k}"
+    for (run, context, label), colour in zip(lines, _shades(len(lines)), strict=True):
+        rates = [run.cell(b, k, context).tokens_per_second for b in batches]
+        ax.plot(batches, rates, "o-", color=colour, label=label)
     ax.set(title=title, ylabel="tokens verified/s")
     _powers_of_two(ax, batches, "batch, sequences")
     ax.legend(loc="best")
@@ -162,12 +157,10 @@ def _ranks_label(run: EngineRun) -> str:
     return "1 rank" if size == 1 else f"{size} ranks"
 
 
-def _rank_colours(runs: Sequence[EngineRun]) -> Sequence[str]:
-    return [BLUE] if len(runs) == 1 else _shades(len(runs))
-
-
 def _shades(number: int) -> Sequence[str]:
-    """So many of one hue, from light to dark."""
+    """Return shades of one hue, from light to dark."""
+    if number == 1:
+        return [BLUE]
     last = len(ORDERED) - 1
     if number > len(ORDERED):
         return [ORDERED[i * last // (number - 1)] for i in range(number)]
@@ -175,7 +168,7 @@ def _shades(number: int) -> Sequence[str]:
 
 
 def _thinned(values: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, the first and the last included."""
+    """Return at most `most` of them, including the first and the last."""
     if len(values) <= most:
         return list(values)
     return [values[i * (len(values) - 1) // (most - 1)] for i in range(most)]

@@ -1,9 +1,8 @@
-"""What a long prompt costs those that are decoding: times of steps before, while and after it runs.
+"""How a long prompt delays decoding sessions: step times before, during and after its prefill.
 
-`VerifyEngine` in this process: sessions send rounds of K drafts without pause, then a prompt that
-was never seen arrives, cut into chunks as configured or, to compare, not cut at all. Runs with each
-size of chunk take turns. A step is a turn of the engine's loop, judging included: what every
-session in it waits for.
+`VerifyEngine` in this process: sessions send rounds of K drafts without pause; then a new prompt
+arrives, cut into chunks as configured or, for comparison, in one. Runs with each chunk size take
+turns. A step is a turn of the engine's loop including judging: what each session in it waits for.
 """
 
 from __future__ import annotations
@@ -11,25 +10,21 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
-from flyspec.bench.engine.stall_report import (
-    GROWTH,
-    Arrival,
-    StallOptions,
-    StallReport,
-    StepRecord,
-    report_chunk,
-)
+from flyspec.bench.engine.stall_report import Arrival, StallReport, StepRecord, report_chunk
 from flyspec.bench.engine.steps import context_limit
-from flyspec.engine.loading import LoadedModel
+from flyspec.bench.options import STALL_GROWTH, StallOptions
+from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
+from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
@@ -41,7 +36,7 @@ _WARM_UP_STEPS = 10
 
 
 class RecordingRunner(ModelRunner):
-    """Notes what was in the last forward."""
+    """Records what was in the last forward pass."""
 
     sequences = tokens = 0
 
@@ -53,7 +48,7 @@ class RecordingRunner(ModelRunner):
 
 
 class RecordingEngine(VerifyEngine):
-    """Notes when each step began and ended."""
+    """Records when each step began and ended."""
 
     def __init__(self, runner: RecordingRunner, loaded: LoadedModel, budget: StepBudget) -> None:
         # OpenMP keeps the number of threads per calling thread.
@@ -71,43 +66,34 @@ class RecordingEngine(VerifyEngine):
         self.records.append(StepRecord(begin, end, runner.sequences, runner.tokens))
 
 
-def count(options: StallOptions) -> int:
-    """How many times `measure` calls `on_sample`."""
-    return options.repeats * len(options.all_chunks)
-
-
-def check(model: str, options: StallOptions) -> None:
-    """Refuse sequences that the model does not reach. Raises `ConfigError`."""
-    limit = context_limit(model)
+async def measure(options: StallOptions) -> StallReport:
+    """Let the prompt arrive `repeats` times per chunk size. Raises `ConfigError`."""
+    limit = context_limit(options.model)
     if options.max_model_len > limit:
         raise ConfigError(
             f"--prompt-tokens {options.prompt_tokens}, --context {options.context}: sequences "
             f"reach {options.max_model_len} tokens, the model's limit is {limit}"
         )
-
-
-async def measure(
-    loaded: LoadedModel, options: StallOptions, on_sample: Callable[[], None] = lambda: None
-) -> StallReport:
-    """Let the prompt arrive `repeats` times a size of chunk.
-
-    The model is loaded for sequences of `options.max_model_len`. Raises `ConfigError`.
-    """
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    disable_progress_bar()
+    loaded = load_model(options.model, options.device, options.dtype, options.max_model_len)
     runner = RecordingRunner(loaded, options.sessions + 1)
     runner.warm_up()
     rng = random.Random(0)
-    arrivals: dict[int, list[Arrival]] = {chunk: [] for chunk in options.all_chunks}
-    for repeat in range(options.repeats):
-        chunks = options.all_chunks
-        turn = repeat % len(chunks)
-        for chunk in [*chunks[turn:], *chunks[:turn]]:
-            engine = RecordingEngine(runner, loaded, _budget(options, chunk))
-            engine.start()
-            try:
-                arrivals[chunk].append(await _arrive(engine, options, chunk, rng))
-            finally:
-                engine.stop()
-            on_sample()
+    chunks = options.all_chunks
+    arrivals: dict[int, list[Arrival]] = {chunk: [] for chunk in chunks}
+    with progress("measuring", options.repeats * len(chunks)) as advance:
+        for repeat in range(options.repeats):
+            turn = repeat % len(chunks)
+            for chunk in [*chunks[turn:], *chunks[:turn]]:
+                engine = RecordingEngine(runner, loaded, _budget(options, chunk))
+                engine.start()
+                try:
+                    arrivals[chunk].append(await _arrive(engine, options, chunk, rng))
+                finally:
+                    engine.stop()
+                advance()
     info = loaded.info
     reports = [report_chunk(chunk, of, options) for chunk, of in arrivals.items()]
     return StallReport(
@@ -125,18 +111,18 @@ def _budget(options: StallOptions, chunk: int) -> StepBudget:
 async def _time_alone(
     engine: RecordingEngine, options: StallOptions, chunk: int, rng: random.Random
 ) -> float:
-    """The step of a prompt's last whole chunk when nothing else runs, ms."""
+    """Time the step of a prompt's last whole chunk while nothing else runs, in ms."""
     for _ in range(2):  # the first one fills caches of programs and of memory
         first = len(engine.records)
         prompt = _random_ids(rng, options.prompt_tokens, engine.info.vocab_size)
         await _read(engine, prompt)
-        await _read(engine, prompt[:1])  # answered when the steps before are recorded
+        await _read(engine, prompt[:1])  # answered once the steps before are recorded
     whole = [record for record in engine.records[first:] if record.tokens == chunk]
     return whole[-1].milliseconds
 
 
 async def _read(engine: RecordingEngine, prompt: list[int]) -> None:
-    """Open a session, have its prompt read and the next token chosen, and close it."""
+    """Open a session, compute its prompt and the next token, and close it."""
     session = _open(engine, prompt)
     try:
         answer = await engine.submit(session, VerifyRound(1, len(prompt), [], [])).get()
@@ -149,7 +135,7 @@ async def _read(engine: RecordingEngine, prompt: list[int]) -> None:
 async def _arrive(
     engine: RecordingEngine, options: StallOptions, chunk: int, rng: random.Random
 ) -> Arrival:
-    """Sessions decode; the prompt arrives in the midst of it and is answered; all end."""
+    """Let the prompt arrive and be answered while sessions decode; then end them."""
     chunk_ms = await _time_alone(engine, options, chunk, rng)
     crowd = Crowd(engine, options.sessions, options.context, options.num_speculative_tokens)
     try:
@@ -179,7 +165,7 @@ class Crowd:
         self._begun: set[int] = set()
 
     async def start(self, rng: random.Random) -> None:
-        """Open the sessions; returns when each had its first round."""
+        """Open the sessions and wait for each one's first round."""
         for index in range(self._sessions):
             prompt = _random_ids(rng, self._context, self._engine.info.vocab_size)
             self._tasks.append(asyncio.create_task(self._decode(index, prompt)))
@@ -187,21 +173,21 @@ class Crowd:
             await self.steps(1)
 
     async def steps(self, number: int) -> int:
-        """Wait for so many more steps of the engine; the index of the first."""
+        """Wait for `number` more steps of the engine; return the index of the first."""
         first = len(self._engine.records)
         while len(self._engine.records) < first + number:
             await asyncio.sleep(_POLL_S)
             if ended := next((task for task in self._tasks if task.done()), None):
-                ended.result()  # raises: they end only by an error
+                ended.result()  # raises: only errors end them
         return first
 
     async def end(self) -> None:
-        """Close the sessions, each after its round."""
+        """Close the sessions after their current rounds."""
         self._stopped = True
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _decode(self, index: int, prompt: list[int]) -> None:
-        """What is drafted does not matter to a step's time; the sequence goes back now and then."""
+        """Send rounds of any drafts: they do not affect a step's time. Roll back now and then."""
         engine, rng = self._engine, random.Random(index)
         session = _open(engine, prompt)
         length, round_id = len(prompt), 0
@@ -216,7 +202,7 @@ class Crowd:
                 self.rounds.append((time.perf_counter_ns(), answer.timings.service_ns / 1e6))
                 self._begun.add(index)
                 length = answer.keep_length + 1
-                if length >= len(prompt) + GROWTH:
+                if length >= len(prompt) + STALL_GROWTH:
                     length = len(prompt)
         finally:
             engine.close(session)

@@ -1,7 +1,7 @@
-"""How fast the verify engine's forward is: a step's time, prefill, memory, what takes the time.
+"""Speed of the verify engine's forward pass: time per step, prefill, memory, parts of a step.
 
-Measured in this process over `ModelRunner.forward`, as the engine's loop calls it; judging has a
-bench of its own. Every kind of step runs in turn, in an order that rotates, before any is repeated:
+Measures `ModelRunner.forward` in this process, as the engine's loop calls it; `bench judge`
+measures judging. Every kind of step runs once, in a rotating order, before any is repeated, so that
 a machine whose speed drifts slows all of them alike. Under tensor parallelism this is rank 0.
 """
 
@@ -10,78 +10,74 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
-from flyspec.bench.engine.parts import PartTimes, timed_parts
+from flyspec.bench.engine.parts import PARTS, timed_parts
 from flyspec.bench.engine.steps_report import (
     Cell,
     EngineMemory,
-    EngineOptions,
     EngineReport,
     EngineRun,
     PrefillCost,
     StepCost,
 )
+from flyspec.bench.options import EngineOptions
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import own_context_length, read_config
 from flyspec.engine.model import Model, Step
 from flyspec.engine.parallel import weight_bytes
 from flyspec.engine.slots import Copy
 from flyspec.errors import ConfigError
+from flyspec.progress import progress
 from verify_service.ranks import Ranks, find_place, load, set_threads
 
 _FILL_CHUNK = 512
 
 
-def cells(options: EngineOptions) -> list[Cell]:
-    """Every kind of step that is measured."""
-    return [
-        Cell(batch, k, context)
-        for context in options.contexts
-        for k in options.num_speculative_tokens
-        for batch in options.batches
-    ]
-
-
-def count(options: EngineOptions) -> int:
-    """How many times `measure` calls `on_sample`."""
-    return (options.repeats + 1) * (2 * len(cells(options)) + len(options.prompt_chunks))
-
-
 def context_limit(model: str) -> int:
-    """The longest sequence that a model's configuration allows. Raises `ConfigError`."""
+    """Return the maximum sequence length in a model's configuration. Raises `ConfigError`."""
     _, config = read_config(model)
     return own_context_length(config)
 
 
-def check(options: EngineOptions) -> None:
-    """Refuse contexts that the model does not reach. Raises `ConfigError`."""
+def measure(options: EngineOptions) -> EngineReport:
+    """Measure every tensor-parallel size. Raises `ConfigError`."""
     limit = context_limit(options.model)
     if options.slot_tokens > limit:
         raise ConfigError(
             f"--context {max(options.contexts)}: with K = {max(options.num_speculative_tokens)} a "
             f"sequence has {options.slot_tokens} tokens, the model's limit is {limit}"
         )
+    disable_progress_bar()
+    sizes = options.tensor_parallel_sizes
+    if len(sizes) == 1:
+        return _measure(options, sizes[0])
+    reports = []
+    for size in sizes:  # in separate processes, since a process can join its ranks only once
+        with ProcessPoolExecutor(1, get_context("spawn"), disable_progress_bar) as apart:
+            reports.append(apart.submit(_measure, options, size).result())
+    return replace(reports[0], runs=[run for report in reports for run in report.runs])
 
 
-class Opened(NamedTuple):
-    """A runner that is warm, and the bytes of the weights: this rank's, and all ranks'."""
-
-    runner: Model
-    own_weights: int
-    total_weights: int
-
-
-@contextmanager
-def open_runner(settings: VerifySettings) -> Iterator[Opened]:
-    """The runner as the verify service builds it, with its ranks; they end with the context.
-
-    Raises `ConfigError`.
-    """
+def _measure(options: EngineOptions, size: int) -> EngineReport:
+    """Measure one size, as rank 0 of a runner as the verify service builds it."""
+    settings = VerifySettings(
+        model=options.model,
+        device=options.device,
+        dtype=options.dtype,
+        threads=options.threads,
+        max_sessions=max(options.batches),
+        max_model_len=options.slot_tokens,
+        tensor_parallel_size=size,
+        log_level="warning",
+    )
     place = find_place(settings)
     ranks = None if place is None else Ranks(place, settings)
     set_threads(settings, place)
@@ -90,94 +86,80 @@ def open_runner(settings: VerifySettings) -> Iterator[Opened]:
         runner.warm_up()
         if ranks is not None:
             ranks.lead(runner)
-        yield Opened(runner, *weight_bytes(loaded.model))
+        own_weights, total_weights = weight_bytes(loaded.model)
+        bench = _Bench(runner, options)
+        bench.run("measuring" if size == 1 else f"measuring {size} ranks")
     finally:
         if ranks is not None:
             ranks.stop()
-
-
-def measure(options: EngineOptions, on_sample: Callable[[], None] = lambda: None) -> EngineReport:
-    """Load the model and time everything. Raises `ConfigError`."""
-    check(options)
-    settings = VerifySettings(
-        model=options.model,
-        device=options.device,
-        dtype=options.dtype,
-        threads=options.threads,
-        max_sessions=max(options.batches),
-        max_model_len=options.slot_tokens,
-        tensor_parallel_size=options.tensor_parallel_size,
-        log_level="warning",
+    info, cache, bytes_per_token = runner.info, runner.cache, runner.bytes_per_token
+    bytes_per_slot = bytes_per_token * cache.max_length
+    memory = EngineMemory(
+        bytes_per_token=bytes_per_token,
+        bytes_per_slot=bytes_per_slot,
+        slot_tokens=cache.max_length,
+        num_slots=cache.num_slots,
+        cache_bytes=bytes_per_slot * cache.num_slots,
+        weights=own_weights,
+        total_weights=total_weights,
     )
-    with open_runner(settings) as opened:
-        bench = _Bench(opened.runner, options)
-        bench.run(on_sample)
-        info, cache = opened.runner.info, opened.runner.cache
-        bytes_per_token = opened.runner.bytes_per_token
-        bytes_per_slot = bytes_per_token * cache.max_length
-        memory = EngineMemory(
-            bytes_per_token=bytes_per_token,
-            bytes_per_slot=bytes_per_slot,
-            slot_tokens=cache.max_length,
-            num_slots=cache.num_slots,
-            cache_bytes=bytes_per_slot * cache.num_slots,
-            weights=opened.own_weights,
-            total_weights=opened.total_weights,
-        )
-        run = EngineRun(
-            options.tensor_parallel_size,
-            torch.get_num_threads(),
-            bench.step_costs(),
-            bench.prefill_costs(),
-            memory,
-        )
-        return EngineReport(info.name, info.dtype, info.device, options.repeats, [run])
+    run = EngineRun(
+        size, torch.get_num_threads(), bench.step_costs(), bench.prefill_costs(), memory
+    )
+    return EngineReport(info.name, info.dtype, info.device, options.repeats, [run])
 
 
 class _Bench:
-    """Takes the samples of one runner; all in seconds."""
+    """Samples of one runner, all in seconds."""
 
     def __init__(self, runner: Model, options: EngineOptions) -> None:
         self._runner, self._options = runner, options
         rng = random.Random(0)
         vocab_size = runner.info.vocab_size
         self._token_ids = [rng.randrange(vocab_size) for _ in range(options.slot_tokens)]
-        self._cells = cells(options)
+        self._cells = [
+            Cell(batch, k, context)
+            for context in options.contexts
+            for k in options.num_speculative_tokens
+            for batch in options.batches
+        ]
         self._times: dict[Cell, list[float]] = {cell: [] for cell in self._cells}
-        self._parts: dict[Cell, list[PartTimes]] = {cell: [] for cell in self._cells}
+        self._parts: dict[Cell, list[dict[str, float]]] = {cell: [] for cell in self._cells}
         self._chunks: dict[int, list[list[float]]] = {c: [] for c in options.prompt_chunks}
 
-    def run(self, on_sample: Callable[[], None]) -> None:
-        """Everything, once to warm up and then `repeats` times."""
+    def run(self, what: str) -> None:
+        """Measure everything once to warm up, then `repeats` times."""
         self._fill()
-        for repeat in range(self._options.repeats + 1):
-            kept = repeat > 0
-            turn = repeat * len(self._cells) // (self._options.repeats + 1)
-            for cell in [*self._cells[turn:], *self._cells[:turn]]:
-                steps = self._steps(cell)
-                seconds = self._time(steps)
-                on_sample()
-                with timed_parts(self._runner.synchronize) as parts:
-                    parts.total = self._time(steps)
-                on_sample()
-                if kept:
-                    self._times[cell].append(seconds)
-                    self._parts[cell].append(parts)
-            for chunk, samples in self._chunks.items():
-                times = self._prefill(chunk)
-                if kept:
-                    samples.append(times)
-                on_sample()
+        runs = self._options.repeats + 1
+        with progress(what, runs * (len(self._cells) + len(self._chunks))) as advance:
+            for repeat in range(runs):
+                kept = repeat > 0
+                turn = repeat * len(self._cells) // runs
+                for cell in [*self._cells[turn:], *self._cells[:turn]]:
+                    steps = self._steps(cell)
+                    seconds = self._time(steps)
+                    with timed_parts(self._runner.synchronize) as parts:
+                        total = self._time(steps)
+                    parts["other"] = max(0.0, total - sum(parts.values()))
+                    if kept:
+                        self._times[cell].append(seconds)
+                        self._parts[cell].append(parts)
+                    advance()
+                for chunk, samples in self._chunks.items():
+                    times = self._prefill(chunk)
+                    if kept:
+                        samples.append(times)
+                    advance()
 
     def step_costs(self) -> list[StepCost]:
-        """What the samples say of every kind of step."""
+        """Summarize every kind of step."""
         costs = []
         for cell in self._cells:
             times, parts = sorted(self._times[cell]), self._parts[cell]
             step = statistics.median(times)
-            medians = {
-                f"{name}_ms": 1e3 * statistics.median(getattr(p, name) for p in parts)
-                for name in ("attention", "cache_write", "matrix_products", "other")
+            medians: dict[str, Any] = {
+                f"{name}_ms": 1e3 * statistics.median(p[name] for p in parts)
+                for name in (*PARTS, "other")
             }
             costs.append(
                 StepCost(
@@ -191,7 +173,7 @@ class _Bench:
         return costs
 
     def prefill_costs(self) -> list[PrefillCost]:
-        """What the samples say of every size of chunk."""
+        """Summarize every chunk size."""
         length = max(self._options.contexts)
         return [
             PrefillCost(
@@ -205,7 +187,7 @@ class _Bench:
         ]
 
     def _fill(self) -> None:
-        """One sequence computed, the other slots copies of it: what they hold costs the same."""
+        """Compute one sequence and copy it to the other slots; their contents do not matter."""
         length, cache = max(self._options.contexts), self._runner.cache
         for start in range(0, length, _FILL_CHUNK):
             part = self._token_ids[start : min(start + _FILL_CHUNK, length)]
@@ -213,13 +195,13 @@ class _Bench:
         cache.pending_copies += [Copy(0, slot, length) for slot in range(1, cache.num_slots)]
 
     def _steps(self, cell: Cell) -> list[Step]:
-        """A step's work: slots keep `context` tokens and go on with K + 1."""
+        """Return a step's work: each slot keeps `context` tokens and runs K + 1 more."""
         end = cell.context + cell.num_speculative_tokens + 1
         token_ids = self._token_ids[cell.context : end]
         return [Step(slot, cell.context, token_ids, len(token_ids)) for slot in range(cell.batch)]
 
     def _prefill(self, chunk: int) -> list[float]:
-        """Times of the chunks of a whole prompt."""
+        """Time the chunks of a whole prompt."""
         length = max(self._options.contexts)
         times = []
         for start in range(0, length, chunk):

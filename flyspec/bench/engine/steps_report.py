@@ -1,42 +1,10 @@
-"""What `steps` measures and what it found: plain values, without torch."""
+"""Results of `flyspec bench engine`: plain values, without torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
-
-from flyspec.flags import Dtype
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What is measured. `repeats` timed runs of everything follow one that is not.
-
-    A step of batch B and K has B sequences, each with `contexts` tokens cached, and runs K + 1
-    tokens of each. `chunks` are tokens a step of a prompt as long as the longest context.
-    """
-
-    model: str
-    device: str = "auto"
-    dtype: Dtype = "auto"
-    threads: int = 0
-    batches: Sequence[int] = (1, 2, 4, 8, 16, 32)
-    num_speculative_tokens: Sequence[int] = (0, 4, 8, 16)
-    contexts: Sequence[int] = (128, 512, 2048)
-    chunks: Sequence[int] = (128, 256, 512, 1024)
-    repeats: int = 7
-    tensor_parallel_size: int = 1
-
-    @property
-    def slot_tokens(self) -> int:
-        """Longest sequence of any step."""
-        return max(self.contexts) + max(self.num_speculative_tokens) + 1
-
-    @property
-    def prompt_chunks(self) -> list[int]:
-        """The chunks that a prompt can be cut into."""
-        return [chunk for chunk in self.chunks if chunk <= max(self.contexts)]
+from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class Cell(NamedTuple):
@@ -49,10 +17,10 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class StepCost:
-    """A kind of step. `tokens_per_second`: tokens verified, batch * (K + 1) a step.
+    """A kind of step. `tokens_per_second` counts verified tokens: batch * (K + 1) per step.
 
-    `step_ms` is the median, undisturbed; the parts are medians of runs in which they were timed
-    one by one. `attention_ms` has its masks in it.
+    `step_ms` is the median of undisturbed runs; the parts are medians of runs in which they were
+    timed one by one. `attention_ms` includes its masks.
     """
 
     batch: int
@@ -68,19 +36,19 @@ class StepCost:
 
     @property
     def attention_to_products(self) -> float:
-        """Time of attention and masks over that of the matrix products."""
+        """Time of attention with masks relative to that of the matrix products."""
         return self.attention_ms / max(self.matrix_products_ms, 1e-9)
 
     @property
     def attention_share(self) -> float:
-        """Of the step's time, in [0, 1]."""
+        """Share of the step's time, in [0, 1]."""
         parts = self.attention_ms + self.cache_write_ms + self.matrix_products_ms + self.other_ms
         return self.attention_ms / parts
 
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """A prompt in chunks, one a step, alone; times of its first and of its last whole chunk."""
+    """A prompt in chunks, one per step, alone, with the times of its first and last whole chunk."""
 
     chunk: int
     prompt_tokens: int
@@ -91,7 +59,7 @@ class PrefillCost:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes of the slot cache and of the weights, of rank 0; `total_weights` of all ranks."""
+    """Bytes of the slot cache and the weights on rank 0; `total_weights` are over all ranks."""
 
     bytes_per_token: int
     bytes_per_slot: int
@@ -114,7 +82,7 @@ class EngineRun:
 
     @property
     def batches(self) -> list[int]:
-        """Sequences of the steps, each number once, ascending; so `ks` and `contexts`."""
+        """Sequences per step, each number once, in increasing order; likewise below."""
         return sorted({s.batch for s in self.steps})
 
     @property
@@ -124,16 +92,16 @@ class EngineRun:
 
     @property
     def contexts(self) -> list[int]:
-        """Tokens cached."""
+        """Cached tokens."""
         return sorted({s.context for s in self.steps})
 
     @property
-    def middling_k(self) -> int:
-        """8, or what is in the middle."""
+    def middle_k(self) -> int:
+        """K = 8, or else the one in the middle."""
         return 8 if 8 in self.ks else self.ks[len(self.ks) // 2]
 
     def cell(self, batch: int, k: int, context: int) -> StepCost:
-        """A kind of step."""
+        """Return the results of one kind of step."""
         return next(
             s for s in self.steps
             if (s.batch, s.num_speculative_tokens, s.context) == (batch, k, context)
@@ -142,31 +110,10 @@ class EngineRun:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Runs over one model, one for each tensor-parallel size."""
+    """Runs of one model, one per tensor-parallel size."""
 
     model: str
     dtype: str
     device: str
     repeats: int
     runs: Sequence[EngineRun]
-
-    def to_document(self) -> dict[str, Any]:
-        """The report as JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_documents(cls, documents: Sequence[dict[str, Any]]) -> EngineReport:
-        """One report of the runs of several documents about the same model."""
-        runs = [
-            EngineRun(
-                tensor_parallel_size=run["tensor_parallel_size"],
-                threads=run["threads"],
-                steps=[StepCost(**step) for step in run["steps"]],
-                prefill=[PrefillCost(**prefill) for prefill in run["prefill"]],
-                memory=EngineMemory(**run["memory"]),
-            )
-            for document in documents
-            for run in document["runs"]
-        ]
-        first = documents[0]
-        return cls(first["model"], first["dtype"], first["device"], first["repeats"], runs)

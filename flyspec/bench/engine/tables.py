@@ -1,15 +1,15 @@
-"""Reports of the engine's benchmarks as tables for a terminal."""
+"""Tables of the engine's benchmarks for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flyspec.tables import Column, Table, make_table, record_table
 
-if TYPE_CHECKING:  # imports torch
+if TYPE_CHECKING:
     from flyspec.bench.engine.stall_report import StallReport
-    from flyspec.bench.engine.steps_report import EngineRun
+    from flyspec.bench.engine.steps_report import EngineReport, EngineRun
     from flyspec.bench.engine.throughput import LevelReport
 
 _PREFILL: tuple[Column, ...] = (
@@ -21,22 +21,36 @@ _PREFILL: tuple[Column, ...] = (
 _THROUGHPUT: tuple[Column, ...] = (
     ("requests", "{.concurrency}"),
     ("tok/s", "{.tokens_per_second:,.0f}"),
-    ("in turn", "{.sequential_tokens_per_second:,.0f}"),
+    ("sequential", "{.sequential_tokens_per_second:,.0f}"),
     ("gain", "{.speedup:.2f}"),
-    ("least", "{.lowest_speedup:.2f}"),
-    ("ms a token", "{.time_per_output_token_p50_ms:.2f}"),
+    ("lowest", "{.lowest_speedup:.2f}"),
+    ("ms/token", "{.time_per_output_token_p50_ms:.2f}"),
     ("p99", "{.time_per_output_token_p99_ms:.2f}"),
-    ("in turn", "{.sequential_time_per_output_token_p50_ms:.2f}"),
+    ("sequential", "{.sequential_time_per_output_token_p50_ms:.2f}"),
     ("batch", "{.mean_target_batch:.1f}"),
     ("drafting", "{.mean_draft_batch:.1f}"),
 )
 
 
+def engine_shown(report: EngineReport) -> list[Any]:
+    """Return everything to show, run by run."""
+    shown: list[Any] = []
+    for run in report.runs:
+        size = run.tensor_parallel_size
+        ranks = "" if size == 1 else f", {size} ranks"
+        shown.append(
+            f"{report.model}, {report.dtype} on {report.device}{ranks}, {run.threads} CPU "
+            f"threads{' per rank' if size > 1 else ''}; medians of {report.repeats} runs"
+        )
+        shown += [*engine_tables(run), engine_summary(run)]
+    return shown
+
+
 def engine_tables(run: EngineRun) -> list[Table]:
-    """Step times for each context, where the time goes, and prefill."""
+    """Return step times for each context, parts of a step, and prefill."""
 
     def by_batch(title: str, form: str, columns: dict[str, tuple[int, int]]) -> Table:
-        """Columns by heading: a K and a context each."""
+        """Make columns by heading, each of a K and a context."""
         rows = [
             [str(b), *(form.format(run.cell(b, *of)) for of in columns.values())]
             for b in run.batches
@@ -49,7 +63,7 @@ def engine_tables(run: EngineRun) -> list[Table]:
                  {f"K = {k}": (k, c) for k in run.ks})
         for c in run.contexts
     ]  # fmt: skip
-    k = run.middling_k
+    k = run.middle_k
     tables.append(by_batch(
         f"attention with masks / matrix products, ms, and attention's share, K = {k}",
         "{0.attention_ms:.2f} / {0.matrix_products_ms:.2f} {0.attention_share:4.0%}",
@@ -62,15 +76,15 @@ def engine_tables(run: EngineRun) -> list[Table]:
 
 
 def engine_summary(run: EngineRun) -> str:
-    """Memory, and whether attention stays below the matrix products."""
+    """Describe the memory, and whether attention takes less time than the matrix products."""
     m = run.memory
     more = [s for s in run.steps if s.attention_to_products > 1]
     worst = max(run.steps, key=lambda s: s.attention_to_products)
     where = f"batch {worst.batch}, K = {worst.num_speculative_tokens}, context {worst.context:,}"
     return (
         f"memory{' of rank 0' if run.tensor_parallel_size > 1 else ''}: "
-        f"{m.bytes_per_slot / 2**20:.1f} MiB a slot of {m.slot_tokens:,} tokens "
-        f"({m.bytes_per_token:,} bytes a token), {m.cache_bytes / 2**20:,.0f} MiB for "
+        f"{m.bytes_per_slot / 2**20:.1f} MiB per slot of {m.slot_tokens:,} tokens "
+        f"({m.bytes_per_token:,} bytes per token), {m.cache_bytes / 2**20:,.0f} MiB for "
         f"{m.num_slots} slots; weights {m.weights / 2**20:,.1f} of "
         f"{m.total_weights / 2**20:,.1f} MiB\n"
         f"attention with masks takes longer than the matrix products in {len(more)} of "
@@ -80,28 +94,27 @@ def engine_summary(run: EngineRun) -> str:
 
 
 def throughput_table(reports: Sequence[LevelReport]) -> Table:
-    """A row for each number of requests."""
-    title = "requests at once, and the same one after another"
-    return record_table(_THROUGHPUT, reports, title, left=0)
+    """Return a row per number of requests."""
+    return record_table(_THROUGHPUT, reports, "concurrent and sequential requests", left=0)
 
 
 THROUGHPUT_NOTES = (
-    "tok/s: of all requests together, median of the repeats; gain: of a pair's rates, median and "
-    "least; ms a token: of a request behind its first piece, median; batch, drafting: requests in "
-    "a step of the target or of the draft model, mean over time. Prompts are in no cache"
+    "tok/s: over all requests, median of the repeats; gain: ratio of the rates, median and "
+    "minimum; ms/token: of a request after its first piece, median; batch, drafting: requests per "
+    "step of the target or the draft model, mean over time. No prompt is cached"
 )
 
 
 def stall_table(report: StallReport) -> Table:
-    """Rows of phases for each size of chunk."""
+    """Return a row per phase for each chunk size."""
     o = report.options
     table = make_table(
-        ["chunk", "", "steps", *("step p50", "p99", "max"), *("round p50", "p99", "max")], (),
+        ["", "", "steps", *("step p50", "p99", "max"), *("round p50", "p99", "max")], (),
         f"a prompt of {o.prompt_tokens:,} tokens meets {o.sessions} sessions, "
-        f"K = {o.num_speculative_tokens}, context {o.context:,}", left=0,
+        f"K = {o.num_speculative_tokens}, context {o.context:,}; times in ms", left=0,
     )  # fmt: skip
     for chunk in report.chunks:
-        name = f"{chunk.chunk:,}" if chunk.cut else "not cut"
+        name = chunk.name
         for phase, steps in chunk.steps.items():
             times = [f"{ms:.1f}" for t in (steps, chunk.rounds[phase])
                      for ms in (t.p50_ms, t.p99_ms, t.max_ms)]  # fmt: skip
@@ -112,14 +125,11 @@ def stall_table(report: StallReport) -> Table:
 
 
 def stall_summary(report: StallReport) -> str:
-    """How much longer steps got, against what a chunk costs alone."""
-    lines = []
-    for chunk in report.chunks:
-        name = f"chunks of {chunk.chunk:,}" if chunk.cut else "not cut"
-        verdict = "within" if chunk.bounded else "more than"
-        lines.append(
-            f"{name}: the p99 step grows by {chunk.added_p99_ms:.1f} ms, {verdict} the "
-            f"{chunk.chunk_ms:.1f} ms that the chunk takes alone; the prompt is answered after "
-            f"{chunk.prompt_ms:.0f} ms; {chunk.mean_sequences:.1f} sequences a step"
-        )
-    return "\n".join(lines)
+    """Compare the growth of the steps with the time of a chunk alone."""
+    return "\n".join(
+        f"{c.name}: the p99 step grows by {c.added_p99_ms:.1f} ms, "
+        f"{'within' if c.bounded else 'more than'} the {c.chunk_ms:.1f} ms that the chunk takes "
+        f"alone; the prompt is answered after {c.prompt_ms:.0f} ms; {c.mean_sequences:.1f} "
+        "sequences per step"
+        for c in report.chunks
+    )

@@ -1,51 +1,87 @@
-"""Shared by the subcommands of `flyspec bench`: lists of numbers, the result console."""
+"""From a measurement to its results: shared by `flyspec eval`, `flyspec bench` and subcommands."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from flyspec.errors import ConfigError
+from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PIPED_WIDTH = 132  # of tables not shown on a terminal
+    from flyspec.bench.results import Report
+    from flyspec.cli.stack import Stack
+    from flyspec.values.admin import ModelInfo
+
+Address = Annotated[str | None, Flag(
+    "Address of a running stack.", default="start one for this command",
+)]  # fmt: skip
+Local = Annotated[bool, Flag("Start a stack for this command (the default).")]
 
 
-def default_model(model: str | None) -> str:
-    """Return the model, or the bundled target. Raises `ConfigError` if that is missing."""
-    if model is not None:
-        return model
-    from flyspec.cli.stack import StackOptions
+@dataclass(frozen=True)
+class Results:
+    """Where results go."""
 
-    return str(StackOptions().resolved().model)
+    json: Annotated[bool, Flag("Print one JSON document instead of tables.")] = False
+    output: Annotated[Path | None, Flag(
+        "Also write the JSON document, with all samples, to a file.",
+    )] = None  # fmt: skip
+    plot: Path | None = None
+
+    def of(self, measure: Callable[[], Report]) -> None:
+        """Measure, write and plot what was asked for, and print.
+
+        Raises `ConfigError` for files that cannot be written, before anything is measured.
+        """
+        from flyspec.cli.runtime import print_json, to_json
+        from flyspec.drawing import check_plot
+
+        check_plot(self.plot)
+        if self.output is not None and not self.output.parent.is_dir():
+            raise ConfigError(f"--output {self.output}: no such directory: {self.output.parent}")
+        report = measure()
+        if self.output is not None:
+            self.output.write_text(to_json({**report.document, **report.samples}) + "\n")
+        if self.plot is not None and report.plot is not None:
+            report.plot(self.plot)
+        if self.json:
+            print_json(report.document)
+            return
+        console = result_console(report.columns)
+        for item in report.shown:
+            console.print(item, markup=False)
 
 
-def numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
-    """Return the distinct integers of a comma list in increasing order. Raises `ConfigError`."""
-    try:
-        found = sorted({int(piece) for piece in text.split(",") if piece.strip()})
-    except ValueError:
-        found = []
-    if not found or found[0] < least:
-        raise ConfigError(
-            f"{flag} {text!r}: must be a comma-separated list of integers of at least {least}"
-        )
-    return tuple(found)
+@dataclass(frozen=True)
+class PlottedResults(Results):
+    """Where results go, a plot included."""
+
+    plot: Annotated[Path | None, Flag(
+        "Write a plot to a .svg, .png or .pdf file (needs matplotlib).",
+    )] = None  # fmt: skip
 
 
-def silence_loading() -> None:
-    """Turn off the progress bar of transformers, which would interfere with ours."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
-def result_console() -> Console:
+def result_console(columns: int = 132) -> Console:
     """Return a console on standard output, wide enough for tables if it is not a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, _PIPED_WIDTH)
+        console.width = max(console.width, columns)
     return console
+
+
+def models_of(target: ModelInfo, stack: Stack | None) -> dict[str, Any]:
+    """Return facts about the models for a report; of a running stack, only the target's."""
+    names = ("threads", "draft_threads", "draft_model", "tensor_parallel_size")
+    return {
+        "target": target.name,
+        "dtype": target.dtype,
+        "device": target.device,
+        **{name: getattr(stack.options, name) if stack else None for name in names},
+    }

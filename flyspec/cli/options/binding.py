@@ -66,14 +66,14 @@ class _Field(NamedTuple):
     @property
     def several(self) -> bool:
         """Whether the flag is repeatable."""
-        return get_origin(self.kind) in (Sequence, tuple)
+        return get_origin(self.kind) in (Sequence, tuple) and not self.flag.listed
 
     def option(self, default: Any) -> inspect.Parameter:
         flag, kind = self.flag, self.kind
         if self.several:
             kind, default = list[str if flag.read else get_args(kind)[0]] | None, None  # type: ignore[misc]
         elif flag.read:
-            kind, default = str | None, None if default is None else str(default)
+            kind, default = str | None, None if default is None else _as_typed(default)
         typed = flag.typed(self.parameter)
         if kind == bool | None:
             typed += "/--no-" + typed.removeprefix("--")
@@ -96,6 +96,10 @@ class _Field(NamedTuple):
             raise typer.BadParameter(f"{self.flag.typed(self.parameter)} {error}") from None
 
 
+def _as_typed(default: Any) -> str:
+    return ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
 def fields_of(owner: Any) -> dict[str, _Field]:
     """Return the flags of a dataclass by field, or of a command by parameter."""
     flags = RULE_FLAGS if owner is Rule else flags_of(owner)
@@ -106,11 +110,12 @@ def fields_of(owner: Any) -> dict[str, _Field]:
 
 
 def _nested(defaults: Any) -> list[tuple[str, Any]]:
-    """Fields that hold dataclasses."""
+    """Fields that hold dataclasses of flags."""
+    own = fields_of(type(defaults))
     return [
         (name, value)
         for name in (field.name for field in dataclasses.fields(defaults))
-        if dataclasses.is_dataclass(value := getattr(defaults, name))
+        if name not in own and dataclasses.is_dataclass(value := getattr(defaults, name))
     ]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -11,6 +14,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+
+def error_console() -> Console:
+    """Return a console on standard error, for everything but results."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def progress_bar(console: Console) -> Progress:
@@ -27,3 +35,11 @@ def progress_bar(console: Console) -> Progress:
         redirect_stderr=False,
         transient=True,
     )
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar while the context is open; yield the function to call after each of its steps."""
+    with progress_bar(error_console()) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)

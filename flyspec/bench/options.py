@@ -1,0 +1,366 @@
+"""What `flyspec bench` and `flyspec eval` can be told: every option, declared on the field it sets.
+
+Reports list these fields as well. Imports neither torch nor gRPC, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, NamedTuple
+
+from flyspec.bench.conditions import (
+    CONDITIONS,
+    EXACT,
+    FLY,
+    FUZZY,
+    Condition,
+    parse_condition,
+    parse_conditions,
+    parse_ks,
+    parse_rules,
+)
+from flyspec.bench.openai import parse_against
+from flyspec.bench.peers import parse_peers
+from flyspec.flags import Dtype, Flag, flags_of
+from flyspec.prompts import PromptFiles, PromptLimit
+from flyspec.ranges import Range
+from flyspec.rules import Rule
+from flyspec.speculation_length import AUTO, SpeculationLength
+from flyspec.values.generation import GenerateOptions
+from flyspec.values.tokens import SamplingParams
+
+STALL_GROWTH = 64
+"""Tokens by which a session of `bench prefill-stall` grows before it is rolled back."""
+
+
+def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
+    """Return a parser of comma-separated integers; it returns them sorted, without duplicates."""
+
+    def read(text: str) -> tuple[int, ...]:
+        try:
+            found = sorted({int(piece) for piece in text.split(",") if piece.strip()})
+        except ValueError:
+            found = []
+        if not found or found[0] < least:
+            raise ValueError(
+                f"{text!r}: must be a comma-separated list of integers of at least {least}"
+            )
+        return tuple(found)
+
+    return read
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _servers(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(map(parse_against, texts))
+
+
+def _request(name: str, **changes: Any) -> Flag:
+    """Return the flag of a request's field, without its group."""
+    _, flag = {**flags_of(GenerateOptions), **flags_of(SamplingParams)}[name]
+    return replace(flag, group=None, **changes)
+
+
+# fmt: off
+def _numbers(text: str, least: int = 1, **known: Any) -> Flag:
+    return Flag(f"{text}, comma-separated.", metavar="N,...", listed=True, read=numbers(least),
+                **known)
+
+
+class Padding(NamedTuple):
+    """Layers to add to the target, and the ratio of verify to draft step to reach, if any."""
+
+    target_layers: int
+    ratio: float | None
+
+    @classmethod
+    def read(cls, text: str) -> Padding:
+        """Parse N, auto:R or N,auto:R. Raises `ValueError`."""
+        layers, _, auto = text.rpartition(",") if "auto:" in text else (text, "", "")
+        if not (layers or "0").isdecimal() or not (auto or "auto:").startswith("auto:"):
+            raise ValueError(f"{text}: must be a number of layers, auto:R or N,auto:R")
+        try:
+            ratio = float(auto.removeprefix("auto:")) if auto else None
+        except ValueError:
+            ratio = 0.0
+        if ratio is not None and not 0 < ratio < float("inf"):
+            raise ValueError(f"{text}: the ratio must be a number above 0")
+        return cls(int(layers or "0"), ratio)
+
+
+_RULES = (
+    "Rules, comma-separated, with parameters after a colon: exact,margin:margin_threshold=0.2."
+)
+Rules = Annotated[tuple[Condition, ...], Flag(
+    _RULES, metavar="RULE,...", listed=True, read=parse_conditions,
+)]
+OneRule = Annotated[Condition, Flag(
+    "Rule, with parameters as in margin:margin_threshold=0.2.", metavar="RULE",
+    read=parse_condition,
+)]
+Problems = Annotated[int, Flag("Number of fresh word problems.", min=1)]
+ProblemSeed = Annotated[int, Flag("Seed for generating the word problems.")]
+Chat = Annotated[bool | None, Flag(
+    "Send prompts as chat messages.", default="only questions, not code",
+)]
+KOrAuto = Annotated[SpeculationLength, _request("num_speculative_tokens", default=None)]
+MaxTokens = Annotated[int, _request("max_tokens")]
+IgnoreEos = Annotated[bool, _request("ignore_eos")]
+Drafter = Annotated[str, _request("drafter")]
+Model = Annotated[str, Flag(
+    "Model: a directory or hub id.", default="the bundled target model",
+)]
+Device = Annotated[str, Flag("Device: cpu, cuda, cuda:N or auto.")]
+ModelDtype = Annotated[Dtype, Flag("Data type of the weights.")]
+Threads = Annotated[int, Flag("CPU threads.", min=0, default="all cores")]
+Repeats = Annotated[int, Flag("Timed runs per measurement.", min=1)]
+
+
+@dataclass(frozen=True)
+class SpeedOptions:
+    """`flyspec bench`. Several drafters, or Ks, each make a mode of every rule."""
+
+    prompt_file: PromptFiles = ()
+    problems: Annotated[int | None, Flag(
+        "Number of fresh word problems.", min=0, default="20, or 0 with other prompts",
+    )] = None
+    problem_seed: ProblemSeed = 7
+    random_prompts: Annotated[int, Flag(
+        "Number of prompts of random tokens, which no drafter predicts well.", min=0,
+    )] = 0
+    limit: Annotated[int | None, Flag(
+        "Maximum prompts per file (or per category in it), evenly spaced.", min=1,
+    )] = None
+    rules: Rules = (EXACT, FLY)
+    drafters: Annotated[tuple[str, ...], Flag(
+        "Drafters, comma-separated: model, prompt_lookup, multi_level or names of registered "
+        "ones.", name="--drafter", metavar="NAME,...", listed=True, default="set by the server",
+        read=_names,
+    )] = ("",)
+    num_speculative_tokens: Annotated[tuple[SpeculationLength, ...], Flag(
+        "K: maximum drafted tokens per round, or auto to adapt it each round. A list such as "
+        "auto,0,4,8 measures each, and the best fixed K per prompt, chosen in hindsight.",
+        metavar="N|auto,...", listed=True, read=parse_ks,
+    )] = (AUTO,)
+    max_tokens: MaxTokens = 128
+    ignore_eos: IgnoreEos = False
+    repeats: Annotated[int, Flag("Runs per prompt and mode.", min=1)] = 5
+    chat: Chat = None
+    peers: Annotated[tuple[str, ...], Flag(
+        "Modes of transformers' generate to time too: greedy, assisted, prompt-lookup, ensemble "
+        "(comma-separated), or all.", metavar="NAME,...", listed=True, default="none",
+        read=parse_peers,
+    )] = ()
+    against: Annotated[Sequence[tuple[str, str]], Flag(
+        "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
+        metavar="[NAME=]URL", read=_servers,
+    )] = ()
+    batch: Annotated[tuple[int, ...], _numbers("Concurrent requests")] = (1,)
+    compare_dtypes: Annotated[bool, Flag(
+        "Also time plain decoding in the other of bfloat16 and float32.",
+    )] = False
+
+    @property
+    def others(self) -> list[str]:
+        """Names of the modes other than flyspec's."""
+        return [*self.peers, *(name for name, _ in self.against)]
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """`flyspec eval`. Prompt i is sampled with seed + i under every rule."""
+
+    problems: Problems = 100
+    problem_seed: ProblemSeed = 7
+    prompt_file: Annotated[str | None, Flag(
+        "Prompt file to use instead of fresh problems. Without answers (HumanEval), the target's "
+        "log-likelihood of the outputs is reported instead of accuracy.",
+    )] = None
+    limit: PromptLimit = None
+    rules: Annotated[tuple[Condition, ...] | None, Flag(
+        f"{_RULES} `all`: every rule. Also shows the loss of each rule.", metavar="RULE,...",
+        read=parse_conditions, default="exact, fly and fly with W = 0",
+    )] = None
+    drafter: Drafter = ""
+    num_speculative_tokens: KOrAuto = AUTO
+    max_tokens: MaxTokens = 256
+    temperature: Annotated[float, _request("temperature")] = 0.0
+    top_p: Annotated[float, _request("top_p")] = 1.0
+    seed: Annotated[int, Flag(
+        "Sampling seed of the first prompt, one more for each later prompt.", min=0,
+    )] = 0
+    concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 8
+    chat: Chat = None
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """The rules to compare, or the usual ones."""
+        return CONDITIONS if self.rules is None else self.rules
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """`flyspec bench engine`. A step has `batch` sequences with K + 1 tokens each.
+
+    Chunks are cut from a prompt as long as the longest context.
+    """
+
+    model: Model = ""
+    device: Device = "auto"
+    dtype: ModelDtype = "auto"
+    threads: Threads = 0
+    batches: Annotated[tuple[int, ...], _numbers(
+        "Sequences per step", name="--batch",
+    )] = (1, 2, 4, 8, 16, 32)
+    num_speculative_tokens: Annotated[tuple[int, ...], _numbers(
+        "Drafted tokens (K; 0: plain decoding)", 0, name="--k",
+    )] = (0, 4, 8, 16)
+    contexts: Annotated[tuple[int, ...], _numbers(
+        "Cached tokens per sequence", name="--context",
+    )] = (128, 512, 2048)
+    chunks: Annotated[tuple[int, ...], _numbers(
+        "Prompt tokens per prefill step", name="--chunk",
+    )] = (128, 256, 512, 1024)
+    tensor_parallel_sizes: Annotated[tuple[int, ...], _numbers(
+        "Number of processes that share the model", name="--tensor-parallel-size",
+    )] = (1,)
+    repeats: Repeats = 7
+
+    @property
+    def slot_tokens(self) -> int:
+        """Length of the longest sequence of any step."""
+        return max(self.contexts) + max(self.num_speculative_tokens) + 1
+
+    @property
+    def prompt_chunks(self) -> list[int]:
+        """The chunk sizes that fit into the prompt."""
+        return [chunk for chunk in self.chunks if chunk <= max(self.contexts)]
+
+
+@dataclass(frozen=True)
+class StallOptions:
+    """`flyspec bench prefill-stall`.
+
+    `max_num_batched_tokens` limits a step as in the verify service; it is raised as far as needed
+    for a prompt in one chunk.
+    """
+
+    model: Model = ""
+    device: Device = "auto"
+    dtype: ModelDtype = "auto"
+    threads: Threads = 0
+    sessions: Annotated[int, Flag("Number of decoding sessions.", min=1)] = 32
+    num_speculative_tokens: Annotated[int, Flag(
+        "K: drafted tokens per round (0: plain decoding).", min=0,
+    )] = 8
+    context: Annotated[int, Flag("Tokens per decoding session.", min=1)] = 128
+    prompt_tokens: Annotated[int, Flag("Tokens of the arriving prompt.", min=2)] = 1500
+    chunks: Annotated[tuple[int, ...], Flag(
+        "Maximum prompt tokens per step, comma-separated; compared with no limit.",
+        name="--prefill-chunk", metavar="N,...", listed=True, read=numbers(16),
+    )] = (512,)
+    max_num_batched_tokens: Annotated[int, Flag("Maximum tokens per step.", min=128)] = 2048
+    steps: Annotated[int, Flag("Timed steps before and after an arrival.", min=1)] = 60
+    repeats: Annotated[int, Flag("Arrivals per chunk size.", min=1)] = 5
+
+    @property
+    def max_model_len(self) -> int:
+        """Length of the longest sequence of any session."""
+        longest = max(self.context + STALL_GROWTH, self.prompt_tokens)
+        return longest + self.num_speculative_tokens + 2
+
+    @property
+    def all_chunks(self) -> list[int]:
+        """The configured chunk sizes, and that of the whole prompt."""
+        return [*dict.fromkeys(c for c in self.chunks if c < self.prompt_tokens),
+                self.prompt_tokens]
+
+
+@dataclass(frozen=True)
+class ThroughputOptions:
+    """`flyspec bench throughput`."""
+
+    concurrency: Annotated[tuple[int, ...], _numbers(
+        "Concurrent requests",
+    )] = (1, 2, 4, 8, 16, 32)
+    rule: OneRule = EXACT
+    drafter: Drafter = ""
+    num_speculative_tokens: KOrAuto = 8
+    max_tokens: Annotated[int, Flag("Maximum output tokens.", min=2)] = 96
+    ignore_eos: IgnoreEos = False
+    problem_seed: ProblemSeed = 7
+    repeats: Annotated[int, Flag("Runs per concurrency and mode.", min=1)] = 3
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """`flyspec bench round`."""
+
+    rule: OneRule = FLY
+    problems: Problems = 6
+    problem_seed: ProblemSeed = 7
+    drafter: Drafter = ""
+    num_speculative_tokens: Annotated[int, Flag(
+        "K: maximum drafted tokens per round.", min=1,
+    )] = 15
+    max_tokens: MaxTokens = 128
+    repeats: Annotated[int, Flag("Traced runs per prompt.", min=1)] = 5
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """`flyspec bench pair`."""
+
+    shape: Annotated[str, Flag(
+        "Use a target with random weights of this shape (llama-1b or tiny) and --model's "
+        "tokenizer.",
+    )] = ""
+    pad_target_layers: Annotated[Padding | None, Flag(
+        "Add N no-op layers to the target. auto:R: as many as make a verify step R times as long "
+        "as a draft step, added to the draft model if it is already longer. N,auto:R: both, so "
+        "that both steps are long.", metavar="[N,]auto:R|N", default="0", read=Padding.read,
+    )] = None
+    replay_drafter: Annotated[float | None, Flag(
+        "Draft the target's own text with this fraction of errors, without a draft model.",
+        Range(0.0, 1.0), default="use the draft model",
+    )] = None
+    replay_seed: Annotated[int, Flag("Seed of the errors and of random weights.")] = 0
+    rules: Rules = (EXACT, FLY, FUZZY)
+    problems: Problems = 4
+    problem_seed: ProblemSeed = 7
+    drafter: Drafter = ""
+    num_speculative_tokens: KOrAuto = 15
+    max_tokens: MaxTokens = 64
+    repeats: Annotated[int, Flag(
+        "Runs per prompt and mode, after a warm-up run.", min=1,
+    )] = 3
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """`flyspec bench judge`."""
+
+    vocab_size: Annotated[int, Flag("Vocabulary size (V).", min=64)] = 128_256
+    hidden_size: Annotated[int, Flag("Hidden size of the output layer.", min=1)] = 4096
+    num_speculative_tokens: Annotated[Sequence[int], Flag(
+        "Drafted tokens (K); repeatable.", min=1, default="15 and 25",
+    )] = ()
+    rules: Annotated[tuple[tuple[str, Rule], ...] | None, Flag(
+        _RULES, metavar="RULE,...", read=parse_rules, default="every preset",
+    )] = None
+    repeats: Repeats = 9
+    device: Device = "auto"
+    dtype: Annotated[Literal["bfloat16", "float16", "float32"], Flag(
+        "Data type of layer and logits.",
+    )] = "bfloat16"
+    threads: Threads = 0
+
+    @property
+    def ks(self) -> list[int]:
+        """The values of K, each once."""
+        return list(dict.fromkeys(self.num_speculative_tokens or (15, 25)))
+# fmt: on

@@ -1,0 +1,61 @@
+"""Summaries of samples: groups, medians, distributions, confidence intervals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+RESAMPLES = 2000
+
+
+def grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
+    """Return the values by key, in the order of the keys' first appearance."""
+    found: dict[K, list[V]] = defaultdict(list)
+    for value in values:
+        found[key(value)].append(value)
+    return dict(found)
+
+
+def median_or_none(values: Iterable[float]) -> float | None:
+    """Return the median of the finite values, if there are any."""
+    known = [value for value in values if math.isfinite(value)]
+    return float(statistics.median(known)) if known else None
+
+
+def interval(
+    values: Sequence[float],
+    statistic: Callable[..., Any] = np.median,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of a statistic of values; seeded."""
+    rng = np.random.default_rng(seed)
+    drawn = np.asarray(values)[rng.integers(len(values), size=(resamples, len(values)))]
+    low, high = np.percentile(statistic(drawn, axis=1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Times in ms; NaN if there are none."""
+
+    count: int
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> Distribution:
+        """Summarize times; each figure is one of them."""
+        times = milliseconds or [float("nan")]
+        figures = np.percentile(times, (50, 99, 100), method="nearest")
+        return cls(len(milliseconds), *map(float, figures))
