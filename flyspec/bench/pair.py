@@ -122,7 +122,7 @@ def report(samples: Sequence[Sample]) -> list[PairReport]:
     before = {(s.mode, s.prompt): s.token_ids for s in samples if s.repeat == 0}
     modes = grouped((s for s in samples if s.repeat > 0), lambda s: s.mode)
     plain = _total(modes[PLAIN])
-    names = sorted(modes, key=lambda name: name != PLAIN)
+    names = sorted(modes, key=lambda name: (name != PLAIN, name))
     return [_report(name, modes[name], plain, before) for name in names]
 
 

@@ -332,7 +332,7 @@ SMALL = ("--problems", "2", "--repeats", "1", "--max-tokens", "24", "--json",
 def test_a_random_target_with_a_replaying_drafter(target: Path, tmp_path: Path) -> None:
     output = tmp_path / "pair.json"
     document = run(*SMALL, "--model", str(target), "--shape", "tiny", "--replay-drafter", "0.2",
-                   "--output", str(output))  # fmt: skip
+                   "--pad-target-layers", "2", "--output", str(output))  # fmt: skip
     assert len(json.loads(output.read_text())["samples"]) == 16
     modes = {mode["mode"]: mode for mode in document["modes"]}
     assert list(modes) == ["plain", "exact", "fly", "fuzzy"]
