@@ -109,7 +109,7 @@ pin-images: ## write the digests that registries have now behind the images of o
 	@python3 deploy/pin_images.py
 
 chaos: $(VENV)/.installed ## five minutes of killed, held and cut services under 32 streams
-	@$(BIN)/python -m bench.chaos --seconds 300 $(ARGS)
+	@$(BIN)/python -m loadtest.chaos --seconds 300 $(ARGS)
 
 images-check: $(VENV)/.installed-dev ## build the images, run cpu-demo in podman, hold and kill it (root, Debian, half an hour)
 	@$(BIN)/python -m deploy.images_check $(ARGS)

@@ -28,6 +28,7 @@ class Spread:
     p50: float
     p90: float
     p99: float
+    max: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -35,9 +36,7 @@ class Spread:
         return cls(
             len(values),
             sum(values) / len(values) if values else math.nan,
-            percentile(values, 0.5),
-            percentile(values, 0.9),
-            percentile(values, 0.99),
+            *(percentile(values, share) for share in (0.5, 0.9, 0.99, 1.0)),
         )
 
 

@@ -1,4 +1,4 @@
-"""Plots of a test's document. Each function draws one on a matplotlib figure."""
+"""Plots of a load test's document. Each function draws one on a matplotlib figure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyspec.drawing import BLUE, GREY, ORANGE, SERVICES
 from loadtest.measures import knee
+from loadtest.report.base import Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,16 +28,6 @@ OUTCOMES = {
 MOST_LABELS = 14
 NARROW = 0.09
 """Share of the width that a name of a phase may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A plot, its size in inches, and what is to be seen in it."""
-
-    title: str
-    inches: tuple[float, float]
-    caption: str
-    draw: Callable[[Figure], None]
 
 
 @dataclass(frozen=True, slots=True)
