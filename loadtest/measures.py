@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -32,25 +31,14 @@ def overlap(begin: float, end: float, first: float, last: float) -> float:
     return max(0.0, min(end, last) - max(begin, first)) / (last - first)
 
 
-class Point(Protocol):
-    """A step of load: its throughput, and how long a request took."""
+def knee(points: Sequence[tuple[float, float]]) -> int | None:
+    """The index of the step of load with the highest throughput over latency (Kleinrock's power).
 
-    @property
-    def rate(self) -> float:
-        """Throughput; any unit."""
-
-    @property
-    def latency(self) -> float:
-        """Mean latency of a request in s; NaN if none completed."""
-
-
-def knee(points: Sequence[Point]) -> int | None:
-    """The index of the point with the highest throughput over latency (Kleinrock's power).
-
-    Up to there throughput grows faster than latency, relatively; beyond it more slowly. None if
+    Each point is a throughput and a mean latency (NaN if nothing completed), in any units. Up to
+    the knee throughput grows faster than latency, relatively; beyond it more slowly. None if
     nothing completed, or if the last point is the best: more load may be better still.
     """
-    power = [p.rate / p.latency if p.latency > 0 else -1.0 for p in points]
+    power = [rate / latency if latency > 0 else -1.0 for rate, latency in points]
     best = max(power, default=-1.0)
     at = power.index(best) if best > 0 else len(power) - 1
     return at if at < len(power) - 1 else None

@@ -124,16 +124,6 @@ class PhaseResult:
     by_variant: Mapping[str, Figures] = field(default_factory=dict)
     quantiles: Mapping[Metric, Sequence[float]] = field(default_factory=dict)
 
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.figures.tokens_per_s
-
-    @property
-    def latency(self) -> float:
-        """Mean end to end, s."""
-        return self.figures.e2e.mean / 1e3
-
     @classmethod
     def of(
         cls,

@@ -73,14 +73,6 @@ class LyingDrafter:
         self.address = ""
 
     async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Listen on a free port."""
         self._channel = rpc.connect(self._upstream)
         self._honest = draft_pb2_grpc.DraftServiceStub(self._channel)
         self._server = grpc.aio.server()
@@ -100,9 +92,9 @@ class LyingDrafter:
         self._server.add_generic_rpc_handlers((generic,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
+        return self
 
-    async def stop(self) -> None:
-        """End everything."""
+    async def __aexit__(self, *_: object) -> None:
         await self._server.stop(0)
         await self._channel.close()
 

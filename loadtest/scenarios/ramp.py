@@ -76,20 +76,22 @@ class Ramp(Scenario[RampFlags]):
         lines = []
         for series in dict.fromkeys(p.phase.series for p in phases.values() if p.phase.series):
             points = [p for p in phases.values() if p.phase.series == series]
-            most, last = max(p.rate for p in points), str(points[-1].phase.load)
+            rates = [p.figures.tokens_per_s for p in points]
+            most, last = max(rates), str(points[-1].phase.load)
             curves[series] = {"last_load": last, "most_tokens_per_s": most}
             said = f"knee not reached by {last}, ramp further"
-            if (at := knee(points)) is not None:
+            at = knee([(p.figures.tokens_per_s, p.figures.e2e.mean) for p in points])
+            if at is not None:
                 load, e2e = str(points[at].phase.load), points[at].figures.e2e
                 curves[series] |= {
                     "knee": points[at].phase.name,
                     "knee_load": load,
-                    "knee_tokens_per_s": points[at].rate,
+                    "knee_tokens_per_s": rates[at],
                     "knee_e2e_p50_ms": e2e.p50,
                     "knee_e2e_p99_ms": e2e.p99,
                 }
                 said = (
-                    f"knee at {load}, {number(points[at].rate)} tokens/s with "
+                    f"knee at {load}, {number(rates[at])} tokens/s with "
                     f"{duration(e2e.p50)} end to end (p50), {duration(e2e.p99)} (p99)"
                 )
             lines.append(f"{series}: {said}; at most {number(most)} tokens/s")

@@ -11,18 +11,17 @@ from loadtest.summary import PhaseResult
 from loadtest.work import Open, Phase
 from tests.loadtest.load_data import VARIANT, done, other
 
-LENGTHS = {"before": 10.0, "overload": 30.0, "probes": 10.0, "after": 10.0,
-           "one": 10.0, "several": 10.0}  # fmt: skip
+LENGTHS = {"before": 10.0, "burst": 30.0, "after": 10.0, "one": 10.0, "several": 10.0}
 
 
 def played(name, requests, grown_mib=0.0):
     """A scenario after phases with these requests, each by its time within its phase."""
-    records, results, began = [], [], 0.0
+    records, results, began = [], {}, 0.0
     for phase, of in requests.items():
         seconds = LENGTHS[phase]
         mine = [make(planned=began + at, phase=phase, **more) for make, at, more in of]
-        results.append(PhaseResult.of(Phase(phase, Open(1.0), seconds, (VARIANT,)), began,
-                                      began + seconds, 0.1, mine))  # fmt: skip
+        results[phase] = PhaseResult.of(Phase(phase, Open(1.0), seconds, (VARIANT,)), began,
+                                        began + seconds, 0.1, mine)  # fmt: skip
         records += mine
         began += seconds
     sampler = Sampler({}, None, lambda: 0.0, lambda: 0, print)
@@ -30,7 +29,7 @@ def played(name, requests, grown_mib=0.0):
         ProcessMemory(float(i), i, "verify", 0, 500.0 + grown_mib * max(0, i - 10) / 30)
         for i in range(41)
     ]
-    world = World(records=records, sampler=sampler)
+    world = World(sampler, records=records)
     scenario = SCENARIOS[name](LoadOptions(), SCENARIOS[name].defaults, world)
     return scenario, results
 
@@ -40,17 +39,15 @@ def made(make, count, **more):
     return [(make, i / count, more) for i in range(count)]
 
 
-def overload(slow=1.9, refusal=0.1, retry=0.5, late=0.0, probe=0.9, grown_mib=0.0):
+def overload(slow=1.9, refusal=0.1, retry=0.5, late=0.0, probe=1.0, grown_mib=0.0):
     return played("overload", {
         "before": made(done, 20, seconds=1.0),
-        "overload": [
+        "burst": [
             *made(done, 20, seconds=slow),
             *((other, i / 20, {"outcome": "refused", "retry_after_s": retry, "seconds": refusal,
                                "sent": 10.0 + i / 20 + late}) for i in range(20)),
         ],
-        "probes": [(done, 0.5, {"seconds": 3.0}), (done, 6.0 if probe > 1 else 1.0,
-                                                   {"seconds": min(probe, 0.9)})],
-        "after": made(done, 20, seconds=1.0),
+        "after": [(done, 0.5, {"seconds": 3.0}), (done, probe, {"seconds": 0.9})],
     }, grown_mib)  # fmt: skip
 
 
@@ -69,10 +66,10 @@ def sharing(first=0.25, retry=0.5, refused=4, started=(0.1, 0.2)):
 @pytest.mark.parametrize("make", [overload, sharing])
 def test_a_run_within_its_bounds_passes(make):
     scenario, results = make()
-    checks = scenario.checks(results)
-    assert len(checks) > 3
-    assert [c for c in checks if not c.passed] == []
-    assert scenario.found(results)
+    verdict = scenario.judge(results)
+    assert len(verdict.checks) > 3
+    assert [c for c in verdict.checks if not c.passed] == []
+    assert verdict.found
 
 
 @pytest.mark.parametrize(
@@ -92,6 +89,6 @@ def test_a_run_within_its_bounds_passes(make):
 )
 def test_each_bound_alone_fails_a_run(make, change, name, said):
     scenario, results = make(**change)
-    (broken,) = [c for c in scenario.checks(results) if not c.passed]
+    (broken,) = [c for c in scenario.judge(results).checks if not c.passed]
     assert broken.name == name
     assert said in broken.said

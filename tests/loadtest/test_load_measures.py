@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -83,33 +82,27 @@ def test_a_restarted_process_has_a_level_of_its_own():
     assert found.mib == 300
 
 
-@dataclass
-class Step:
-    rate: float
-    latency: float
-
-
 def test_the_knee_is_where_throughput_stops_growing_and_latency_begins():
     # A server whose step costs 1 + N / 8: the knee of its closed loop is at N = 8.
     users = [1, 2, 4, 8, 16, 32, 64]
-    steps = [Step(n / (1 + n / 8), 1 + n / 8) for n in users]
+    steps = [(n / (1 + n / 8), 1 + n / 8) for n in users]
     assert users[knee(steps)] == 8
-    assert knee([Step(0.0, math.nan), Step(5.0, 1.0), Step(6.0, 2.0)]) == 1
+    assert knee([(0.0, math.nan), (5.0, 1.0), (6.0, 2.0)]) == 1
     assert knee([]) is None
-    assert knee([Step(0.0, math.nan)]) is None
+    assert knee([(0.0, math.nan)]) is None
 
 
 def test_a_knee_at_the_last_step_was_not_reached():
-    assert knee([Step(1.0, 1.0), Step(2.0, 1.0)]) is None
-    assert knee([Step(5.0, 1.0)]) is None
-    assert knee([Step(1.0, 1.0), Step(2.0, 1.0), Step(0.0, math.nan)]) == 1
+    assert knee([(1.0, 1.0), (2.0, 1.0)]) is None
+    assert knee([(5.0, 1.0)]) is None
+    assert knee([(1.0, 1.0), (2.0, 1.0), (0.0, math.nan)]) == 1
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(1e-3, 1e3)), min_size=1), st.floats(1, 9))
 def test_the_knee_does_not_depend_on_units(points, factor):
-    steps = [Step(*point) for point in points]
-    scaled = [Step(factor * s.rate, s.latency) for s in steps]
-    power = [s.rate / s.latency for s in steps]
+    steps = points
+    scaled = [(factor * rate, latency) for rate, latency in steps]
+    power = [rate / latency for rate, latency in steps]
     at = knee(scaled)
     assert power[len(steps) - 1 if at is None else at] == pytest.approx(max(power))
 
