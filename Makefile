@@ -109,7 +109,7 @@ pin-images: ## append current digests to the third-party images in .env
 	@sh deploy/pin_images.sh
 
 chaos: $(VENV)/.installed ## five minutes of killed, held and cut services under 32 streams
-	@$(BIN)/python -m bench.chaos --seconds 300 $(ARGS)
+	@$(BIN)/python -m loadtest.chaos --seconds 300 $(ARGS)
 
 images-check: $(VENV)/.installed-dev ## build the images, run cpu-demo with podman, test it (root, Debian, half an hour)
 	@$(BIN)/python -m deploy.images_check $(ARGS)

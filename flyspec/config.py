@@ -36,7 +36,7 @@ slots busy a generation takes up to 1.5 times as long as at 80 % of the sustaina
 sequences share a step; a queue of a quarter adds a quarter of the mean time a slot is held.
 Together that keeps p99 within twice its value at 80 %, with some margin for the cost of refusals.
 A longer queue serves nobody sooner: it only delays refusals and adds its length to every response.
-`python -m bench.overload` measures it.
+`python -m loadtest.bundled overload` measures it.
 """
 
 

@@ -1,8 +1,9 @@
-"""Load tests of a running flyspec, with locust: scenarios, measurements, a report.
+"""The laboratory: load tests with locust, faults under load, and their reports.
 
 `python -m loadtest SCENARIO --address HOST:PORT` tests an installation, `python -m loadtest.bundled
-SCENARIO` the bundled pair on this machine. docs/load.md says how, and what the figures mean.
+SCENARIO` the bundled pair on this machine, and `python -m loadtest.chaos` disturbs a fleet. See
+docs/load.md and docs/reliability.md.
 
 Locust patches the standard library for gevent. Only what must know locust imports it: `__main__`,
-`run`, `users` and `locustfile`; everything else here is plain and may be imported anywhere.
+`bundled`, `run`, `users` and `locustfile`; everything else may be imported anywhere.
 """

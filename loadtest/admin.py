@@ -1,39 +1,34 @@
-"""The operator's port, synchronously: what load tests look at, and the swap of drafters."""
+"""The admin port, synchronously: what load tests look at, and the swap of drafters."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import grpc
 
+from flyspec import rpc, wire
+from flyspec.client import DrafterStatus, Status
 from flyspec.errors import FlyspecError
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
 from loadtest.connection import Endpoint
-from loadtest.users.grpc import error_of
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """What is open behind the orchestrator. `processes` are the services' instances by address."""
+def left_open(status: Status) -> dict[str, int]:
+    """What must be gone when there are no requests: sessions of both services, generations."""
+    return {
+        "verify sessions": sum(u.sessions.active for u in status.targets),
+        "draft sessions": sum(u.sessions.active for u in status.drafters),
+        "generations": status.active_generations,
+        "waiting": status.waiting_generations,
+    }
 
-    active: int
-    waiting: int
-    target_sessions: int
-    draft_sessions: int
-    slots: int
-    refused_total: int
-    processes: dict[str, str]
 
-    @property
-    def left(self) -> dict[str, int]:
-        """What must be gone when nobody asks."""
-        return {
-            "generations": self.active,
-            "waiting": self.waiting,
-            "target sessions": self.target_sessions,
-            "draft sessions": self.draft_sessions,
-        }
+def slots(status: Status) -> int | None:
+    """How many generations the services hold at once; None if unknown."""
+    limits = [
+        sum(u.sessions.limit for u in of if u.ready) for of in (status.targets, status.drafters)
+    ]
+    return min((limit for limit in limits if limit), default=None)
 
 
 class Admin:
@@ -44,37 +39,21 @@ class Admin:
         self._metadata = endpoint.metadata
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
 
-    def status(self) -> Occupancy:
-        """How things stand."""
-        answer = self._ask("GetStatus", admin_pb2.GetStatusRequest())
-        targets, drafters = list(answer.targets), list(answer.drafters)
-        limits = [sum(u.sessions.limit for u in us if u.ready) for us in (targets, drafters)]
-        return Occupancy(
-            active=answer.active_generations,
-            waiting=answer.waiting_generations,
-            target_sessions=sum(u.sessions.active for u in targets),
-            draft_sessions=sum(u.sessions.active for u in drafters),
-            slots=min((limit for limit in limits if limit), default=0),
-            refused_total=answer.refused_total,
-            processes={u.address: u.process.instance_id for u in targets if u.ready},
-        )
+    def status(self) -> Status:
+        """The state of the orchestrator and of the services behind it."""
+        return wire.decode(Status, self._ask("GetStatus", admin_pb2.GetStatusRequest()))
 
-    def drafters(self) -> list[admin_pb2.DrafterStatus]:
-        """All of them, the active one first."""
-        return list(self._ask("ListDrafters", admin_pb2.ListDraftersRequest()).drafters)
+    def drafters(self) -> list[DrafterStatus]:
+        """All drafters, the active one first."""
+        found = self._ask("ListDrafters", admin_pb2.ListDraftersRequest()).drafters
+        return [wire.decode(DrafterStatus, drafter) for drafter in found]
 
     def register(self, name: str, address: str, kind: str = "") -> float:
-        """Add a drafter, or an address to one; the time of its proposal on trial, ms."""
+        """Add a drafter, or a replica of one; the time of its test proposal in ms."""
         request = admin_pb2.RegisterDrafterRequest(name=name, address=address, kind=kind)
         return float(self._ask("RegisterDrafter", request, 60.0).probe_ns) / 1e6
 
@@ -83,18 +62,17 @@ class Admin:
         self._ask("ActivateDrafter", admin_pb2.ActivateDrafterRequest(name=name, share=share))
 
     def drain(self, name: str, wait_s: float) -> int:
-        """Take its generations from a drafter; how many it still has after that time."""
+        """Move a drafter's generations to others; how many it still has after that time."""
         request = admin_pb2.DrainDrafterRequest(name=name, wait_ms=round(1e3 * wait_s))
         answer = self._ask("DrainDrafter", request, wait_s + 10.0)
         return int(answer.drafter.stats.active_generations)
 
     def remove(self, name: str, force: bool = False) -> None:
-        """Forget a drafter."""
+        """Remove a drafter."""
         self._ask("RemoveDrafter", admin_pb2.RemoveDrafterRequest(name=name, force=force))
 
     def _ask(self, method: str, request: Any, timeout_s: float = 10.0) -> Any:
         try:
             return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
-            found = error_of(error)
-            raise FlyspecError(f"{method}: {found}") from None
+            raise FlyspecError(f"{method}: {rpc.error_of(error)}") from None

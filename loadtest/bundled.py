@@ -1,127 +1,160 @@
 """The same on a stack of its own: `python -m loadtest.bundled SCENARIO [flags]`.
 
-Starts the bundled pair on this machine, for `drafter-swap` further draft services as well, runs
-`python -m loadtest` against it as a process of its own, and stops everything. Apart from `loadtest`
-itself, which needs no service's code.
+Starts `flyspec serve` with the bundled models, and further drafters and orchestrators where a
+scenario needs them, and stops everything after the test.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import contextlib
+import loadtest.patched  # noqa: F401  before anything that gevent has to patch
+
+# isort: split
+import json
 import os
-import signal
+import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from flyspec.cli.service import ROOT, Child
-from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.cli.options.stack import ModelFlags, setting, to_flags
+from flyspec.cli.service import ROOT
+from flyspec.cli.stack import DEMO_MODELS
+from flyspec.config import VerifySettings
 from flyspec.errors import FlyspecError
-from loadtest import options
-from loadtest.scenarios import SCENARIOS
+from flyspec.flags import Dtype, Flag, flags_of
+from loadtest.command import run, say, scenario_app
+from loadtest.options import LoadOptions
+from loadtest.run import run_test
+from loadtest.scenarios import Scenario
+from loadtest.scenarios.drafter_swap import Candidate, SwapFlags
+from loadtest.scenarios.recovery import RecoveryFlags
+from loadtest.scenarios.sharing import SharingFlags
 
-SWAPPED = "drafter-swap"
 DRAFTERS = (("model-b", "draft", "model"), ("levels", "draft", "multi_level"),
             ("bytes", "draft-bytes", "model"))  # fmt: skip
 """Name, bundled model and kind of each drafter that takes turns."""
+LOOPBACK = "127.0.0.1"
 END_S = 60.0
-"""So long may a test take to stop when it is told to."""
+"""Time for a process to stop when told to."""
+_GROUP = "Stack (settings of its services also come from their environment variables)"
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _stack(name: str) -> Flag:
+    return replace(flags_of(ModelFlags)[name][1], group=_GROUP)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The flags of the stack; the rest is `loadtest`'s."""
-    found = argparse.ArgumentParser(
-        prog="loadtest.bundled", add_help=False, allow_abbrev=False,
-        usage="loadtest.bundled SCENARIO [flags of loadtest] [flags of the stack]",
+# fmt: off
+@dataclass(frozen=True)
+class StackFlags:
+    """The stack."""
+
+    model: Annotated[str | None, _stack("model")] = None
+    draft_model: Annotated[str | None, _stack("draft_model")] = None
+    dtype: Annotated[Dtype, _stack("dtype")] = "auto"
+    max_sessions: Annotated[int, setting(VerifySettings, "max_sessions", group=_GROUP)] = 32
+    orchestrators: Annotated[int | None, Flag(
+        "Orchestrators over the same services.", min=1, group=_GROUP, default="2 for sharing, or 1",
+    )] = None
+    # fmt: on
+
+
+def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
+    """Start the stack and run the test; its exit code."""
+    load.validate()
+    with ExitStack() as ending:
+        further = (stack.orchestrators or 1 + isinstance(own, SharingFlags)) - 1
+        served = _serve(ending, replace(stack, orchestrators=None), own)
+        addresses = [served["address"], *(_orchestrator(ending, served) for _ in range(further))]
+        load = replace(
+            load,
+            address=",".join(addresses),
+            admin_address=served["admin_address"],
+            watch=(*load.watch, *served["pids"].items()),
+        )
+        if isinstance(own, SwapFlags):
+            own = replace(own, swap_to=tuple(
+                Candidate(name, _drafter(ending, model), kind) for name, model, kind in DRAFTERS
+            ))  # fmt: skip
+        if isinstance(own, RecoveryFlags):
+            own = replace(own, replica=_drafter(ending, "draft"))
+        return run_test(scenario, load, own, say)
+
+
+def _serve(ending: ExitStack, stack: StackFlags, own: Any) -> dict[str, Any]:
+    """Start `flyspec serve`; its addresses and process ids."""
+    ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
+    flags = to_flags(**ports, log_level="error", **vars(stack))
+    more = {}
+    if isinstance(own, RecoveryFlags):
+        more["FLYSPEC_ORCHESTRATOR_DRAFT_TIMEOUT_S"] = str(own.draft_timeout)
+    process = _start(ending, ["flyspec.cli", "serve", "--json", *flags], environment=more)
+    assert process.stdout is not None
+    return _announced("the stack", process.stdout.readline())
+
+
+def _drafter(ending: ExitStack, model: str) -> str:
+    """Start another draft service; its address."""
+    flags = ["--model", str(DEMO_MODELS / model), "--threads", "1"]
+    return f"{LOOPBACK}:{_service(ending, 'draft_service', flags)['port']}"
+
+
+def _orchestrator(ending: ExitStack, served: Mapping[str, Any]) -> str:
+    """Start another orchestrator over the stack's services; its address."""
+    flags = [
+        "--admin-port", "0", "--upstream-tls", "false",
+        "--verify-address", served["verify_address"], "--draft-address", served["draft_address"],
+    ]  # fmt: skip
+    return f"{LOOPBACK}:{_service(ending, 'orchestrator', flags)['port']}"
+
+
+def _service(ending: ExitStack, module: str, flags: Sequence[str]) -> dict[str, Any]:
+    """Start a service on a free port; what it announces when it is ready."""
+    read_fd, write_fd = os.pipe()
+    common = ["--port", "0", "--log-level", "error", "--ready-fd", str(write_fd)]
+    _start(ending, [module, *flags, *common], [write_fd])
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as announcement:
+        return _announced(module, announcement.readline())
+
+
+def _start(
+    ending: ExitStack,
+    command: Sequence[str],
+    pass_fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a Python module that ends with `ending`, or with this process, however that ends."""
+    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "flyspec.cli.child", *command],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=pass_fds, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1",
+             **(environment or {})},
     )  # fmt: skip
-    found.add_argument("--model", help="another target than the bundled one")
-    found.add_argument("--draft-model", help="another draft model; '' drafts by prompt lookup")
-    found.add_argument("--max-sessions", type=int, default=32)
-    found.add_argument("--dtype", default="auto")
-    found.add_argument("--orchestrator-flags", default="", help="such as '--max-waiting 4'")
+
+    def stop() -> None:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+    ending.callback(stop)
+    return process
+
+
+def _announced(what: str, line: bytes) -> dict[str, Any]:
+    if not line:
+        raise FlyspecError(f"{what} did not start")
+    found: dict[str, Any] = json.loads(line)
     return found
 
 
-async def run(stack_args: argparse.Namespace, flags: list[str]) -> int:
-    """Start the stack and the test; the test's exit code. SIGTERM ends it as Ctrl-C does."""
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    stack_options = StackOptions(
-        model=stack_args.model, draft_model=stack_args.draft_model,
-        dtype=stack_args.dtype, max_sessions=stack_args.max_sessions, log_level="error",
-        orchestrator_flags=tuple(stack_args.orchestrator_flags.split()),
-    )  # fmt: skip
-    async with AsyncExitStack() as resources:
-        stack = await resources.enter_async_context(Stack(stack_options, _say, _say))
-        # Later flags win, but nobody has a reason to give these.
-        flags = [*flags, "--address", stack.address, "--admin-address", stack.admin_address]
-        for name, service in stack.services.items():
-            flags += ["--watch", f"{name}={service.pid}"]
-        if flags[0] == SWAPPED:
-            for name, model, kind in DRAFTERS:
-                address = await further_drafter(resources, name, model, _say)
-                flags += ["--swap-to", f"{name}={address},{kind}"]
-        return await stack.guard(_test(flags))
-
-
-async def _test(flags: list[str]) -> int:
-    """Run the test as a child; stop it in an orderly way if this process is stopped."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(
-        filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}  # fmt: skip
-    test = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "loadtest", *flags, env=environment, start_new_session=True
-    )
-    try:
-        return await test.wait()
-    finally:
-        if test.returncode is None:
-            test.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(test.wait(), END_S)
-            if test.returncode is None:
-                test.kill()
-
-
-async def further_drafter(
-    resources: AsyncExitStack, name: str, model: str, on_log: Callable[[str], None]
-) -> str:
-    """Start a further draft service, which ends with `resources`; its address."""
-    flags = ["--model", str(DEMO_MODELS / model), "--port", "0", "--threads", "1",
-             "--log-level", "error"]  # fmt: skip
-    service = await Child.start(name, "draft_service", flags, 1, on_log)
-
-    async def stop() -> None:
-        service.send(signal.SIGTERM)
-        await service.ended()
-
-    resources.push_async_callback(stop)
-    await service.ready()
-    return f"127.0.0.1:{service.facts['port']}"
-
-
-def main() -> int:
-    """Run it; the exit code."""
-    stack_args, flags = parser().parse_known_args()
-    # Checked before anything starts; what the stack will add stands in for itself.
-    added = ["--admin-address", "x:1", *(["--swap-to", "x=x:1"] if flags[:1] == [SWAPPED] else [])]
-    given = [*flags, *added] if flags[:1] and flags[0] in SCENARIOS else flags
-    args = options.parser("loadtest.bundled").parse_args(given)
-    try:
-        options.check(args)
-        return asyncio.run(run(stack_args, flags))
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        return 130
-
+app = scenario_app(
+    "Start the bundled models, test them under load, and stop them.", start, stack=StackFlags()
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(app)

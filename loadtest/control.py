@@ -1,23 +1,20 @@
-"""What users share: the phase that is on, what to ask for next, what became of every request.
+"""What users share: the current phase, what to ask for next, what became of every request.
 
 No locust in here: events are those of the standard library, which gevent makes cooperative.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from flyspec.client import Prompt
-from loadtest.arrivals import poisson
 from loadtest.record import Record
+from loadtest.transport import Transport
 from loadtest.work import Job, Open, Phase
-
-if TYPE_CHECKING:
-    from loadtest.users.transport import Transport
 
 
 class Control:
@@ -38,11 +35,10 @@ class Control:
         self.in_flight = 0
         self.opened = threading.Event()
         """Set while a phase is on: requests may begin."""
-        self.all_sent = threading.Event()
-        """Set once every arrival of an open phase was sent."""
         self.phase: Phase | None = None
         self.phase_began = 0.0
-        self._next_prompt = next_prompt
+        self.next_prompt = next_prompt
+        self._text_numbers = itertools.count()
         self._begin = time.perf_counter()
 
     def now(self) -> float:
@@ -51,13 +47,12 @@ class Control:
 
     def open_phase(self, phase: Phase) -> None:
         """Let requests of this phase begin."""
-        self.all_sent.clear()
         self.phase, self.phase_began = phase, self.now()
         self.opened.set()
 
     def arrivals(self, phase: Phase, load: Open) -> Iterator[float]:
-        """When an open phase's requests come: the same for a seed, whatever is answered when."""
-        return poisson(load.rate, phase.seconds, random.Random(f"{self._seed} {phase.name}"))
+        """When an open phase's requests arrive: the same times for the same seed."""
+        return load.arrivals(phase.seconds, random.Random(f"{self._seed} {phase.name}"))
 
     def add(self, record: Record) -> None:
         """What became of a request."""
@@ -71,13 +66,23 @@ class Control:
     def next_job(self, planned: float | None = None) -> Job:
         """What to ask for now, or for a request that was due at `planned`."""
         assert self.phase is not None, "no phase is on"
-        phase, rng = self.phase, self.rng
+        phase, rng, text = self.phase, self.rng, None
         (variant,) = rng.choices(phase.variants, [v.weight for v in phase.variants])
+        if phase.texts:
+            text = phase.texts[next(self._text_numbers) % len(phase.texts)]
+            prompt, options = text.prompt, text.options
+        else:
+            prompt, options = self.next_prompt(), variant.options
+            if variant.vary is not None:
+                options = variant.vary(rng, options)
         leaves = phase.cancelled > 0 and rng.random() < phase.cancelled
         return Job(
             phase=phase.name,
-            variant=variant,
-            prompt=self._next_prompt(),
+            variant=variant.name,
+            prompt=prompt,
+            options=options,
             planned=self.now() if planned is None else planned,
             leave_after_s=rng.expovariate(1 / phase.cancel_after_s) if leaves else None,
+            text=text,
+            addresses=phase.addresses,
         )

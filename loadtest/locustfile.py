@@ -1,21 +1,24 @@
-"""The same users under locust's own command line and web page: a closed loop, until stopped.
+"""The same users under locust's own command line and web interface: a closed loop.
 
     locust -f loadtest/locustfile.py --host 127.0.0.1:50050 --rule fly
 
-All that `python -m loadtest` knows of servers and requests is a flag here, too; scenarios, goals
-and the report are not. Also for several processes or machines (`--processes`, `--master`).
+The flags of connections and requests are those of `python -m loadtest`; there are no scenarios,
+goals or reports. Also for several processes or machines (`--processes`, `--master`).
 """
 
 import loadtest.patched  # noqa: F401  before anything that gevent has to patch
 
 # isort: split
-from typing import Any
+import argparse
+from typing import Any, get_args
 
 from locust import events
 
-from flyspec.client import DEFAULT_ADDRESS
-from loadtest import options
+from flyspec.client import DEFAULT_ADDRESS, Credentials
+from flyspec.flags import flags_of
+from loadtest.connection import Endpoint
 from loadtest.control import Control
+from loadtest.options import Requests
 from loadtest.prompts import FRESH, Source, prompt_mix
 from loadtest.scenarios.base import describe
 from loadtest.users.grpc import GrpcTransport
@@ -25,25 +28,54 @@ from loadtest.work import Closed, Phase, Variant
 __all__ = ["ClosedLoopUser"]
 
 
+def add(parser: Any, defaults: Any) -> None:
+    """Add the flags of a dataclass to a parser of argparse."""
+    for name, (kind, flag) in flags_of(type(defaults)).items():
+        default = getattr(defaults, name)
+        given: dict[str, Any] = {"default": default, "dest": name, "help": flag.help}
+        if bool in (kind, *get_args(kind)):
+            given["action"] = argparse.BooleanOptionalAction
+        elif isinstance(default, tuple):
+            given |= {"action": "append", "default": None, "metavar": flag.metavar}
+        else:
+            number = next((n for n in (int, float) if n in (kind, *get_args(kind))), str)
+            given |= {"type": flag.read or number, "metavar": flag.metavar}
+        parser.add_argument(flag.typed(name), **given)
+
+
+def taken(args: Any, defaults: Any) -> Any:
+    """The dataclass with what was given."""
+    found = {}
+    for name, (_, flag) in flags_of(type(defaults)).items():
+        found[name] = getattr(args, name)
+        if isinstance(getattr(defaults, name), tuple):
+            found[name] = flag.read(found[name] or ()) if flag.read else tuple(found[name] or ())
+    return type(defaults)(**found)
+
+
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
 def add_flags(parser: Any) -> None:
-    """Flags of servers and requests; `--host` is the address."""
-    options.add_access(parser)
-    options.add_requests(parser)
+    """Flags of connections and requests; `--host` is the address."""
+    add(parser.add_argument_group("access"), Credentials.from_environment())
+    add(parser.add_argument_group("requests"), Requests())
+    parser.add_argument("--connections", type=int, default=4, help="TCP connections.")
 
 
 @events.init.add_listener  # type: ignore[untyped-decorator]
 def begin(environment: Any, **_: Any) -> None:
     """Give the users what they share; one phase is on without end."""
     args = environment.parsed_options
-    args.address = environment.host or DEFAULT_ADDRESS
+    requests = taken(args, Requests())
+    endpoint = Endpoint(environment.host or DEFAULT_ADDRESS, taken(args, Credentials()))
     control = Control(
-        GrpcTransport(options.endpoint_of(args), args.connections),
-        prompt_mix(args.prompt_file or [Source(FRESH)], args.problems, args.chat, args.seed),
-        args.seed,
+        GrpcTransport([endpoint], args.connections),
+        prompt_mix(
+            requests.prompt_file or [Source(FRESH)], requests.problems, requests.chat, requests.seed
+        ),
+        requests.seed,
         keep_records=False,
     )
-    asked = options.generate_options(args)
+    asked = requests.options()
     users = Closed(args.num_users or 1)
     control.open_phase(Phase("locust", users, 0.0, (Variant(describe(asked), asked),)))
     environment.flyspec_control = control

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Outcome = Literal["complete", "refused", "cancelled", "failed"]
@@ -14,13 +15,16 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A request. Times in seconds since the test began.
+    """A request. Times are in seconds since the test began.
 
-    `planned` is when it was due, `sent` when it left; they differ where requests come by
-    themselves and the generator is late. `first` is when its first tokens came. `refused` is for
-    want of room (`retry_after_s` as the refusal said, if it did), `cancelled` by its own client on
-    purpose, `failed` everything else that was not completed. `moves` counts how often the operator
-    moved it to another drafter, `longest_pause_ms` is the longest that this took.
+    `planned` is when it was due and `sent` when it was sent; they differ in an open loop whose
+    generator is late. `started` is when it got its slot, `first` when its first tokens came. It was
+    `refused` if the server had no room (`retry_after_s` as the refusal said, if it did),
+    `cancelled` if its client gave it up on purpose, `failed` if it did not complete for any other
+    reason. `moves` counts how often the operator moved it to another drafter, and
+    `longest_pause_ms` is the longest that took; `recoveries` counts recoveries of every kind. A
+    request for a fixed text also has when its tokens came (`arrivals`), and whether they are other
+    ones than without disturbance (`differs`).
     """
 
     phase: str
@@ -29,19 +33,24 @@ class Record:
     sent: float
     ended: float
     outcome: Outcome
+    started: float | None = None
     first: float | None = None
     tokens: int = 0
     rounds: int = 0
     moves: int = 0
     longest_pause_ms: float = 0.0
+    recoveries: Mapping[str, int] = field(default_factory=dict)
     retry_after_s: float | None = None
     error: str = ""
+    arrivals: Sequence[float] = ()
+    differs: bool = False
 
     def metric(self, name: Metric) -> float | None:
-        """A time, ms, of a completed request; None where it has none.
+        """A time of a completed request in ms; None if it has none.
 
-        `ttft` and `e2e` count from when it was due. `tpot` is the time from the first tokens to the
-        end over the tokens less one: a message may bring several, so it is a mean.
+        `ttft` and `e2e` count from when the request was due. `tpot` is the time from the first
+        tokens to the end, divided by the tokens minus one: a mean, since a message may have
+        several.
         """
         if self.outcome != "complete":
             return None

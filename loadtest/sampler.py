@@ -1,60 +1,89 @@
-"""What is seen of an installation from beside: processes' memory, its orchestrator's status."""
+"""Samples of an installation: memory of its processes, status of its orchestrator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.errors import FlyspecError
 
 if TYPE_CHECKING:
-    from loadtest.admin import Admin, Occupancy
+    from flyspec.client import Status
+    from loadtest.admin import Admin
 
 MAX_SAMPLES = 300
 """Kept in a report."""
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Resident memory of a process, MiB, so many seconds after the test began."""
+class ProcessMemory:
+    """Resident memory of a process after it had `served` so many requests.
+
+    `life` counts how often its service was restarted.
+    """
 
     seconds: float
+    served: int
     service: str
+    life: int
     mib: float
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How a service's memory grew once warm: per 1,000 requests, and as a share over the run."""
+
+    service: str
+    mib: float
+    mib_per_1000: float
+    share: float
+
+
 class Sampler:
-    """Samples of memory, of processes by name, and of status, if there is an admin port."""
+    """Samples the memory of local processes by name, and the status if there is an admin port.
+
+    `pids` may change: another process of that name is another life.
+    """
 
     def __init__(
         self,
-        pids: Mapping[str, int],
+        pids: dict[str, int],
         admin: Admin | None,
         now: Callable[[], float],
+        served: Callable[[], int],
         say: Callable[[str], None],
     ) -> None:
-        self._pids, self._admin, self._now, self._say = pids, admin, now, say
-        self.memory: list[Memory] = []
-        self._statuses: list[tuple[float, Occupancy]] = []
+        self.pids, self._admin, self._now, self._served, self._say = pids, admin, now, served, say
+        self.memory: list[ProcessMemory] = []
+        self._statuses: list[tuple[float, Status]] = []
+        self._lives: dict[str, list[int]] = {}
 
     def look(self) -> None:
         """Take a sample of everything."""
-        for name, pid in self._pids.items():
-            mib = resident_mib(pid)
-            if mib is not None:
-                self.memory.append(Memory(self._now(), name, mib))
+        for name, pid in self.pids.items():
+            lives = self._lives.setdefault(name, [])
+            if pid not in lives:
+                lives.append(pid)
+            if (mib := resident_mib(pid)) is not None:
+                life = lives.index(pid)
+                self.memory.append(ProcessMemory(self._now(), self._served(), name, life, mib))
         if self._admin is not None:
             try:
                 self._statuses.append((self._now(), self._admin.status()))
             except FlyspecError as error:
                 self._say(f"status: {error}")
 
+    def growth(self, begin: float, end: float) -> list[Growth]:
+        """Growth of each process in that stretch of the test."""
+        return growth([m for m in self.memory if begin <= m.seconds <= end])
+
     def memory_document(self) -> dict[str, dict[str, list[float]]]:
         """MiB over seconds, by process."""
         found = {}
-        for name in self._pids:
+        for name in self.pids:
             samples = _thin([m for m in self.memory if m.service == name])
             if samples:
                 found[name] = {
@@ -68,14 +97,39 @@ class Sampler:
         samples = _thin(self._statuses)
         return {
             "seconds": [seconds for seconds, _ in samples],
-            "active": [status.active for _, status in samples],
-            "waiting": [status.waiting for _, status in samples],
-            "target_sessions": [status.target_sessions for _, status in samples],
+            "active": [status.active_generations for _, status in samples],
+            "waiting": [status.waiting_generations for _, status in samples],
+            "target_sessions": [
+                sum(u.sessions.active for u in status.targets) for _, status in samples
+            ],
         }
 
 
+def growth(memory: Sequence[ProcessMemory]) -> list[Growth]:
+    """The slope of each service's memory: least squares over all lives, each with its own level.
+
+    The first third of a life, in requests served, is its warm-up.
+    """
+    found = []
+    for service in sorted({m.service for m in memory}):
+        xy = sxx = 0.0
+        of = [m for m in memory if m.service == service]
+        for _, entries in groupby(of, key=lambda m: m.life):
+            life = list(entries)
+            first, last = life[0].served, life[-1].served
+            warm = [m for m in life if m.served >= first + (last - first) / 3]
+            mean_x = sum(m.served for m in warm) / len(warm)
+            mean_y = sum(m.mib for m in warm) / len(warm)
+            xy += sum((m.served - mean_x) * (m.mib - mean_y) for m in warm)
+            sxx += sum((m.served - mean_x) ** 2 for m in warm)
+        slope, mib = xy / sxx if sxx else 0.0, of[-1].mib
+        total = max(m.served for m in of) - min(m.served for m in of)
+        found.append(Growth(service, mib, 1000 * slope, slope * total / mib))
+    return found
+
+
 def resident_mib(pid: int) -> float | None:
-    """Resident memory of a process that is still there, MiB."""
+    """Resident memory of a process in MiB, if it is still there."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -85,6 +139,6 @@ def resident_mib(pid: int) -> float | None:
 
 
 def _thin(samples: list[Any]) -> list[Any]:
-    """At most `MAX_SAMPLES` of them, at even distances."""
+    """At most `MAX_SAMPLES` of them, evenly spaced."""
     step = -(-len(samples) // MAX_SAMPLES) or 1
     return samples[::step]

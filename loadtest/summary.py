@@ -28,6 +28,7 @@ class Spread:
     p50: float
     p90: float
     p99: float
+    max: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -35,9 +36,7 @@ class Spread:
         return cls(
             len(values),
             sum(values) / len(values) if values else math.nan,
-            percentile(values, 0.5),
-            percentile(values, 0.9),
-            percentile(values, 0.99),
+            *(percentile(values, share) for share in (0.5, 0.9, 0.99, 1.0)),
         )
 
 
@@ -124,16 +123,6 @@ class PhaseResult:
     figures: Figures
     by_variant: Mapping[str, Figures] = field(default_factory=dict)
     quantiles: Mapping[Metric, Sequence[float]] = field(default_factory=dict)
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.figures.tokens_per_s
-
-    @property
-    def latency(self) -> float:
-        """Mean end to end, s."""
-        return self.figures.e2e.mean / 1e3
 
     @classmethod
     def of(

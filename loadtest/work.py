@@ -1,8 +1,9 @@
-"""What a load consists of: phases, how requests come in them, and what they ask for. Pure."""
+"""What a load consists of: phases, how requests arrive in them, and what they ask for. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flyspec.client import GenerateOptions, Prompt
@@ -10,7 +11,7 @@ from flyspec.client import GenerateOptions, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """So many users, each with one request after the other (a closed loop).
+    """A closed loop: each user sends its next request when the previous one has ended.
 
     A slow server is asked less often.
     """
@@ -23,7 +24,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Requests come by themselves, `rate` a second on average, independently (Poisson).
+    """An open loop: requests arrive at random, `rate` per second on average (Poisson).
 
     A slow server is asked as often as a fast one.
     """
@@ -33,24 +34,53 @@ class Open:
     def __str__(self) -> str:
         return f"{self.rate:.3g} requests/s"
 
+    def arrivals(self, seconds: float, rng: random.Random) -> Iterator[float]:
+        """Times of arrival in [0, seconds), ascending."""
+        if self.rate <= 0:
+            return
+        now = rng.expovariate(self.rate)
+        while now < seconds:
+            yield now
+            now += rng.expovariate(self.rate)
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to ask, and its weight among the others of a phase."""
+    """A way to ask, and its weight among the others of a phase.
+
+    `vary` draws the options of each request from `options`.
+    """
 
     name: str
     options: GenerateOptions
     weight: float = 1.0
+    vary: Callable[[random.Random, GenerateOptions], GenerateOptions] | None = None
+
+
+@dataclass(slots=True)
+class Text:
+    """A text that is asked for again and again, and its tokens without any disturbance."""
+
+    prompt: Prompt = field(repr=False)
+    options: GenerateOptions
+    expected: Sequence[int] | None = None
+
+    def differs(self, token_ids: Sequence[int]) -> bool:
+        """Whether it came out otherwise than the first time."""
+        if self.expected is None:
+            self.expected = token_ids
+        return self.expected != token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A part of a test with one load.
 
-    Its requests are asked in ways drawn from `variants`. A share `cancelled` of them is given up by
-    its client after a random time, `cancel_after_s` on average. `series` names the curve that it is
-    a point of, `judged` says whether goals are about it: warm-up and overload are not. With `drain`
-    the next phase begins when its last request has ended.
+    Its requests draw from `variants`, or ask for `texts` in turn. A share `cancelled` of them is
+    given up by its client after a random time, `cancel_after_s` on average. `addresses` is how many
+    of the installation's addresses they use (None: all). `series` names the curve that the phase is
+    a point of. Goals apply if it is `judged`: not to warm-up and overload. With `drain`, the next
+    phase begins when the last request of this one has ended. `meanwhile` runs beside the load.
     """
 
     name: str
@@ -62,6 +92,9 @@ class Phase:
     cancelled: float = 0.0
     cancel_after_s: float = 0.3
     drain: bool = True
+    texts: Sequence[Text] = ()
+    addresses: int | None = None
+    meanwhile: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +102,10 @@ class Job:
     """A request to make. `leave_after_s`: when its client gives it up, if it does."""
 
     phase: str
-    variant: Variant
+    variant: str
     prompt: Prompt = field(repr=False)
+    options: GenerateOptions
     planned: float = 0.0
     leave_after_s: float | None = None
+    text: Text | None = None
+    addresses: int | None = None

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.proxy import Proxy
+from loadtest.chaos.proxy import Proxy
 
 
 @asynccontextmanager

@@ -1,37 +1,35 @@
-"""Makes page and plot of a test's JSON: `python -m loadtest.report FILE.json --html FILE`."""
+"""Recreates page and plot from a load test's JSON: `python -m loadtest.report FILE.json`."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
+from typing import Annotated
 
-from flyspec.errors import FlyspecError
-from loadtest.report.document import read
-from loadtest.report.terminal import markdown, show
-from loadtest.report.write import write
+import typer
+
+from flyspec.cli.options import with_flags
+from flyspec.flags import Flag
+from loadtest.command import run, single
+from loadtest.report.files import ReportFiles, read
+from loadtest.report.load import LoadReport
+from loadtest.report.terminal import markdown as as_markdown
 
 
-def main() -> int:
-    """Print the table and write what is asked for; the exit code."""
-    parser = argparse.ArgumentParser(prog="loadtest.report", description=__doc__)
-    parser.add_argument("file", type=Path, help="what `--json` wrote")
-    parser.add_argument("--html", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=".svg, .png or .pdf")
-    parser.add_argument("--markdown", action="store_true", help="print a table for a document")
-    args = parser.parse_args()
-    try:
-        document = read(args.file)
-        write(document, html=args.html, plot=args.plot)
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if args.markdown:
-        print(markdown(document))
+@with_flags
+def render(
+    file: Annotated[Path, typer.Argument(help="What --json wrote.")],
+    files: ReportFiles,
+    markdown: Annotated[bool, Flag("Print the tables as Markdown.")] = False,
+) -> None:
+    """Recreate a load test's report from its JSON."""
+    files.validate()
+    report = LoadReport(read(file))
+    if markdown:
+        files.write(report)
+        print(as_markdown(report))
     else:
-        show(document)
-    return 0
+        files.finish(report)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(single(render))

@@ -1,13 +1,13 @@
-"""Plots of a test's document. Each function draws one on a matplotlib figure."""
+"""Plots of a load test's document. Each function draws one on a matplotlib figure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flyspec.drawing import BLUE, GREY, ORANGE, SERVICES
 from loadtest.measures import knee
+from loadtest.report.base import Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,24 +27,6 @@ OUTCOMES = {
 MOST_LABELS = 14
 NARROW = 0.09
 """Share of the width that a name of a phase may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A plot, its size in inches, and what is to be seen in it."""
-
-    title: str
-    inches: tuple[float, float]
-    caption: str
-    draw: Callable[[Figure], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A phase as a point of a curve."""
-
-    rate: float
-    latency: float
 
 
 def plots(document: Document) -> list[Plot]:
@@ -78,7 +60,7 @@ def _curves(document: Document) -> Plot:
             left.plot(rates, _ms(phases, "p50"), "o-", color=colour, label=f"{name}, p50")
             left.plot(rates, _ms(phases, "p99"), "^:", color=colour, linewidth=1.2,
                       label=f"{name}, p99")  # fmt: skip
-            at = knee([_Step(p["tokens_per_s"], p["e2e_ms"]["mean"]) for p in phases])
+            at = knee([(p["tokens_per_s"], p["e2e_ms"]["mean"]) for p in phases])
             if at is not None:
                 left.plot(rates[at], _ms(phases, "p50")[at], "o", markersize=11, color=colour,
                           fillstyle="none", markeredgewidth=1.6)  # fmt: skip

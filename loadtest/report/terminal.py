@@ -1,32 +1,32 @@
-"""The table that a load test prints."""
+"""The text of a report: for a terminal, and as Markdown."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from rich.console import Console
 
 from flyspec import tables
-from loadtest.report.text import highlights, table
+from loadtest.report.base import Report
 
 
-def markdown(document: dict[str, Any]) -> str:
-    """Table and findings for a document."""
-    found = [f"- {line}" for line in highlights(document)]
-    return "\n".join([tables.markdown(*table(document), left=2), "", *found])
+def markdown(report: Report) -> str:
+    """Tables and findings for a document."""
+    parts = [tables.markdown(t.columns, t.rows, left=t.left) for t in report.tables()]
+    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in report.lines())])
 
 
-def show(document: dict[str, Any], width: int | None = None) -> None:
-    """Print phases, findings, checks and the verdict to standard output."""
+def show(report: Report, width: int | None = None) -> None:
+    """Print tables, findings, checks and the verdict to standard output."""
     wide = None if sys.stdout.isatty() else 200
     console = Console(width=width or wide, highlight=False, markup=False)
-    console.print(tables.make_table(*table(document), left=2))
-    for line in highlights(document):
+    for table in report.tables():
+        console.print(tables.make_table(table.columns, table.rows, left=table.left))
+    for line in report.lines():
         console.print(line)
-    for warning in document["warnings"]:
+    for warning in report.document["warnings"]:
         console.print(f"warning: {warning}")
-    for check in document["checks"]:
+    for check in report.document["checks"]:
         console.print(f"{'ok    ' if check['passed'] else 'BROKEN'} {check['name']}: "
                       f"{check['said']}")  # fmt: skip
-    console.print("PASSED" if document["passed"] else "FAILED")
+    console.print("PASSED" if report.passed else "FAILED")

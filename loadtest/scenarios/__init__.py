@@ -1,16 +1,20 @@
-"""Scenarios by name, a file each. A new one needs its file and its line here."""
+"""Scenarios by name, one file each. A new one needs its file and its place in this list."""
 
-from loadtest.scenarios.base import Scenario, World
-from loadtest.scenarios.burst import Burst
+from typing import Any
+
+from loadtest.scenarios.base import Scenario, Verdict, World
+from loadtest.scenarios.burst import Burst, Overload
 from loadtest.scenarios.cancel_storm import CancelStorm
 from loadtest.scenarios.drafter_swap import DrafterSwap
 from loadtest.scenarios.mixed_rules import MixedRules
 from loadtest.scenarios.ramp import Ramp
+from loadtest.scenarios.recovery import Recovery
+from loadtest.scenarios.sharing import Sharing
 from loadtest.scenarios.soak import Soak
 
-SCENARIOS: dict[str, type[Scenario]] = {
-    scenario.name: scenario
-    for scenario in (Ramp, Soak, Burst, CancelStorm, DrafterSwap, MixedRules)
-}
+_ALL: tuple[type[Scenario[Any]], ...] = (
+    Ramp, Soak, Burst, Overload, CancelStorm, DrafterSwap, MixedRules, Recovery, Sharing,
+)  # fmt: skip
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 
-__all__ = ["SCENARIOS", "Scenario", "World"]
+__all__ = ["SCENARIOS", "Scenario", "Verdict", "World"]

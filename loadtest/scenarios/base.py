@@ -1,88 +1,142 @@
-"""What a scenario is: phases of load, what is done beside them, what must hold."""
+"""What a scenario is: phases of load, what happens during them, what must hold."""
 
 from __future__ import annotations
 
-import argparse
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from flyspec.client import GenerateOptions
+from flyspec.client import GenerateOptions, Prompt
+from flyspec.flags import Flag
+from flyspec.values.tokens import SamplingParams
 from loadtest.admin import Admin
 from loadtest.goals import Check
+from loadtest.options import LoadOptions, Requests
+from loadtest.prompts import FRESH, Source
 from loadtest.record import Record
-from loadtest.sampler import Memory
+from loadtest.sampler import Growth, Sampler
 from loadtest.summary import PhaseResult
-from loadtest.work import Closed, Phase, Variant
+from loadtest.work import Closed, Phase, Text, Variant
 
 DEFAULT_USERS = 8
-"""Where nobody says how many generations an installation holds."""
+"""If it is unknown how many generations an installation holds."""
+
+own_flag = partial(Flag, group="Scenario")
+FIXED = LoadOptions(
+    seconds=300.0,
+    requests=Requests(rule="exact", num_speculative_tokens=8, max_tokens=160, ignore_eos=True),
+)
+"""Requests whose cost does not depend on what they say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a scenario found: figures for the report, of which lists of records become tables, the
+    same in sentences, and what had to hold besides goals and what every test checks.
+    """
+
+    found: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+    checks: Sequence[Check] = ()
 
 
 @dataclass
 class World:
-    """What a scenario works with beside the load, and what was seen when it is over.
+    """What a scenario works with, and what was seen when it is over.
 
     `slots` are the generations that the installation runs at once, None if unknown. `note` marks a
-    moment in the report. `running` is whether the load is on, `sleep` lets others go on.
+    moment in the report, `sleep` lets others continue, `running` says whether the phase is still
+    on. `ask` generates a text, unmeasured. `killed` are addresses of services that the
+    scenario killed.
     """
 
+    sampler: Sampler
     admin: Admin | None = None
     slots: int | None = None
+    vocab_size: int = 0
     note: Callable[[str], None] = lambda _: None
-    running: Callable[[], bool] = lambda: True
     sleep: Callable[[float], None] = lambda _: None
+    now: Callable[[], float] = lambda: 0.0
+    running: Callable[[], bool] = lambda: True
+    next_prompt: Callable[[], Prompt] = str
+    ask: Callable[[Text], None] = lambda _: None
     records: Sequence[Record] = ()
-    memory: Sequence[Memory] = field(default_factory=list)
+    killed: set[str] = field(default_factory=set)
+
+    @property
+    def operator(self) -> Admin:
+        """The admin port, for scenarios that need it."""
+        assert self.admin is not None, "needs the admin port"
+        return self.admin
 
 
-class Scenario(ABC):
-    """A load test. `options` is how requests ask, unless the scenario says otherwise."""
+# fmt: off
+@dataclass(frozen=True)
+class UserFlags:
+    """A closed loop."""
+
+    users: Annotated[int, own_flag("Users, each with one request at a time.", min=1)] = 8
+
+
+@dataclass(frozen=True)
+class RateFlags:
+    """The rate that the installation sustains, given or measured."""
+
+    rate: Annotated[float | None, own_flag(
+        "Requests per second that the installation sustains.", default="measured first",
+    )] = None
+    users: Annotated[int | None, own_flag(
+        "Users for that measurement.", min=1, default="one per slot",
+    )] = None
+
+
+@dataclass(frozen=True)
+class LoadFlags(RateFlags):
+    """A share of that rate."""
+
+    load: Annotated[float, own_flag("Normal load, as a share of the sustainable rate.")] = 0.5
+    # fmt: on
+
+
+F = TypeVar("F")
+
+
+class Scenario(ABC, Generic[F]):
+    """A load test. `load` and `defaults` are the defaults of its flags."""
 
     name: ClassVar[str]
     about: ClassVar[str]
     needs_admin: ClassVar[bool] = False
+    load: ClassVar[LoadOptions] = LoadOptions()
+    defaults: ClassVar[Any]
 
-    def __init__(self, args: argparse.Namespace, options: GenerateOptions, world: World) -> None:
-        self.args, self.options, self.world = args, options, world
-        self.seconds: float = args.seconds
-        self.users: int = getattr(args, "users", None) or world.slots or DEFAULT_USERS
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Add its own flags."""
-        return
+    def __init__(self, load: LoadOptions, own: F, world: World) -> None:
+        self.own, self.world = own, world
+        self.options = load.requests.options()
+        self.seconds = load.seconds
+        self.users: int = getattr(own, "users", None) or world.slots or DEFAULT_USERS
 
     @abstractmethod
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
-        """The load, a phase after the other; `done` grows as they end."""
+        """The load, phase by phase; `done` grows as they end."""
 
-    def beside(self) -> None:
-        """What happens meanwhile, in a greenlet of its own. Errors of it fail the test."""
-        return
+    def excuses(self, record: Record) -> bool:
+        """Whether the scenario itself is to blame for a failed request."""
+        return False
 
-    def checks(self, done: Sequence[PhaseResult]) -> list[Check]:
-        """What must have held, besides goals and what every scenario checks."""
-        return []
+    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+        """What came of the phases, by name; raises KeyError if one did not take place."""
+        return Verdict()
 
-    def found(self, done: Sequence[PhaseResult]) -> dict[str, Any]:
-        """Figures of its own, for the report."""
-        return {}
+    @classmethod
+    def sources(cls, own: F) -> Sequence[Source]:
+        """The prompts, unless there are prompt files."""
+        return (Source(FRESH),)
 
-    # --- what several have in common ----------------------------------------------------------
-
-    @staticmethod
-    def add_users(parser: argparse.ArgumentParser, default: int, help_: str) -> None:
-        """`--users`, of a closed loop."""
-        parser.add_argument("--users", type=int, default=default, help=f"{help_} ({default})")
-
-    @staticmethod
-    def add_rate(parser: argparse.ArgumentParser, rate: str, load: str) -> None:
-        """A rate, or how the sustainable one is measured and what share of it is asked for."""
-        parser.add_argument("--rate", type=float, help=f"requests a second {rate}")
-        parser.add_argument("--users", type=int, help="to measure it with (default: all slots)")
-        parser.add_argument("--load", type=float, default=0.5, help=f"share of it {load} (0.5)")
+    # --- shared by several scenarios ----------------------------------------------------------
 
     @property
     def plain_variants(self) -> tuple[Variant, ...]:
@@ -90,26 +144,70 @@ class Scenario(ABC):
         return (variant_of(self.options),)
 
     def sustainable(
-        self, done: Sequence[PhaseResult], seconds: float
+        self: Scenario[Any],
+        done: Sequence[PhaseResult],
+        seconds: float,
+        addresses: int | None = None,
     ) -> Generator[Phase, None, tuple[float, float]]:
-        """Requests a second that `--rate` says or a phase finds, and the seconds that are left.
+        """Requests per second from `--rate` or measured by a phase, and the seconds that remain.
 
-        In that phase are as many users as there are slots, each with one request after the other.
+        That phase has as many users as there are slots, each with one request at a time.
         """
-        if self.args.rate is not None:
-            return max(self.args.rate, 0.01), self.seconds
-        yield Phase("capacity", Closed(self.users), seconds, self.plain_variants, judged=False)
+        if self.own.rate is not None:
+            return max(self.own.rate, 0.01), self.seconds
+        yield Phase(
+            "capacity", Closed(self.users), seconds, self.plain_variants,
+            judged=False, addresses=addresses,
+        )  # fmt: skip
         return max(done[-1].figures.requests_per_s, 0.01), self.seconds - seconds
 
-    def served_after(self, done: Sequence[PhaseResult], what: str) -> Check:
-        """That requests were completed in the phase `after`."""
-        after = self.by_name(done, "after")
-        served = after.figures.complete if after else 0
-        return Check("after", served > 0, f"{served} requests were completed after the {what}")
+    def exact_texts(self, number: int) -> list[Text]:
+        """Generate texts undisturbed that have to come out the same again; none if not `exact`.
 
-    def by_name(self, done: Sequence[PhaseResult], name: str) -> PhaseResult | None:
-        """The phase of that name, if it took place."""
-        return next((r for r in done if r.phase.name == name), None)
+        Every other one is sampled.
+        """
+        if self.options.rule is None or self.options.rule.name != "exact":
+            return []
+        self.world.note(f"generating {number} texts undisturbed")
+        texts = []
+        for seed in range(number):
+            sampling = SamplingParams(0.8, 0.95) if seed % 2 else self.options.sampling
+            options = replace(self.options, seed=seed, sampling=sampling)
+            texts.append(Text(self.world.next_prompt(), options))
+            self.world.ask(texts[-1])
+        return texts
+
+    def same_texts(self) -> list[Check]:
+        """That every one of those texts came out the same."""
+        texts = [r for r in self.world.records if r.outcome == "complete" and r.arrivals]
+        wrong = sum(r.differs for r in texts)
+        said = f"{wrong} of {len(texts)} differ from those generated undisturbed"
+        return [Check("texts", not wrong, said)] if texts else []
+
+    def growth(self, phase: PhaseResult) -> list[Growth]:
+        """Growth of each process's memory over a phase, once warm."""
+        return self.world.sampler.growth(phase.began, phase.sent_until)
+
+
+def bounded(what: str, shares: Mapping[str, float], bound: float) -> list[Check]:
+    """That each of these grew by no more than a share."""
+    return [
+        Check(f"{what} of {name}", share <= bound, f"{share:+.1%}, bound {bound:+.0%}")
+        for name, share in shares.items()
+    ]
+
+
+def polite(phases: Iterable[PhaseResult]) -> Check:
+    """That every refusal said when to retry."""
+    silent = sum(p.figures.refusals_without_retry for p in phases)
+    refused = sum(p.figures.refused for p in phases)
+    return Check("refusals", silent == 0, f"{silent} of {refused} did not say when to retry")
+
+
+def served(after: PhaseResult, what: str) -> Check:
+    """That requests completed in the phase after something."""
+    complete = after.figures.complete
+    return Check("after", complete > 0, f"{complete} requests completed after the {what}")
 
 
 def describe(options: GenerateOptions) -> str:
@@ -122,13 +220,11 @@ def describe(options: GenerateOptions) -> str:
 
 
 def variant_of(options: GenerateOptions) -> Variant:
-    """A way to ask, by its own name."""
+    """A way to ask, named after its options."""
     return Variant(describe(options), options)
 
 
-def number_list(text: str) -> list[float]:
-    """Numbers more than 0 with commas between, ascending; for argparse."""
-    numbers = sorted(float(part) for part in text.split(","))
-    if not numbers or numbers[0] <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r}: not a list of numbers more than 0")
-    return numbers
+def vary_length(rng: random.Random, options: GenerateOptions) -> GenerateOptions:
+    """Draw an output's length from half to one and a half times `max_tokens`."""
+    mean = options.max_tokens or 1
+    return replace(options, max_tokens=rng.randint(max(1, mean // 2), max(1, 3 * mean // 2)))

@@ -1,55 +1,53 @@
-"""Clients that come in numbers and go away again: nothing of them may be left."""
+"""Clients that arrive in large numbers and leave again: nothing of them may be left."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from loadtest.goals import Check
-from loadtest.scenarios.base import Scenario
+from loadtest.scenarios.base import Scenario, UserFlags, Verdict, own_flag, served
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Open, Phase
 
 MIN_RATE = 10.0
-"""Requests a second: fewer are no storm."""
+"""Requests per second: fewer are no storm."""
 
 
-class CancelStorm(Scenario):
+# fmt: off
+@dataclass(frozen=True)
+class StormFlags(UserFlags):
+    """The storm."""
+
+    factor: Annotated[float, own_flag(
+        "Rate of the storm, as a multiple of the users' requests per second before it.",
+    )] = 10.0
+    cancel_after: Annotated[float, own_flag(
+        "Mean seconds until a client of the storm leaves.", min=0.001,
+    )] = 0.3
+    # fmt: on
+
+
+class CancelStorm(Scenario[StormFlags]):
     """A closed loop, then a storm of requests that are all given up, then the loop again.
 
-    Goals are about the loop before and after.
+    Goals apply to the loop before and after.
     """
 
     name = "cancel-storm"
-    about = "a storm of requests that are given up; nothing may be left of them"
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """The storm."""
-        cls.add_users(parser, 4, "before and after")
-        parser.add_argument(
-            "--factor", type=float, default=10.0,
-            help="requests a second of the storm, times those of before (default 10)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--cancel-after", type=float, default=0.3, metavar="S",
-            help="seconds until a client leaves, on average, exponential (default 0.3)",
-        )  # fmt: skip
+    about = "A storm of requests that are given up; nothing of them may be left."
+    defaults = StormFlags(users=4)
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
-        """Before, storm, after."""
         loop = Closed(self.users)
         yield Phase("before", loop, 0.25 * self.seconds, self.plain_variants)
-        rate = max(MIN_RATE, self.args.factor * done[-1].figures.requests_per_s)
+        rate = max(MIN_RATE, self.own.factor * done[-1].figures.requests_per_s)
         yield Phase("storm", Open(rate), 0.5 * self.seconds, self.plain_variants, judged=False,
-                    cancelled=1.0, cancel_after_s=self.args.cancel_after)  # fmt: skip
+                    cancelled=1.0, cancel_after_s=self.own.cancel_after)  # fmt: skip
         yield Phase("after", loop, 0.25 * self.seconds, self.plain_variants)
 
-    def checks(self, done: Sequence[PhaseResult]) -> list[Check]:
-        """The storm took place, and others are served after it."""
-        storm = self.by_name(done, "storm")
-        left = storm.figures.cancelled if storm else 0
-        return [
-            Check("storm", left > 0, f"{left} requests were given up by their clients"),
-            self.served_after(done, "storm"),
-        ]
+    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+        left = phases["storm"].figures.cancelled
+        storm = Check("storm", left > 0, f"{left} requests were given up by their clients")
+        return Verdict(checks=[storm, served(phases["after"], "storm")])

@@ -1,18 +1,17 @@
-"""Drafters take turns while streams run: no request may fail, none may be held up for long."""
+"""Drafters take turns while streams run: no text may change, no stream may wait long."""
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
 
-from flyspec.client import GenerateOptions
+from flyspec.client import DrafterStats, DrafterStatus
 from flyspec.errors import FlyspecError
 from loadtest.admin import Admin
 from loadtest.goals import Check
-from loadtest.scenarios.base import Scenario, World
+from loadtest.measures import duration
+from loadtest.scenarios.base import FIXED, Scenario, UserFlags, Verdict, own_flag
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Phase
 
@@ -22,25 +21,31 @@ DRAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A drafter to swap to; `kind` empty is its service's default."""
+    """A drafter to swap to; if `kind` is empty, its service's default."""
 
     name: str
     address: str
     kind: str = ""
 
-    @classmethod
-    def parse(cls, text: str) -> Candidate:
-        """NAME=HOST:PORT or NAME=HOST:PORT,KIND; for argparse."""
+    def __str__(self) -> str:
+        return self.name
+
+
+def _candidates(texts: Sequence[str]) -> tuple[Candidate, ...]:
+    """Parse NAME=HOST:PORT or NAME=HOST:PORT,KIND each. Raises `ValueError`."""
+    found = []
+    for text in texts:
         name, separator, where = text.partition("=")
         address, _, kind = where.partition(",")
         if not (name and separator and address):
-            raise argparse.ArgumentTypeError(f"{text!r}: not NAME=HOST:PORT[,KIND]")
-        return cls(name, address, kind)
+            raise ValueError(f"{text}: not NAME=HOST:PORT[,KIND]")
+        found.append(Candidate(name, address, kind))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A swap: how long its steps took, ms; `left` are generations that did not leave in time."""
+    """A swap and its times in ms; `left` are generations that did not leave in time."""
 
     drafter: str
     probe_ms: float
@@ -49,54 +54,62 @@ class Turn:
     left: int
 
 
-class DrafterSwap(Scenario):
-    """Each turn: register, canary, activate, drain and remove the one before.
+# fmt: off
+@dataclass(frozen=True)
+class SwapFlags(UserFlags):
+    """What is swapped."""
 
-    At the end the drafter that was active before the test is registered again and takes over.
+    swap_to: Annotated[tuple[Candidate, ...], own_flag(
+        "Draft service to swap to; several, by repeating the flag, take turns.",
+        metavar="NAME=HOST:PORT[,KIND]", read=_candidates,
+    )] = ()
+    turns: Annotated[int, own_flag("Number of swaps.", min=1)] = 4
+    texts: Annotated[int, own_flag("Different texts, with the rule exact.", min=1)] = 24
+    # fmt: on
+
+
+class DrafterSwap(Scenario[SwapFlags]):
+    """Each turn: register a drafter, give it a share, activate it, drain and remove the last one.
+
+    With the rule exact, every text must be the one generated before the swaps, token for token.
+    At the end, the drafter that was active before the test is registered and activated again.
     """
 
     name = "drafter-swap"
-    about = "drafters are swapped in mid-test; no request may fail"
+    about = "Drafters are swapped during streams: no text may change, no request may fail."
     needs_admin = True
+    load = replace(FIXED, seconds=120.0)
+    defaults = SwapFlags()
 
-    def __init__(self, args: argparse.Namespace, options: GenerateOptions, world: World) -> None:
-        super().__init__(args, options, world)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.turns: list[Turn] = []
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Who takes turns."""
-        cls.add_users(parser, 8, "streams at once")
-        parser.add_argument(
-            "--swap-to", type=Candidate.parse, action="append", required=True,
-            metavar="NAME=HOST:PORT[,KIND]",
-            help="a further drafter; several take turns",
-        )  # fmt: skip
-        parser.add_argument("--turns", type=int, default=4, help="swaps (default 4)")
+        self.stats: dict[str, DrafterStats] = {}
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
-        """One load all the time."""
-        yield Phase("swapping", Closed(self.users), self.seconds, self.plain_variants)
+        texts = self.exact_texts(self.own.texts)
+        yield Phase("swapping", Closed(self.users), self.seconds, self.plain_variants, texts=texts,
+                    meanwhile=self._swap)  # fmt: skip
 
-    def beside(self) -> None:
+    def _swap(self) -> None:
         """The swaps."""
-        admin = self.world.admin
-        assert admin is not None, "needs the admin port"
+        admin = self.world.operator
         before = admin.drafters()
-        mine = {c.name for c in self.args.swap_to}
-        if taken := mine & {d.name for d in before}:
+        if not self.own.swap_to:
+            raise FlyspecError("there is nothing to swap to: give --swap-to")
+        if taken := {c.name for c in self.own.swap_to} & {d.name for d in before}:
             raise FlyspecError(f"--swap-to {', '.join(taken)}: that drafter is registered already")
         first = next((d for d in before if d.active), None)
         if first is None:
             raise FlyspecError("no drafter is active, so none can be swapped")
         active = first.name
-        pause = self.seconds / (self.args.turns + 2)
+        pause = self.seconds / (self.own.turns + 2)
         try:
             self.world.sleep(pause)
-            for index in range(self.args.turns):
+            for index in range(self.own.turns):
                 if not self.world.running():
                     break
-                candidate = self.args.swap_to[index % len(self.args.swap_to)]
+                candidate = self.own.swap_to[index % len(self.own.swap_to)]
                 if candidate.name == active:
                     continue
                 self._turn(admin, candidate, active, pause)
@@ -109,12 +122,13 @@ class DrafterSwap(Scenario):
         admin.activate(candidate.name, CANARY_SHARE)
         self.world.note(f"{candidate.name} is a canary")
         self.world.sleep(0.3 * pause)
-        began = time.perf_counter()
+        began = self.world.now()
         admin.activate(candidate.name)
-        activated = time.perf_counter()
+        activated = self.world.now()
         self.world.note(f"{candidate.name} is active")
         left = admin.drain(active, DRAIN_S)
-        ended = time.perf_counter()
+        ended = self.world.now()
+        self._keep_stats(admin)
         admin.remove(active, force=bool(left))
         self.turns.append(
             Turn(candidate.name, probe_ms, 1e3 * (activated - began), 1e3 * (ended - activated),
@@ -122,27 +136,53 @@ class DrafterSwap(Scenario):
         )  # fmt: skip
         self.world.sleep(max(0.0, 0.7 * pause))
 
-    def _restore(self, admin: Admin, first: Any) -> None:
-        """What was active before the test is active again, and nothing of the test is left."""
+    def _keep_stats(self, admin: Admin) -> None:
+        """Keep what each drafter did, of its busiest life: removing it forgets that."""
+        for drafter in admin.drafters():
+            kept = self.stats.get(drafter.name)
+            if kept is None or drafter.stats.num_spec_steps > kept.num_spec_steps:
+                self.stats[drafter.name] = drafter.stats
+
+    def _restore(self, admin: Admin, first: DrafterStatus) -> None:
+        """Activate again what was active before the test, and remove what the test added."""
+        self._keep_stats(admin)
         names = {d.name for d in admin.drafters()}
         if first.name not in names:
-            for address in dict.fromkeys(r.address for r in first.replicas) or [first.address]:
+            for address in dict.fromkeys(r.address for r in first.replicas):
                 admin.register(first.name, address, first.kind)
         admin.activate(first.name)
         self.world.note(f"{first.name} is active again")
-        for candidate in self.args.swap_to:
+        for candidate in self.own.swap_to:
             if candidate.name in names:
                 left = admin.drain(candidate.name, DRAIN_S)
                 admin.remove(candidate.name, force=bool(left))
 
-    def checks(self, done: Sequence[PhaseResult]) -> list[Check]:
-        """Swaps took place, and generations left the old drafters."""
-        left = sum(turn.left for turn in self.turns)
-        return [
-            Check("swaps", bool(self.turns), f"{len(self.turns)} swaps"),
-            Check("drained", left == 0, f"{left} generations did not leave a drained drafter"),
+    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+        turns, figures = self.turns, phases["swapping"].figures
+        left = sum(turn.left for turn in turns)
+        activate, drain = (
+            max((getattr(t, what) for t in turns), default=0.0)
+            for what in ("activate_ms", "drain_ms")
+        )
+        drafters = [
+            {
+                "drafter": name,
+                "rounds": stats.num_spec_steps,
+                "accepted share": stats.draft_acceptance_rate,
+                "tokens/round": stats.mean_accepted_tokens,
+                "proposal ms": stats.mean_proposal_ms,
+                "failures": stats.failures_total,
+            }
+            for name, stats in sorted(self.stats.items())
+            if stats.num_spec_steps
         ]
-
-    def found(self, done: Sequence[PhaseResult]) -> dict[str, Any]:
-        """The turns."""
-        return {"turns": [asdict(turn) for turn in self.turns]}
+        line = (
+            f"{len(turns)} swaps moved {figures.moves} generations mid-stream, the longest pause "
+            f"{duration(figures.longest_pause_ms)}; activating took at most {duration(activate)}, "
+            f"draining {duration(drain)}"
+        )
+        return Verdict({"turns": [asdict(turn) for turn in turns], "drafters": drafters}, [line], [
+            Check("swaps", bool(turns), f"{len(turns)} swaps"),
+            Check("drained", left == 0, f"{left} generations did not leave a drained drafter"),
+            *self.same_texts(),
+        ])  # fmt: skip

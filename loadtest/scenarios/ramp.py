@@ -1,14 +1,13 @@
-"""More and more load: where throughput stops growing and latency begins to."""
+"""Increasing load: where throughput stops growing and latency starts to."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from loadtest.measures import knee
-from loadtest.scenarios.base import Scenario, describe, number_list, variant_of
+from loadtest.measures import duration, knee, number
+from loadtest.scenarios.base import Scenario, Verdict, describe, own_flag, variant_of
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Open, Phase
 
@@ -16,64 +15,84 @@ WARM_UP = 0.05
 """Share of the time."""
 
 
-class Ramp(Scenario):
-    """Steps of load, a curve for each K; where there are two, they take turns at every step."""
+def _ascending(text: str) -> tuple[float, ...]:
+    """Parse numbers separated by commas. Raises `ValueError`."""
+    try:
+        numbers = tuple(sorted(float(part) for part in text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or numbers[0] <= 0:
+        raise ValueError(f"{text}: must be a comma-separated list of numbers greater than 0")
+    return numbers
+
+
+# fmt: off
+@dataclass(frozen=True)
+class RampFlags:
+    """The steps."""
+
+    steps: Annotated[Sequence[float] | None, own_flag(
+        "Users of each step, a closed loop.",
+        metavar="N,...", default="1,2,4,8,16,32", read=_ascending,
+    )] = None
+    rates: Annotated[Sequence[float] | None, own_flag(
+        "Instead: requests per second of each step, Poisson arrivals.",
+        metavar="RATE,...", read=_ascending,
+    )] = None
+    against: Annotated[int | None, own_flag(
+        "A second curve with this K; 0 is plain decoding.", metavar="K",
+    )] = None
+    # fmt: on
+
+
+class Ramp(Scenario[RampFlags]):
+    """Steps of load, a curve for each K; with two curves, they alternate at every step."""
 
     name = "ramp"
-    about = "steps of load; finds the knee of throughput against latency"
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """The steps."""
-        steps = parser.add_mutually_exclusive_group()
-        steps.add_argument(
-            "--steps", type=number_list, default=[1, 2, 4, 8, 16, 32], metavar="N,N,...",
-            help="users of each step, a closed loop (default 1,2,4,8,16,32)",
-        )  # fmt: skip
-        steps.add_argument(
-            "--rates", type=number_list, metavar="R,R,...",
-            help="instead: requests a second of each step, Poisson arrivals",
-        )  # fmt: skip
-        parser.add_argument(
-            "--against", type=int, metavar="K",
-            help="a second curve with this K; 0 is without speculation",
-        )  # fmt: skip
+    about = "Steps of load; finds the knee of throughput against latency."
+    defaults = RampFlags()
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
-        """A warm-up, then the steps."""
         ways = [self.options]
-        if self.args.against is not None:
-            ways.append(replace(self.options, num_speculative_tokens=self.args.against))
+        if self.own.against is not None:
+            ways.append(replace(self.options, num_speculative_tokens=self.own.against))
         loads: list[Closed | Open] = (
-            [Open(rate) for rate in self.args.rates]
-            if self.args.rates
-            else [Closed(round(users)) for users in self.args.steps]
+            [Open(rate) for rate in self.own.rates]
+            if self.own.rates
+            else [Closed(round(users)) for users in self.own.steps or (1, 2, 4, 8, 16, 32)]
         )
         few = loads[len(loads) // 2]
         yield Phase("warm-up", few, WARM_UP * self.seconds, [variant_of(ways[0])], judged=False)
         each = (1 - WARM_UP) * self.seconds / (len(loads) * len(ways))
         for step, load in enumerate(loads):
-            # Whoever comes second in one step comes first in the next.
+            # Whichever is second in one step is first in the next.
             for options in ways if step % 2 == 0 else ways[::-1]:
                 series = describe(options)
                 name = f"{load}, {series}" if len(ways) > 1 else str(load)
                 yield Phase(name, load, each, [variant_of(options)], series=series)
 
-    def found(self, done: Sequence[PhaseResult]) -> dict[str, Any]:
-        """The knee of each curve if it was reached, and the most that came out."""
+    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
         curves: dict[str, Any] = {}
-        for series in dict.fromkeys(r.phase.series for r in done if r.phase.series):
-            points = [r for r in done if r.phase.series == series]
-            curves[series] = {
-                "last_load": str(points[-1].phase.load),
-                "most_tokens_per_s": max(p.rate for p in points),
-            }
-            if (at := knee(points)) is not None:
+        lines = []
+        for series in dict.fromkeys(p.phase.series for p in phases.values() if p.phase.series):
+            points = [p for p in phases.values() if p.phase.series == series]
+            rates = [p.figures.tokens_per_s for p in points]
+            most, last = max(rates), str(points[-1].phase.load)
+            curves[series] = {"last_load": last, "most_tokens_per_s": most}
+            said = f"knee not reached by {last}, ramp further"
+            at = knee([(p.figures.tokens_per_s, p.figures.e2e.mean) for p in points])
+            if at is not None:
+                load, e2e = str(points[at].phase.load), points[at].figures.e2e
                 curves[series] |= {
                     "knee": points[at].phase.name,
-                    "knee_load": str(points[at].phase.load),
-                    "knee_tokens_per_s": points[at].rate,
-                    "knee_e2e_p50_ms": points[at].figures.e2e.p50,
-                    "knee_e2e_p99_ms": points[at].figures.e2e.p99,
+                    "knee_load": load,
+                    "knee_tokens_per_s": rates[at],
+                    "knee_e2e_p50_ms": e2e.p50,
+                    "knee_e2e_p99_ms": e2e.p99,
                 }
-        return {"curves": curves}
+                said = (
+                    f"knee at {load}, {number(rates[at])} tokens/s with "
+                    f"{duration(e2e.p50)} end to end (p50), {duration(e2e.p99)} (p99)"
+                )
+            lines.append(f"{series}: {said}; at most {number(most)} tokens/s")
+        return Verdict({"curves": curves}, lines)

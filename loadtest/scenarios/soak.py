@@ -2,88 +2,152 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Sequence
-from typing import Any
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
+from flyspec.client import GenerateOptions
+from flyspec.rules import Rule
+from flyspec.values.tokens import SamplingParams
 from loadtest.goals import Check
-from loadtest.measures import growth, percentile
+from loadtest.measures import percentile
+from loadtest.prompts import VARIED, Source
 from loadtest.record import Record
-from loadtest.scenarios.base import Scenario
+from loadtest.scenarios.base import LoadFlags, Scenario, Verdict, bounded, own_flag
+from loadtest.scenarios.services import DRAFTER, TARGET, kill
 from loadtest.summary import PhaseResult, times
-from loadtest.work import Open, Phase
+from loadtest.work import Open, Phase, Variant
 
-CALIBRATE_S = 60.0
-CALIBRATE = 0.1
-"""Time to find what can be sustained: this share of all, and at most so many seconds."""
+CALIBRATE_S, CALIBRATE = 60.0, 0.1
+"""Time to measure the sustainable rate: a share of the whole test, at most so many seconds."""
+SETTLE_S = 5.0
+"""Requests sent so soon after a service is back may still fail because of its absence."""
+RULES = ("exact", "fly", "fly-paper", "margin", "fuzzy", "typical", "rejection", "random")
+DRAFTERS = ("", "model", "prompt_lookup", "multi_level")
 
 
-class Soak(Scenario):
-    """Poisson arrivals at a share of what can be sustained; some clients leave in mid-stream."""
+# fmt: off
+@dataclass(frozen=True)
+class SoakFlags(LoadFlags):
+    """The load, what disturbs it, and the bounds."""
+
+    cancelled: Annotated[float, own_flag("Share of requests whose client gives up.")] = 0.05
+    cancel_after: Annotated[float, own_flag(
+        "Mean seconds until such a client gives up, if the request takes so long.", min=0.001,
+    )] = 1.0
+    varied: Annotated[bool, own_flag(
+        "Draw every request's rule, drafter, K, sampling and length (up to --max-tokens), and ask "
+        f"for {VARIED} prompts.",
+    )] = False
+    draft_kills: Annotated[int, own_flag(
+        "Kill the draft service this many times (it must be restarted; needs --watch draft=PID).",
+        min=0,
+    )] = 0
+    verify_kills: Annotated[int, own_flag("The same for the verify service.", min=0)] = 0
+    max_memory_growth: Annotated[float, own_flag(
+        "Maximum growth of each --watch process, once warm.",
+    )] = 0.05
+    max_latency_growth: Annotated[float, own_flag(
+        "Maximum growth of p50 and p99 latency, last third against middle third (without kills).",
+    )] = 0.25
+    # fmt: on
+
+
+class Soak(Scenario[SoakFlags]):
+    """Poisson arrivals at a share of the sustainable rate; some clients leave mid-stream."""
 
     name = "soak"
-    about = "a steady load for long; memory and latency must not grow"
+    about = "Steady load for a long time; memory and latency must not grow."
+    defaults = SoakFlags()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.outages: list[tuple[str, float, float]] = []
 
     @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """The load and the bounds."""
-        cls.add_rate(parser, "(default: see --load)", "that can be sustained, measured first")
-        parser.add_argument(
-            "--cancelled", type=float, default=0.05,
-            help="share of the requests that their client gives up (default 0.05)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--max-memory-growth", type=float, default=0.05,
-            help="of each --watch process, last third against middle third (default 0.05)",
-        )  # fmt: skip
-        parser.add_argument(
-            "--max-latency-growth", type=float, default=0.25,
-            help="of p50 and p99 end to end, likewise (default 0.25)",
-        )  # fmt: skip
+    def sources(cls, own: SoakFlags) -> Sequence[Source]:
+        return (Source(VARIED),) if own.varied else super().sources(own)
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
-        """What can be sustained, then a share of it."""
-        calibrate = min(CALIBRATE_S, CALIBRATE * self.seconds)
-        rate, seconds = yield from self.sustainable(done, calibrate)
-        rate *= self.args.load if self.args.rate is None else 1.0
+        rate, seconds = yield from self.sustainable(
+            done, min(CALIBRATE_S, CALIBRATE * self.seconds)
+        )
+        rate *= self.own.load if self.own.rate is None else 1.0
+        variants = self.plain_variants
+        if self.own.varied:
+            variants = (Variant("varied", self.options, vary=vary_everything),)
         yield Phase(
-            "soak", Open(rate), seconds, self.plain_variants,
-            cancelled=self.args.cancelled, cancel_after_s=1.0,
+            "soak", Open(rate), seconds, variants, cancelled=self.own.cancelled,
+            cancel_after_s=self.own.cancel_after, meanwhile=lambda: self._kill(seconds),
         )  # fmt: skip
 
-    def checks(self, done: Sequence[PhaseResult]) -> list[Check]:
-        """Nothing grows."""
-        found, args = self.found(done), self.args
-        return [
-            Check(f"{what} of {name}", share <= bound, f"{share:+.1%}, bound {bound:+.0%}")
-            for what, bound in (("memory", args.max_memory_growth),
-                                ("latency", args.max_latency_growth))
-            for name, share in found[f"{what}_growth"].items()
-        ]  # fmt: skip
+    def _kill(self, seconds: float) -> None:
+        """Kill services, at even distances."""
+        began = self.world.now()
+        plan = [
+            (seconds * (i + 1) / (times_ + 1), name)
+            for name, times_ in ((DRAFTER, self.own.draft_kills), (TARGET, self.own.verify_kills))
+            for i in range(times_)
+        ]
+        for at, name in sorted(plan):
+            self.world.sleep(max(0.0, began + at - self.world.now()))
+            if self.world.running():
+                self.outages.append((name, *kill(self.world, name)))
 
-    def found(self, done: Sequence[PhaseResult]) -> dict[str, Any]:
-        """Growth of memory, by process, and of latency: last third against middle third."""
-        soak = self.by_name(done, "soak")
-        if soak is None:
-            return {"memory_growth": {}, "latency_growth": {}}
-        within = [m for m in self.world.memory if soak.began <= m.seconds <= soak.sent_until]
-        memory = {s: growth([m.mib for m in within if m.service == s])
-                  for s in sorted({m.service for m in within})}  # fmt: skip
-        third = (soak.sent_until - soak.began) / 3
-        records = [r for r in self.world.records if r.phase == "soak"]
-        middle, last = (
-            self._latencies(records, soak.began + i * third, soak.began + (i + 1) * third)
-            for i in (1, 2)
+    def excuses(self, record: Record) -> bool:
+        return any(
+            record.sent <= ready + SETTLE_S and record.ended >= killed
+            for _, killed, ready in self.outages
         )
-        latency = {}
+
+    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+        soak, own, latency = phases["soak"], self.own, dict[str, float]()
+        memory = {g.service: g.share for g in self.growth(soak)}
+        of_third: list[list[Record]] = [[], [], []]
+        for record in self.world.records:
+            if record.phase == "soak":
+                third = 3 * (record.planned - soak.began) / (soak.sent_until - soak.began)
+                of_third[min(2, int(third))].append(record)
+        middle, last = (times(records, "e2e") for records in of_third[1:])
         if middle and last:
             for name, share in (("p50", 0.5), ("p99", 0.99)):
                 latency[name] = percentile(last, share) / percentile(middle, share) - 1
-        return {
-            "memory_growth": {s: share for s, share in memory.items() if share is not None},
+        checks = bounded("memory", memory, own.max_memory_growth)
+        if kills := own.draft_kills + own.verify_kills:
+            done = len(self.outages)
+            checks.append(Check("kills", done == kills, f"{done} of {kills} took place"))
+        else:
+            checks += bounded("latency", latency, own.max_latency_growth)
+        sessions = self.world.admin.status().verify.sessions if self.world.admin else None
+        hits = sessions and sessions.prefix_cache_hits / max(1, sessions.prefix_cache_queries)
+        found = {
+            "memory_growth": memory,
             "latency_growth": latency,
+            "memory": [
+                {"process": g.service, "MiB": g.mib, "MiB per 1,000 requests": g.mib_per_1000}
+                for g in self.growth(soak)
+            ],
+            "outages": [
+                {"killed": name, "at_s": killed, "back_after_s": ready - killed}
+                for name, killed, ready in self.outages
+            ],
+            "prefix_cache_hit_rate": hits,
         }
+        lines = [] if hits is None else [f"{hits:.0%} of prompt tokens were found in the cache"]
+        return Verdict(found, lines, checks)
 
-    @staticmethod
-    def _latencies(records: Sequence[Record], begin: float, end: float) -> list[float]:
-        return times([r for r in records if begin <= r.planned < end], "e2e")
+
+def vary_everything(rng: random.Random, options: GenerateOptions) -> GenerateOptions:
+    """Draw everything that a request may choose."""
+    return replace(
+        options,
+        sampling=SamplingParams(rng.choice([0.0, 0.0, 0.8]), rng.choice([1.0, 0.9])),
+        seed=rng.randrange(1 << 30),
+        max_tokens=rng.randint(1, options.max_tokens or 1),
+        ignore_eos=rng.random() < 0.5,
+        drafter=rng.choice(DRAFTERS),
+        rule=Rule(rng.choice(RULES)),
+        num_speculative_tokens=rng.choice([0, 2, 4, 8, 15]),
+        logprobs=rng.choice([None, None, 2]),
+    )

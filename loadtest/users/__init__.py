@@ -1,4 +1,4 @@
-"""Who asks: locust users (`loops`) over a protocol (`transport`, `grpc`).
+"""Locust users (`loops`) and the protocols that they use (`grpc`).
 
-A user of another protocol needs a module beside `grpc` that implements `transport.Transport`.
+Another protocol needs a module next to `grpc` that implements `loadtest.transport`.
 """

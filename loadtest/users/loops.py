@@ -1,17 +1,18 @@
-"""Locust users: a closed loop, and arrivals that nobody waits for. Import `loadtest.patched` first.
+"""Locust users: a closed loop, and arrivals. Import `loadtest.patched` first.
 
-What they measure goes to locust's statistics as well: `Generate` rows end to end, with their
-failures, `TTFT` and `TPOT` rows beside them, `refused` and `cancelled` rows apart from failures.
+Their measurements go to locust's statistics too: `Generate` rows end to end, with failures, `TTFT`
+and `TPOT` rows next to them, and separate rows `refused` and `cancelled`, which are no failures.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import gevent
 from locust import User, task
 
-from flyspec.client import Completion
+from flyspec.client import Completion, Started
 from flyspec.errors import FlyspecError, ResourceExhaustedError
 from flyspec.values.generation import RecoveryKind
 from loadtest.control import Control
@@ -19,7 +20,7 @@ from loadtest.record import Record
 from loadtest.work import Closed, Job, Open
 
 PAUSE_S = 0.1
-"""After a refusal that did not say when to ask again, and after a failure."""
+"""After a failure, and after a refusal that did not say when to retry."""
 
 
 class GenerateUser(User):
@@ -34,7 +35,7 @@ class GenerateUser(User):
         return found
 
     def request(self, planned: float | None = None) -> Record:
-        """Make the next request, due now or at `planned`; hand in what became of it."""
+        """Make the next request, due now or at `planned`, and hand in its record."""
         control = self.control
         control.in_flight += 1
         try:
@@ -47,7 +48,7 @@ class GenerateUser(User):
 
 
 class ClosedLoopUser(GenerateUser):
-    """One request after the other, as long as a phase is on. One that is refused waits as told."""
+    """One request after the other while a phase is on; after a refusal it waits as told."""
 
     @task
     def generate(self) -> None:
@@ -61,7 +62,7 @@ class ClosedLoopUser(GenerateUser):
 
 
 class OpenLoopUser(GenerateUser):
-    """Sends requests when they are due, whatever became of those before. One is enough."""
+    """Sends requests when they are due, whatever happened to earlier ones. One is enough."""
 
     @task
     def arrivals(self) -> None:
@@ -77,31 +78,37 @@ class OpenLoopUser(GenerateUser):
             if not control.opened.is_set():
                 break
             gevent.spawn(self.request, planned)
-        control.all_sent.set()
         while control.opened.is_set() and control.phase is phase:
             gevent.sleep(0.05)
 
 
 def user_class_of(load: Closed | Open) -> type[GenerateUser]:
-    """Who makes a load."""
+    """The kind of user that makes a load."""
     return OpenLoopUser if isinstance(load, Open) else ClosedLoopUser
 
 
 def measure(control: Control, job: Job) -> Record:
     """Make a request and time it."""
-    sent, first, tokens = control.now(), None, 0
+    sent, started, first, tokens = control.now(), None, None, 0
+    token_ids: list[int] = []
+    arrivals: list[float] = []
     completion: Completion | None = None
     stream, leaving, error = None, None, None
     try:
-        stream = control.transport.open(job.prompt, job.variant.options)
+        stream = control.transport.open(job.prompt, job.options, job.addresses)
         if job.leave_after_s is not None:
             leaving = gevent.spawn_later(job.leave_after_s, stream.cancel)
         for piece in stream:
             if isinstance(piece, Completion):
                 completion = piece
+            elif isinstance(piece, Started):
+                started = control.now()
             elif piece:
                 first = control.now() if first is None else first
-                tokens += piece
+                tokens += len(piece)
+                if job.text is not None:
+                    token_ids += piece
+                    arrivals.append(control.now())
     except (FlyspecError, ValueError) as raised:  # ValueError: a closed channel, a bad request
         error = raised
     finally:
@@ -113,26 +120,29 @@ def measure(control: Control, job: Job) -> Record:
     ended = control.now()
 
     def record(outcome: Any, **more: Any) -> Record:
-        return Record(job.phase, job.variant.name, job.planned, sent, ended, outcome, **more)
+        return Record(job.phase, job.variant, job.planned, sent, ended, outcome, started, first,
+                      arrivals=arrivals, **more)  # fmt: skip
 
     if completion is not None:
         pauses = [r.delay_ns / 1e6 for r in completion.recoveries
                   if r.kind is RecoveryKind.DRAFTER_SWAPPED]  # fmt: skip
         return record(
-            "complete", first=first, tokens=completion.completion_tokens,
+            "complete", tokens=completion.completion_tokens,
             rounds=completion.speculation.num_rounds, moves=len(pauses),
             longest_pause_ms=max(pauses, default=0.0),
+            recoveries=Counter(r.kind.name for r in completion.recoveries),
+            differs=job.text is not None and job.text.differs(token_ids),
         )  # fmt: skip
     if left:
-        return record("cancelled", first=first, tokens=tokens)
+        return record("cancelled", tokens=tokens)
     if isinstance(error, ResourceExhaustedError):
         return record("refused", retry_after_s=error.retry_after_s, error=str(error))
     status = getattr(error, "status", type(error).__name__)
-    return record("failed", first=first, tokens=tokens, error=f"{status}: {error}")
+    return record("failed", tokens=tokens, error=f"{status}: {error}")
 
 
 def report(environment: Any, record: Record) -> None:
-    """Tell locust's statistics. Rows beside the requests' own do not count as requests."""
+    """Add to locust's statistics. Rows next to the requests' own do not count as requests."""
     name, entries = record.variant, environment.stats.entries
     elapsed = 1e3 * (record.ended - record.planned)
     if record.outcome in ("refused", "cancelled"):

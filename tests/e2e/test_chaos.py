@@ -6,44 +6,44 @@ from dataclasses import replace
 
 import pytest
 
-from bench.chaos.faults import KINDS, OUTER
-from bench.chaos.fleet import FleetOptions
-from bench.chaos.replay import Replay
-from bench.chaos.report import show
-from bench.chaos.run import ChaosOptions, run
-from bench.chaos.work import Request, TextJob
 from demo.corpus import problems
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.rounds import Outcome
+from loadtest.chaos.faults import KINDS, OUTER
+from loadtest.chaos.fleet import FleetOptions
+from loadtest.chaos.replay import Replay
+from loadtest.chaos.run import ChaosOptions, run
+from loadtest.chaos.work import Request, TextJob
+from loadtest.report.terminal import show
 
 
 async def check(options, kinds=KINDS):
-    report = await run(options)
-    show(report)
-    assert report.passed, report.violations
-    assert report.completed_exact
-    assert report.replayed_rounds
-    assert {fault.kind for fault in report.faults} == set(kinds)
-    return report
+    result = await run(options)
+    show(result.report())
+    assert result.report().passed, result.violations
+    assert result.completed_exact
+    assert result.replayed_rounds
+    assert {fault.kind for fault in result.faults} == set(kinds)
+    return result
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ill", [False, pytest.param(True, marks=pytest.mark.full)])
 async def test_one_fault_of_each_kind(ill):
-    fleet = FleetOptions(foreign=False, draft_timeout_s=1.0)
+    fleet = FleetOptions(no_foreign=True, draft_timeout_s=1.0)
     options = ChaosOptions(
-        seed=5, seconds=None, streams=8, jobs=16, lossy_share=0.4, ill=ill, fleet=fleet
+        seed=5, once=True, streams=8, texts=16, lossy_share=0.4, ill=ill, fleet=fleet
     )
-    report = await check(options, KINDS if ill else OUTER)
-    assert report.recoveries
+    result = await check(options, KINDS if ill else OUTER)
+    assert result.recoveries
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 async def test_five_minutes_of_random_faults():
-    report = await check(ChaosOptions(seed=5))
-    assert {"TARGET_REOPENED", "DRAFTER_FALLBACK", "DRAFTER_RESTORED"} <= set(report.recoveries)
+    result = await check(ChaosOptions(seed=5))
+    assert {"TARGET_REOPENED", "DRAFTER_FALLBACK", "DRAFTER_RESTORED"} <= set(result.recoveries)
 
 
 RULES = (

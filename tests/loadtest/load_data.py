@@ -6,7 +6,7 @@ import random
 
 from flyspec.client import GenerateOptions
 from loadtest.record import Record
-from loadtest.report.document import VERSION
+from loadtest.report.files import VERSION
 from loadtest.summary import PhaseResult, timeline
 from loadtest.work import Closed, Phase, Variant
 
@@ -60,6 +60,7 @@ def document(scenario="ramp", series=("fly", "K = 0"), users=(1, 4, 16), failure
         "generator": {"cores": 2, "python": "3.11"},
         "options": {"seconds": 30},
         "found": {},
+        "lines": [],
         "checks": [{"name": "failures", "passed": not failures, "said": f"{failures} failed"}],
         "warnings": ["the generator was late"],
         "phases": [r.to_document() for r in results],

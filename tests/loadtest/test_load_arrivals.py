@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from flyspec.client import Chat
 from flyspec.errors import ConfigError
-from loadtest.arrivals import poisson
 from loadtest.control import Control
-from loadtest.prompts import FRESH, Source, prompt_mix
-from loadtest.work import Closed, Phase, Variant
+from loadtest.prompts import FRESH, VARIED, Source, prompt_mix
+from loadtest.scenarios.base import vary_length
+from loadtest.work import Closed, Open, Phase, Text, Variant
 from tests.loadtest.load_data import PLAIN, VARIANT
 
 
 def test_gaps_are_exponential_and_counts_have_the_variance_of_a_poisson_process():
     rate, seconds = 50.0, 400.0
-    times = list(poisson(rate, seconds, random.Random(1)))
+    times = list(Open(rate).arrivals(seconds, random.Random(1)))
     assert len(times) == pytest.approx(rate * seconds, rel=0.03)
     gaps = [b - a for a, b in pairwise(times)]
     assert statistics.mean(gaps) == pytest.approx(1 / rate, rel=0.03)
@@ -38,14 +38,14 @@ def test_gaps_are_exponential_and_counts_have_the_variance_of_a_poisson_process(
 
 @given(st.floats(0.01, 500), st.floats(0, 5), st.integers())
 def test_arrivals_ascend_within_their_time_and_depend_on_the_seed_alone(rate, seconds, seed):
-    times = list(poisson(rate, seconds, random.Random(seed)))
+    times = list(Open(rate).arrivals(seconds, random.Random(seed)))
     assert times == sorted(times)
     assert all(0 <= t < seconds for t in times)
-    assert times == list(poisson(rate, seconds, random.Random(seed)))
+    assert times == list(Open(rate).arrivals(seconds, random.Random(seed)))
 
 
 def test_nothing_comes_at_rate_zero():
-    assert list(poisson(0.0, 10.0, random.Random(0))) == []
+    assert list(Open(0.0).arrivals(10.0, random.Random(0))) == []
 
 
 # --- prompts ----------------------------------------------------------------------------------
@@ -73,6 +73,14 @@ def test_fresh_problems_are_different_and_the_same_for_a_seed():
     assert not set(first) & set(others)
 
 
+def test_varied_prompts_are_questions_code_and_long_chats():
+    following = prompt_mix([Source(VARIED)], 60, None, 0)
+    drawn = [following() for _ in range(60)]
+    chats = [p.messages[0][1] for p in drawn if isinstance(p, Chat)]
+    assert 0 < len(chats) < len(drawn)
+    assert max(map(len, chats)) > 4 * min(map(len, chats))
+
+
 def test_chat_says_how_prompts_are_asked(tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text("one\n")
@@ -88,7 +96,7 @@ def test_sources_are_files_with_weights(tmp_path):
     odd = tmp_path / "a:1"
     odd.write_text("x\n")
     assert Source.parse(str(odd)) == Source(str(odd), 1.0)
-    with pytest.raises(argparse.ArgumentTypeError, match="more than 0"):
+    with pytest.raises(ValueError, match="greater than 0"):
         Source.parse("a.jsonl:0")
 
 
@@ -100,8 +108,23 @@ def test_jobs_draw_variants_by_weight_and_clients_that_leave():
     variants = (VARIANT, Variant("rare", PLAIN.options, 0.25))
     control.open_phase(Phase("p", Closed(1), 1.0, variants, cancelled=0.5, cancel_after_s=2.0))
     jobs = [control.next_job(planned=1.5) for _ in range(4000)]
-    assert sum(j.variant.name == "rare" for j in jobs) == pytest.approx(800, abs=120)
+    assert sum(j.variant == "rare" for j in jobs) == pytest.approx(800, abs=120)
     delays = [j.leave_after_s for j in jobs if j.leave_after_s is not None]
     assert len(delays) == pytest.approx(2000, abs=150)
     assert statistics.mean(delays) == pytest.approx(2.0, rel=0.15)
     assert {j.planned for j in jobs} == {1.5}
+
+
+def test_a_variant_may_vary_its_options_and_fixed_texts_take_turns():
+    control = Control(None, lambda: "prompt", 3)  # type: ignore[arg-type]
+    mean = replace(VARIANT, options=replace(VARIANT.options, max_tokens=100), vary=vary_length)
+    control.open_phase(Phase("p", Closed(1), 1.0, (mean,)))
+    lengths = {control.next_job().options.max_tokens for _ in range(500)}
+    assert {min(lengths), max(lengths)} == {50, 150}
+    texts = [Text(f"prompt {i}", PLAIN.options) for i in range(3)]
+    control.open_phase(Phase("p", Closed(1), 1.0, (VARIANT,), texts=texts))
+    jobs = [control.next_job() for _ in range(6)]
+    assert [job.text for job in jobs] == texts * 2
+    assert not texts[0].differs([1, 2])
+    assert not texts[0].differs([1, 2])
+    assert texts[0].differs([1, 3])

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from flyspec.errors import ConfigError
-from loadtest.report.document import read, to_json
-from loadtest.report.figures import plots
+from loadtest.measures import duration, number
+from loadtest.report.files import ReportFiles, read, to_json, write_records
+from loadtest.report.load import LoadReport
 from loadtest.report.page import page
 from loadtest.report.terminal import markdown, show
-from loadtest.report.text import duration, highlights, number, table
-from loadtest.report.write import write, write_records
 from tests.loadtest.load_data import document
 
 VOID = {"meta", "br"}
@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 def parsed(found):
     reader = Page()
-    reader.feed(page(found))
+    reader.feed(page(LoadReport(found)))
     assert reader.open == []
     return reader
 
@@ -53,7 +53,7 @@ def parsed(found):
 def test_the_page_is_one_file_with_every_plot():
     found = document()
     reader = parsed(found)
-    assert reader.counts["svg"] == len(plots(found)) == 4
+    assert reader.counts["svg"] == len(LoadReport(found).plots()) == 4
     assert reader.loaded == []
     for text in ("of a <test>", "passed", "knee", "16 users, K = 0", "the generator was late"):
         assert text in reader.text
@@ -67,19 +67,19 @@ def test_a_broken_check_is_seen_at_once():
 
 def test_a_test_without_curves_begins_with_what_happened_over_time():
     found = document("soak", series=("",), users=(4,))
-    assert [p.title for p in plots(found)] == [
+    assert [p.title for p in LoadReport(found).plots()] == [
         "Ways of asking, side by side", "How long requests take", "Over time"
     ]  # fmt: skip
     for phase in found["phases"]:
         phase["by_variant"] = {}
-    assert [p.title for p in plots(found)] == ["Over time", "How long requests take"]
+    assert [p.title for p in LoadReport(found).plots()] == ["Over time", "How long requests take"]
 
 
 def test_json_is_short_and_can_be_read_again(tmp_path):
     found = document()
     found["found"] = {"nothing": math.nan, "long": 1 / 3, "big": 1234567.8}
     file = tmp_path / "load.json"
-    write(found, json=file)
+    ReportFiles(json=file).write(LoadReport(found))
     again = read(file)
     assert again["found"] == {"nothing": None, "long": 0.33333, "big": 1234568}
     assert file.stat().st_size < 60_000
@@ -92,22 +92,23 @@ def test_json_is_short_and_can_be_read_again(tmp_path):
 
 
 def test_plots_and_records_are_written(tmp_path):
-    write(document(), html=tmp_path / "a.html", plot=tmp_path / "a.svg")
+    files = ReportFiles(html=tmp_path / "a.html", plot=tmp_path / "a.svg")
+    files.write(LoadReport(document()))
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
     assert (tmp_path / "a.html").stat().st_size > 20_000
-    write_records(tmp_path / "r.jsonl.gz", ["{}", "{}"])
-    write_records(tmp_path / "r.jsonl", ["{}", "{}"])
+    write_records(tmp_path / "r.jsonl.gz", [{}, {}])
+    write_records(tmp_path / "r.jsonl", [{}, {}])
     assert (tmp_path / "r.jsonl").read_text() == "{}\n{}\n"
     assert (tmp_path / "r.jsonl.gz").stat().st_size < 60
 
 
 def test_the_table_shows_what_there_is(capsys):
     found = document()
-    columns, rows = table(found)
-    assert len(rows) == len(found["phases"]) * 3
-    assert "goodput" in columns
-    assert all(len(row) == len(columns) for row in rows)
-    show(found, width=240)
+    (phases,) = LoadReport(found).tables()
+    assert len(phases.rows) == len(found["phases"]) * 3
+    assert "goodput" in phases.columns
+    assert all(len(row) == len(phases.columns) for row in phases.rows)
+    show(LoadReport(found), width=240)
     printed = capsys.readouterr().out
     assert "PASSED" in printed
     assert "16 users, fly" in printed
@@ -115,10 +116,11 @@ def test_the_table_shows_what_there_is(capsys):
 
 
 def test_the_same_table_for_a_document():
-    lines = markdown(document()).splitlines()
+    found = LoadReport(document())
+    lines = markdown(found).splitlines()
     assert lines[0].startswith("| phase | load |")
     assert len({line.count("|") for line in lines if line.startswith("|")}) == 1
-    assert len([line for line in lines if line.startswith("|")]) == 2 + len(table(document())[1])
+    assert len([line for line in lines if line.startswith("|")]) == 2 + len(found.tables()[0].rows)
 
 
 def test_a_column_that_says_nothing_is_left_out():
@@ -126,31 +128,28 @@ def test_a_column_that_says_nothing_is_left_out():
     for phase in found["phases"]:
         for figures in (phase, *phase["by_variant"].values()):
             figures["cancelled"], figures["goodput"] = 0, None
-    columns, _ = table(found)
+    columns = LoadReport(found).tables()[0].columns
     assert "given up" not in columns
     assert "goodput" not in columns
     assert "refused" in columns
 
 
-def test_findings_are_told_in_sentences():
+def test_a_scenarios_records_become_a_table():
     found = document()
-    found["found"] = {
-        "curves": {"fly": {"knee": "4 users, fly", "knee_load": "4 users",
-                           "knee_tokens_per_s": 400.0, "knee_e2e_p50_ms": 900.0,
-                           "knee_e2e_p99_ms": 1500.0, "last_load": "8 users",
-                           "most_tokens_per_s": 450.0},
-                   "exact": {"last_load": "8 users", "most_tokens_per_s": 350.0}},
-        "memory_growth": {"verify": 0.01},
-        "normal_e2e_ms": 900.0,
-        "normal_again_after_s": None,
-        "turns": [{"activate_ms": 5.0, "drain_ms": 80.0}],
-    }  # fmt: skip
-    said = " ".join(highlights(found))
-    for text in (
-        "fly: knee at 4 users, 400 tokens/s", "exact: knee not reached by 8 users",
-        "verify +1.0%", "no request", "1 swaps moved 0",
-    ):  # fmt: skip
-        assert text in said
+    found["found"] = {"turns": [{"drafter": "b", "drain_ms": 80.25, "left": 0}], "curves": {}}
+    found["lines"] = ["1 swap moved 0 generations"]
+    report = LoadReport(found)
+    _, turns = report.tables()
+    assert (turns.title, turns.columns) == ("Turns", ["drafter", "drain ms", "left"])
+    assert turns.rows == [["b", "80.2", "0"]]
+    assert "1 swap moved 0 generations" in parsed(found).text
+
+
+def test_the_end_of_a_measurement_is_an_exit_code(tmp_path, capsys):
+    assert ReportFiles(json=Path("-")).finish(LoadReport(document())) == 0
+    assert json.loads(capsys.readouterr().out)["passed"]
+    assert ReportFiles().finish(LoadReport(document(users=(2,), failures=2))) == 1
+    assert "FAILED" in capsys.readouterr().out
 
 
 def test_figures_are_written_for_people():

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from flyspec.cli.service import Child
 from flyspec.client import AdminClient
-from loadtest import options
+from flyspec.errors import ConfigError
+from loadtest.command import scenario_app
+from loadtest.prompts import Source
 from loadtest.scenarios import SCENARIOS
+from loadtest.scenarios.drafter_swap import Candidate
 from tests.waiting import idle, until
 
 SHORT = "--max-tokens 16 --problems 40 --seed 1"
 
 
-def passed(ended):
+def passed(ended, errors=False):
     """Assert that a test completed without failures and wrote its report."""
     assert ended.code == 0, ended.errors + ended.printed
     assert ended.document["passed"]
     assert "PASSED" in ended.printed
+    if errors:  # excused ones
+        return True
     assert ended.document["errors"] == {}
     assert sum(p["failed"] for p in ended.document["phases"]) == 0
     return True
@@ -38,6 +45,7 @@ async def test_ramp_on_a_stack_of_its_own(run_load):
     assert ended.phase("1 user, K = 0")["tokens_per_round"] == 1.0
     assert "knee" in ended.page
     assert "<svg" in ended.page
+    assert len(ended.document["lines"]) == 2
     assert set(ended.document["memory"]) == {"verify", "draft", "orchestrator"}
 
 
@@ -50,6 +58,51 @@ async def test_soak(run_load):
     assert soak["sent"] == soak["complete"] + soak["cancelled"] + soak["refused"]
     assert "memory of verify" in {c["name"] for c in ended.document["checks"]}
     assert ended.document["status"]["seconds"]
+
+
+async def test_soak_with_varied_requests_and_a_killed_drafter(run_load):
+    flags = "--seconds 6 --rate 4 --varied --cancelled 0.2 --draft-kills 1 --max-memory-growth 9"
+    ended = await run_load("soak", f"{flags} {SHORT}", module="loadtest.bundled")
+    assert passed(ended, errors=True)
+    (outage,) = ended.document["found"]["outages"]
+    assert outage["killed"] == "draft"
+    assert ended.check("kills")["passed"]
+    assert {e["text"] for e in ended.document["events"]} == {"draft is killed", "draft is back"}
+
+
+async def test_overload(run_load):
+    """Nothing about speed, which depends on what else the machine does."""
+    flags = "--seconds 10 --max-tokens 16 --max-p99-ratio 99 --max-refusal 1e5 --max-recovery 99"
+    ended = await run_load("overload", f"{flags} --max-memory-growth 9 --problems 40")
+    broken = {c["name"] for c in ended.document["checks"] if not c["passed"]}
+    assert broken <= {"generator", "normal latency"}
+    assert ended.document["errors"] == {}
+    load = ended.phase("overload")
+    assert load["complete"] + load["refused"] == load["sent"]
+    assert load["complete"] > 0
+    assert load["refused"] > 0
+    assert load["refusals_without_retry"] == 0
+    assert "p99 of accepted requests" in ended.printed
+
+
+async def test_sharing(run_load):
+    flags = "--seconds 8 --draft-model= --max-sessions 2 --max-ttft-ratio 99 --max-overtaken 99"
+    ended = await run_load(
+        "sharing", f"{flags} --factor 4 --max-tokens 16 --problems 40", module="loadtest.bundled"
+    )
+    assert passed(ended)
+    assert ended.phase("several")["complete"] > 0
+    assert ended.document["found"]["overtaken_s"] >= 0
+
+
+async def test_recovery(run_load):
+    flags = "--seconds 12 --users 3 --max-tokens 120 --draft-timeout 20 --problems 40"
+    ended = await run_load("recovery", flags, module="loadtest.bundled")
+    assert passed(ended)
+    cases = ended.document["found"]["cases"]
+    assert len(cases) == 6
+    assert any("target reopened" in case["recoveries"] for case in cases)
+    assert ended.check("texts")["said"].startswith("0 of ")
 
 
 async def test_burst(run_load):
@@ -81,7 +134,7 @@ async def test_drafter_swap(run_load, load_stack):
         await service.ready()
         async with AdminClient(load_stack.admin_address) as admin:
             before = [d.name for d in await admin.list_drafters()]
-            flags = f"--seconds 3 --turns 1 --users 3 --max-tokens 100 --ignore-eos --swap-to " \
+            flags = f"--seconds 3 --turns 1 --users 3 --max-tokens 100 --texts 4 --swap-to " \
                     f"lookup=127.0.0.1:{service.facts['port']},prompt_lookup"  # fmt: skip
             ended = await run_load("drafter-swap", flags)
             assert passed(ended)
@@ -91,6 +144,8 @@ async def test_drafter_swap(run_load, load_stack):
         await service.ended()
     (turn,) = ended.document["found"]["turns"]
     assert (turn["drafter"], turn["left"]) == ("lookup", 0)
+    assert ended.check("texts")["said"].startswith("0 of ")
+    assert [d["drafter"] for d in ended.document["found"]["drafters"]]
     assert {e["text"] for e in ended.document["events"]} >= {"lookup is a canary",
                                                              "lookup is active"}  # fmt: skip
 
@@ -144,34 +199,64 @@ def test_bad_flags_are_refused_before_anything_starts():
     assert "--goodput speed:3: not METRIC:MS" in ended.stderr
 
 
+def given(*flags):
+    """The options that a command line gives a scenario, checked."""
+    found = []
+
+    def start(scenario, load, own):
+        load.validate()
+        found.append((load, own))
+        return 3
+
+    ended = CliRunner().invoke(scenario_app("Tests.", start), list(flags))
+    return ended, found
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("ramp --json a.txt", r"must end in \.json"),
-        ("ramp --html none/a.html", "no directory none"),
-        ("drafter-swap --swap-to a=b:1", "needs --admin-address"),
+        ("ramp --html none/a.html", "no such directory: none"),
         ("soak --min-goodput 0.9", "needs --goodput"),
-        ("soak --watch verify", "not NAME=PID"),
         ("burst --ssl-certfile a.pem", "ssl-ca-certs"),
     ],
 )
 def test_what_cannot_work_is_said(flags, message):
-    with pytest.raises(options.ConfigError, match=message):
-        options.check(options.parser().parse_args(flags.split()))
+    ended, _ = given(*flags.split())
+    assert isinstance(ended.exception, ConfigError)
+    assert re.search(message, str(ended.exception))
+
+
+def test_flags_are_read():
+    ended, ((load, own),) = given(
+        "ramp", "--goodput", "ttft:500,tpot:40", "--rates", "4,1", "--watch", "verify=12",
+        "--prompt-file", "varied:2", "--prompt-file", "a.jsonl", "--seconds", "9",
+    )  # fmt: skip
+    assert ended.exit_code == 3
+    assert load.goals.latency == {"ttft": 500.0, "tpot": 40.0}
+    assert load.watch == (("verify", 12),)
+    assert load.requests.prompt_file == (Source("varied", 2.0), Source("a.jsonl"))
+    assert own.rates == (1.0, 4.0)
+    told = load.told(own)
+    assert told["prompt_file"] == ["varied:2", "a.jsonl"]
+    assert "address" not in told
+    _, ((load, own),) = given("drafter-swap", "--swap-to", "b=h:1,multi_level", "--no-ignore-eos")
+    assert own.swap_to == (Candidate("b", "h:1", "multi_level"),)
+    assert (load.requests.rule, load.requests.ignore_eos) == ("exact", False)
+    assert given("soak", "--watch", "verify")[0].exit_code == 2
 
 
 @pytest.mark.parametrize("scenario", list(SCENARIOS))
-def test_every_scenario_explains_itself(scenario, capsys):
-    with pytest.raises(SystemExit):
-        options.parser().parse_args([scenario, "--help"])
-    assert "--prompt-file" in capsys.readouterr().out
+def test_every_scenario_explains_itself(scenario):
+    ended, _ = given(scenario, "--help")
+    assert "--prompt-file" in ended.output
     assert SCENARIOS[scenario].about
     assert SCENARIOS[scenario].__doc__
 
 
 def test_only_what_must_know_locust_imports_it():
     code = (
-        "import sys, loadtest.options, loadtest.report.write, loadtest.bundled\n"
+        "import sys, loadtest.command, loadtest.report.files\n"
         "assert not {'gevent', 'locust', 'torch', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

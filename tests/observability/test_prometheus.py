@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bench.restartable import free_port
 from flyspec.client import Client, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
+from loadtest.ports import free_port
 from tests.observability.observed import SERVICES
 from tests.observability.tools import tool
 from tests.waiting import until

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.lying_drafter import LIES, LyingDrafter
 from flyspec.client import GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
@@ -17,6 +16,7 @@ from flyspec.speculation_length import AUTO
 from flyspec.values.admin import BreakerState
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import SamplingParams
+from loadtest.chaos.lying_drafter import LIES, LyingDrafter
 from orchestrator.fleet.breaker import MAX_FAULTS
 from orchestrator.telemetry.state_metrics import fleet_metrics
 from orchestrator.upstreams.proposal_checks import LIMITS, DraftFault

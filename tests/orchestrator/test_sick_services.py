@@ -11,12 +11,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bench.restartable import free_port
 from flyspec.cli.service import Child
 from flyspec.client import Client, GenerateOptions
 from flyspec.config import OrchestratorSettings
 from flyspec.rules import Rule
 from flyspec.serving import EXIT_LOST
+from loadtest.ports import free_port
 from orchestrator.server import Orchestrator
 from tests.orchestrator.stacks import held, start_stack
 from tests.waiting import until
@@ -45,7 +45,7 @@ async def sick(kind, module, model_dir):
              "--threads", "1", "--max-sessions", "16", "--metrics-port", "-1",
              "--step-timeout-s", "1", "--log-level", "warning"]  # fmt: skip
     child = await Child.start(
-        module, "bench.sick_service", [kind, str(CALLS), module, *flags], 1, said.append
+        module, "loadtest.chaos.sick_service", [kind, str(CALLS), module, *flags], 1, said.append
     )
     try:
         await child.ready()

@@ -24,7 +24,6 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.exactness import SETS
-from bench.restartable import free_port
 from flyspec.bench.reference import Reference
 from flyspec.cli.service import Child
 from flyspec.cli.stack import DEMO_MODELS
@@ -36,6 +35,7 @@ from flyspec.engine.parallel import place_from_environment, rank_device, weight_
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import Chunk
+from loadtest.ports import free_port
 from orchestrator.server import Orchestrator
 from tests.tiny import make_model
 from tests.waiting import is_gone, until

@@ -11,12 +11,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import chain
 
-from bench import lying_drafter
-from bench.chaos.fleet import Member, ProxiedFleet
-from bench.lying_drafter import LyingDrafter, Tell
-from bench.restartable import Restartable
 from flyspec.errors import FlyspecError
 from flyspec.serving import EXIT_LOST
+from loadtest.chaos import lying_drafter
+from loadtest.chaos.fleet import Member, ProxiedFleet
+from loadtest.chaos.lying_drafter import LyingDrafter, Tell
+from loadtest.chaos.restartable import Restartable
 
 OUTER = {
     "kill": 4, "drain": 2, "hold": 6, "delay": 4, "stall": 4, "drop": 4, "cut": 4, "forget": 2,
@@ -25,9 +25,9 @@ OUTER = {
 the proxy: a delay, silence, silence that ends with a cut, a cut and refusal for a while, silence
 for good on the connections there are."""
 ILLNESSES = {"device": 1, "raises": 2, "nan": 2, "hang": 2}
-"""A restart with a model that fails after some steps (`bench.sick_service`), and another one."""
+"""A restart with a model that fails after some steps (`sick_service`), and another restart."""
 LIE, OTHER_WEIGHTS = "lie", "other weights"
-"""A drafter that sends what is wrong (`bench.lying_drafter`); a target with another checkpoint."""
+"""A drafter that sends what is wrong (`lying_drafter`); a target with another checkpoint."""
 KINDS = (*OUTER, *ILLNESSES, LIE, OTHER_WEIGHTS)
 RESTARTS = ("kill", "drain", *ILLNESSES, OTHER_WEIGHTS)
 CALLS = (5, 60)

@@ -73,14 +73,6 @@ class LyingDrafter:
         self.address = ""
 
     async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        """Listen on a free port."""
         self._channel = rpc.connect(self._upstream)
         self._honest = draft_pb2_grpc.DraftServiceStub(self._channel)
         self._server = grpc.aio.server()
@@ -100,9 +92,9 @@ class LyingDrafter:
         self._server.add_generic_rpc_handlers((generic,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
+        return self
 
-    async def stop(self) -> None:
-        """End everything."""
+    async def __aexit__(self, *_: object) -> None:
         await self._server.stop(0)
         await self._channel.close()
 
@@ -166,16 +158,17 @@ async def _answer(call: Any) -> draft_pb2.DraftResponse:
 # --- ways to lie ------------------------------------------------------------------------------
 
 
+def _edited(message: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of a message with a change to it."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    change(copy)
+    return copy
+
+
 def changed(change: Callable[[Any], Any]) -> Tell:
     """The answer, with a change to it."""
-
-    def tell(asked: Asked) -> Iterator[Said]:
-        said = draft_pb2.DraftResponse()
-        said.CopyFrom(asked.answer)
-        change(said)
-        yield said
-
-    return tell
+    return lambda asked: [_edited(asked.answer, change)]
 
 
 def pieces(answer: draft_pb2.DraftResponse) -> list[draft_pb2.DraftResponse]:
@@ -237,34 +230,17 @@ def _more(message: Any, count: int) -> None:
     message.origins.extend([common_pb2.TOKEN_ORIGIN_EXACT_MODEL] * count)
 
 
-def _tokens(token: int) -> Callable[[Any], None]:
-    def change(message: Any) -> None:
-        message.token_ids[:] = [token] * len(message.token_ids)
-
-    return change
-
-
 def _all(name: str, value: Any) -> Callable[[Any], None]:
     """One value for every token, in a list of the message."""
 
     def change(message: Any) -> None:
-        values = getattr(message, name)
-        del values[:]
-        values.extend([value] * len(message.token_ids))
+        getattr(message, name)[:] = [value] * len(message.token_ids)
 
     return change
 
 
-def _log_probs(*values: float) -> Callable[[Any], None]:
-    """These half floats, over and over, in every distribution."""
-
-    def change(message: Any) -> None:
-        for distribution in message.distributions:
-            size = len(distribution.log_probs) // 2
-            row = list(itertools.islice(itertools.cycle(values), size))
-            distribution.log_probs = struct.pack(f"<{size}e", *row)
-
-    return change
+def _no_confidences(message: Any) -> None:
+    message.ClearField("confidences")
 
 
 def _each(change: Callable[[Any], Any]) -> Callable[[Any], None]:
@@ -277,12 +253,20 @@ def _each(change: Callable[[Any], Any]) -> Callable[[Any], None]:
     return change_all
 
 
-def _unasked(**fields: Any) -> Callable[[Any], None]:
-    def change(message: Any) -> None:
-        for _ in message.token_ids:
-            message.distributions.add(**fields)
+def _log_probs(*values: float) -> Callable[[Any], None]:
+    """These half floats, over and over, in every distribution."""
 
-    return change
+    def change(distribution: Any) -> None:
+        size = len(distribution.log_probs) // 2
+        row = itertools.islice(itertools.cycle(values), size)
+        distribution.log_probs = struct.pack(f"<{size}e", *row)
+
+    return _each(change)
+
+
+def _unasked(**fields: Any) -> Callable[[Any], Any]:
+    """A distribution for every token."""
+    return lambda m: [m.distributions.add(**fields) for _ in m.token_ids]
 
 
 def _set(**fields: Any) -> Callable[[Any], None]:
@@ -293,26 +277,14 @@ def _set(**fields: Any) -> Callable[[Any], None]:
     return change
 
 
-def _with(*extra: Callable[[Asked], Said], after: bool) -> Tell:
-    def tell(asked: Asked) -> Iterator[Said]:
-        said = [make(asked) for make in extra]
-        yield from (asked.answer, *said) if after else (*said, asked.answer)
-
-    return tell
+def _with(extra: Callable[[Asked], Said], after: bool = True) -> Tell:
+    """The answer, and something more."""
+    return lambda a: (a.answer, extra(a)) if after else (extra(a), a.answer)
 
 
 def _moved(message: Any, **by: int) -> None:
     for name, number in by.items():
         setattr(message, name, getattr(message, name) + number)
-
-
-def _earlier(asked: Asked) -> Said:
-    return asked.before[-1] if asked.before else b""
-
-
-def _other_round(asked: Asked) -> Said:
-    (said,) = changed(lambda m: _moved(m, round_id=1000))(asked)
-    return said
 
 
 NAN, INF = float("nan"), float("inf")
@@ -321,11 +293,13 @@ CODE = grpc.StatusCode
 LIES = [
     Lie("another round", F.ROUND, changed(lambda m: _moved(m, round_id=1))),
     Lie("round 0", F.ROUND, changed(_set(round_id=0))),
-    Lie("every answer twice", F.ROUND, _with(lambda a: a.answer, after=True)),
-    Lie("the last answer again, then this one", F.ROUND, _with(_earlier, after=False)),
-    Lie("an answer that nobody asked for", F.ROUND, _with(_other_round, after=True)),
+    Lie("every answer twice", F.ROUND, _with(lambda a: a.answer)),
+    Lie("the last answer again, then this one", F.ROUND, _with(
+        lambda a: a.before[-1] if a.before else b"", after=False)),
+    Lie("an answer that nobody asked for", F.ROUND, _with(
+        lambda a: _edited(a.answer, lambda m: _moved(m, round_id=1000)))),
     Lie("a second end", F.ROUND, _with(
-        lambda a: draft_pb2.DraftResponse(round_id=a.answer.round_id, last=True), after=True)),
+        lambda a: draft_pb2.DraftResponse(round_id=a.answer.round_id, last=True))),
     Lie("an empty message", F.ROUND, lambda a: [b""]),
     Lie("another session's prefix", F.POSITION,
         changed(lambda m: _moved(m.builds_on, keep_length=7))),
@@ -345,8 +319,8 @@ LIES = [
     Lie("half a megabyte around the answer", F.SIZE, lambda a: [
         a.answer.SerializeToString() + _padding(LARGE // 2)]),
     Lie("bytes that are no message", F.UNREADABLE, lambda a: [b"\xff" * 40]),
-    Lie("an id just beyond the vocabulary", F.VOCABULARY, changed(_tokens(400))),
-    Lie("the largest id", F.VOCABULARY, changed(_tokens(2**32 - 1))),
+    Lie("an id just beyond the vocabulary", F.VOCABULARY, changed(_all("token_ids", 400))),
+    Lie("the largest id", F.VOCABULARY, changed(_all("token_ids", 2**32 - 1))),
     Lie("loosely accepted drafts", F.ORIGINS,
         changed(_all("origins", common_pb2.TOKEN_ORIGIN_LOOSE))),
     Lie("plain drafts", F.ORIGINS, changed(_all("origins", common_pb2.TOKEN_ORIGIN_PLAIN))),
@@ -359,7 +333,7 @@ LIES = [
     Lie("confidence 2", F.CONFIDENCES, changed(_all("confidences", 2.0))),
     Lie("a confidence more", F.UNREADABLE, changed(lambda m: m.confidences.append(0.5))),
     Lie("confidences of the first token alone", F.CONFIDENCES, arranged(
-        lambda found: [found[0], *(_without(p, "confidences") for p in found[1:])])),
+        lambda found: [found[0], *(_edited(p, _no_confidences) for p in found[1:])])),
     Lie("scores of what was not asked about", F.AGREEMENTS,
         changed(lambda m: m.agreements.extend([True] * 3))),
     Lie("ten thousand scores", F.SIZE, changed(lambda m: m.agreements.extend([True] * 10_000))),
@@ -370,7 +344,7 @@ LIES = [
     Lie("longer in the queue than in all", F.TIMINGS,
         changed(lambda m: _set(queue_ns=m.service_ns + 1)(m))),
     Lie("times before the end", F.TIMINGS, arranged(
-        lambda found: [_with_time(found[0]), *found[1:]])),
+        lambda found: [_edited(found[0], _set(service_ns=1)), *found[1:]])),
     Lie("NaN that nobody asked for", F.DISTRIBUTIONS,
         changed(_unasked(log_probs=struct.pack("<e", NAN), token_ids=[5]))),
     Lie("certainties that nobody asked for", F.DISTRIBUTIONS, changed(_unasked())),
@@ -412,13 +386,3 @@ def _padding(num_bytes: int) -> bytes:
         varint += bytes([length & 0x7F | 0x80])
         length >>= 7
     return PAD + varint + bytes([length]) + bytes(num_bytes)
-
-
-def _without(message: Any, name: str) -> Any:
-    message.ClearField(name)
-    return message
-
-
-def _with_time(message: Any) -> Any:
-    message.service_ns = 1
-    return message

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from bench.chaos.faults import Saboteur, one_of_each, outer_ones, random_tracks
-from bench.chaos.fleet import FOREIGN_DRAFTER, FleetOptions, ProxiedFleet
-from bench.chaos.replay import Replay
-from bench.chaos.report import ChaosReport, check_memory, count
-from bench.chaos.work import Request, Work, drafts, fill_in, jobs, now_since
 from flyspec.client import AdminClient, Client
 from flyspec.errors import FlyspecError
+from flyspec.flags import Flag
+from loadtest.chaos.faults import Saboteur, one_of_each, outer_ones, random_tracks
+from loadtest.chaos.fleet import FOREIGN_DRAFTER, FleetOptions, ProxiedFleet
+from loadtest.chaos.replay import Replay
+from loadtest.chaos.report import ChaosResult
+from loadtest.chaos.work import Request, Work, drafts, fill_in, now_since, texts
 
 SETTLE_S = 45.0
 """So long after the last fault, all has to be as before: a service finds out by keepalive that a
@@ -23,32 +26,36 @@ SLOW_S = 40.0
 """A request that takes so long is mentioned."""
 
 
+# fmt: off
 @dataclass(frozen=True)
 class ChaosOptions:
-    """A run of `seconds`; None hurts every kind of thing once instead, from without alone if not
-    `ill`.
-    """
+    """A run. `once` has each fault once instead; only those from outside if not `ill`."""
 
-    seed: int
-    seconds: float | None = 300.0
-    streams: int = 32
-    jobs: int = 96
-    lossy_share: float = 0.3
-    timeout_s: float = 120.0
+    seconds: Annotated[float, Flag("Seconds of faults.", min=0)] = 300.0
+    streams: Annotated[int, Flag("Requests at the same time.", min=1)] = 32
+    texts: Annotated[int, Flag("Different texts.", min=1)] = 96
+    lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
+    timeout_s: Annotated[float, Flag(
+        "Time limit per request in seconds.", name="--timeout", min=0,
+    )] = 120.0
+    seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
+    once: Annotated[bool, Flag("Each fault once, instead of --seconds of them.")] = False
     ill: bool = True
     fleet: FleetOptions = field(default_factory=FleetOptions)
+    # fmt: on
 
 
-async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None) -> ChaosReport:
-    """All of it. Raises `FlyspecError` when a service does not come back."""
-    report = ChaosReport(options.seed, options.streams, options.fleet.dtype)
-    say("starting")
+async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None) -> ChaosResult:
+    """Run all of it. Raises `FlyspecError` when a service does not come back."""
+    seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
+    say(f"seed {seed}")
+    result = ChaosResult(seed, options.streams, options.fleet.dtype)
     async with ProxiedFleet(options.fleet) as fleet, Client(fleet.address) as client:
-        requests = await _ChaosRun(options, fleet, client, report, say).go()
-    count(report, requests)
-    check_memory(report)
-    await _replay(options, report, requests, say)
-    return report
+        requests = await _ChaosRun(options, fleet, client, result, say).go()
+    result.count(requests)
+    result.check_memory()
+    await _replay(options, result, requests, say)
+    return result
 
 
 class _ChaosRun:
@@ -59,42 +66,42 @@ class _ChaosRun:
         options: ChaosOptions,
         fleet: ProxiedFleet,
         client: Client,
-        report: ChaosReport,
+        result: ChaosResult,
         say: Callable[[str], None],
     ) -> None:
         self._options, self._fleet, self._client = options, fleet, client
-        self._report, self._say = report, say
+        self._result, self._say = result, say
 
     async def go(self) -> list[Request]:
         """The requests that were made."""
-        o, fleet, report = self._options, self._fleet, self._report
+        o, fleet, result = self._options, self._fleet, self._result
         names = await self._drafters()
-        self._say(f"drafters: {', '.join(names)}; generating {o.jobs} texts without faults")
-        wanted = jobs(o.seed, o.jobs)
+        self._say(f"drafters: {', '.join(names)}; generating {o.texts} texts without faults")
+        wanted = texts(result.seed, o.texts)
         await fill_in(self._client, wanted)
-        warm = fleet.orchestrator.resident_mib or 0.0
+        warm = fleet.orchestrator_mib
         now = now_since(time.monotonic())
-        work = Work(self._client, wanted, ["", *names], now, seed=o.seed,
+        work = Work(self._client, wanted, ["", *names], now, seed=result.seed,
                     lossy_share=o.lossy_share, timeout_s=o.timeout_s)  # fmt: skip
         once = one_of_each if o.ill else outer_ones
-        plan = once if o.seconds is None else random_tracks
-        saboteur = Saboteur(plan(fleet, o.seed), now)
+        plan = once if o.once else random_tracks
+        saboteur = Saboteur(plan(fleet, result.seed), now)
         self._say("hurting it")
         working = asyncio.create_task(work.run(o.streams))
         progress = asyncio.create_task(self._tell(work, saboteur, now))
         try:
-            await saboteur.play(o.seconds)
+            await saboteur.play(None if o.once else o.seconds)
             work.finish()
             await working
         finally:
             for task in (working, progress):
                 task.cancel()
             await asyncio.gather(working, progress, return_exceptions=True)
-        report.seconds = now()
-        report.faults = sorted(saboteur.faults, key=lambda fault: fault.begun_s)
+        result.seconds = now()
+        result.faults = sorted(saboteur.faults, key=lambda fault: fault.begun_s)
         self._say("looking at what is left")
         await self._settle(names)
-        report.orchestrator_mib = warm, fleet.orchestrator.resident_mib or 0.0
+        result.orchestrator_mib = warm, fleet.orchestrator_mib
         return work.requests
 
     async def _drafters(self) -> list[str]:
@@ -102,7 +109,7 @@ class _ChaosRun:
         deadline = time.monotonic() + SETTLE_S
         while True:
             names = list((await self._client.list_models()).drafters)
-            if not self._options.fleet.foreign or FOREIGN_DRAFTER in names:
+            if self._options.fleet.no_foreign or FOREIGN_DRAFTER in names:
                 return names
             if time.monotonic() > deadline:
                 raise FlyspecError(f"no drafter {FOREIGN_DRAFTER!r} among {', '.join(names)}")
@@ -126,7 +133,7 @@ class _ChaosRun:
 
     async def _settle(self, names: list[str]) -> None:
         """Wait until nothing is left and every drafter drafts again; what does not, is noted."""
-        report, deadline = self._report, time.monotonic() + SETTLE_S
+        result, deadline = self._result, time.monotonic() + SETTLE_S
         lacking = set(names)
         while True:
             left = await self._left()
@@ -136,9 +143,9 @@ class _ChaosRun:
             if time.monotonic() > deadline or not (lacking or any(left.values())):
                 break
             await asyncio.sleep(0.2)
-        report.sessions_left = left
-        report.violations += [f"{n} sessions left at {name}" for name, n in left.items() if n]
-        report.violations += [f"{name} does not draft again" for name in sorted(lacking)]
+        result.sessions_left = left
+        result.violations += [f"{n} sessions left at {name}" for name, n in left.items() if n]
+        result.violations += [f"{name} does not draft again" for name in sorted(lacking)]
 
     async def _left(self) -> dict[str, int]:
         """Sessions at each service, as itself says, and generations of the orchestrator."""
@@ -155,7 +162,7 @@ class _ChaosRun:
 
 
 async def _replay(
-    options: ChaosOptions, report: ChaosReport, requests: list[Request], say: Callable[[str], None]
+    options: ChaosOptions, result: ChaosResult, requests: list[Request], say: Callable[[str], None]
 ) -> None:
     """Judge again what was judged loosely; differences are violations."""
     lossy = [r for r in requests if r.lossy and r.generation is not None]
@@ -163,5 +170,5 @@ async def _replay(
     say(f"replaying {rounds} rounds of {len(lossy)} requests")
     with Replay(options.fleet.dtype) as replay:
         for number, problem in sorted((await replay.check_all(lossy)).items()):
-            report.violations.append(f"request {number}, judged again: {problem}")
-    report.replayed_rounds = rounds
+            result.violations.append(f"request {number}, judged again: {problem}")
+    result.replayed_rounds = rounds

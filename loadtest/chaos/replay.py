@@ -13,8 +13,6 @@ from typing import Self
 
 from transformers.utils.logging import disable_progress_bar
 
-from bench.chaos.fleet import TARGET
-from bench.chaos.work import Request
 from flyspec.client import Generation, RoundRecord
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
@@ -30,6 +28,8 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import Origin
+from loadtest.chaos.fleet import TARGET
+from loadtest.chaos.work import Request
 from orchestrator.generation.output import Output
 from orchestrator.generation.window import (
     Checked,

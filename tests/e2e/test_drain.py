@@ -1,43 +1,17 @@
-"""Overload: a short form of `python -m bench.overload`, and draining on SIGTERM.
-
-Nothing about speed here, which depends on what else the machine does.
-"""
+"""A drain by SIGTERM while requests run and wait."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 
-from bench import overload
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Client, GenerateOptions
 from flyspec.errors import UnavailableError
 from flyspec.rules import Rule
 from tests.waiting import until
 
-DEPENDS_ON_THE_MACHINE = (
-    "p99 of accepted", "refusals take", "normal latency", "the generator is late", "memory of",
-)  # fmt: skip
 LONG = GenerateOptions(rule=Rule("exact"), max_tokens=120, ignore_eos=True)
-
-
-async def test_ten_times_the_load_is_refused_with_when_to_retry():
-    flags = (
-        "--seconds 6 --baseline 3 --calibrate 3 --warm-up 1 --max-tokens 16 --max-sessions 4 "
-        "--every 0.2 --json"
-    )
-    report = await overload.measure(overload.parser().parse_args(flags.split()))
-    load = report.phase("overload")
-    assert report.errors == {}
-    assert load.completed + load.refused == load.sent
-    assert load.completed > 0
-    assert load.refused > 0
-    assert load.refusals_without_retry == 0
-    assert not any(report.left.values())
-    assert report.memory
-    assert [why for why in report.broken() if not why.startswith(DEPENDS_ON_THE_MACHINE)] == []
-    assert overload.table(report).row_count == len(report.phases)
-    assert "p99 of accepted" in overload.summary(report)
 
 
 async def test_sigterm_drains():

@@ -11,9 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from demo.corpus import problems
 from flyspec.client import (
-    Chat,
     Chunk,
     Client,
     Completion,
@@ -27,6 +25,7 @@ from flyspec.client import (
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
+from loadtest.prompts import questions, varied_prompt
 
 EXACT = Rule("exact")
 LOSSY = (Rule("fly"), Rule("fly"), Rule("fly", fly_window_size=2), Rule("fly-paper"),
@@ -38,11 +37,6 @@ LENGTHS = (16, 32, 64, 128)
 REFERENCE_CONCURRENCY = 16
 HANG_S = 10.0
 """A request that is there so long after its deadline hangs."""
-_CODE = (
-    'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n',
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
-    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n",
-)
 
 
 @dataclass(slots=True)
@@ -57,20 +51,10 @@ class TextJob:
     expected: Generation | None = None
 
 
-def prompt_of(rng: random.Random, questions: Sequence[str]) -> Prompt:
-    """A question, code to continue, or a long chat."""
-    kind = rng.random()
-    if kind < 0.55:
-        return Chat.of_user(rng.choice(questions))
-    if kind < 0.85:
-        return rng.choice(_CODE) * rng.choice((1, 1, 3)) + f"    # {rng.random()}\n"
-    return Chat.of_user(" ".join(rng.choices(questions, k=8)))
-
-
-def jobs(seed: int, number: int) -> list[TextJob]:
+def texts(seed: int, number: int) -> list[TextJob]:
     """Prompts of every kind, short and long, greedy and sampled."""
     rng = random.Random(f"{seed} jobs")
-    questions = [problem.question for problem in problems(f"chaos {seed}", max(8, number))]
+    asked = questions(f"chaos {seed}", max(8, number))
     found = []
     for _ in range(number):
         options = GenerateOptions(
@@ -79,7 +63,7 @@ def jobs(seed: int, number: int) -> list[TextJob]:
             max_tokens=rng.choice(LENGTHS),
             ignore_eos=rng.random() < 0.4,
         )
-        found.append(TextJob(prompt_of(rng, questions), options))
+        found.append(TextJob(varied_prompt(rng, asked), options))
     return found
 
 

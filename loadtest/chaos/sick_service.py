@@ -1,4 +1,6 @@
-"""A service whose model falls ill: `python -m bench.sick_service KIND CALLS MODULE FLAGS...`.
+"""A service whose model falls ill.
+
+    python -m loadtest.chaos.sick_service KIND CALLS MODULE FLAGS...
 
 MODULE is the service's, `verify_service` or `draft_service`. All of it is real: so many calls of
 the model work, and then its device fails, its code raises, its weights are no numbers any more, or

@@ -1,0 +1,38 @@
+"""Does every stream go on? `python -m loadtest.chaos --seconds 300`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+
+from flyspec.cli.options import with_flags
+from loadtest.chaos.run import ChaosOptions
+from loadtest.chaos.run import run as run_chaos
+from loadtest.command import run, say, single
+from loadtest.report.files import ReportFiles
+
+
+@with_flags
+def chaos(
+    files: ReportFiles,
+    options: ChaosOptions,
+) -> None:
+    """Disturb a fleet of services under load; every stream must go on.
+
+    Two targets, two drafters and one with another tokenizer, each behind a proxy, and one
+    orchestrator. Streams ask for texts of every kind while services are killed, drained, stopped,
+    delayed, stalled and cut off at random, one at a time and all targets at once.
+
+    With exact, every completed text must be the one generated before the faults. With lossy rules,
+    every round is judged again by a fresh target, which must give the same decisions and text. No
+    request may fail or exceed its deadline; at the end no session may be left, and every drafter
+    must draft again. The exit code is 1 if any of this does not hold; --seed repeats a schedule.
+    """
+    files.validate()
+    result = asyncio.run(run_chaos(options, say))
+    raise typer.Exit(files.finish(result.report()))
+
+
+if __name__ == "__main__":
+    run(single(chaos))

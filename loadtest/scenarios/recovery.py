@@ -1,0 +1,158 @@
+"""How long streams stand still when a service is killed or hangs."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Any
+
+from loadtest.goals import Check
+from loadtest.scenarios.base import FIXED, Scenario, UserFlags, Verdict, own_flag
+from loadtest.scenarios.services import DRAFTER, TARGET, held, kill
+from loadtest.summary import PhaseResult
+from loadtest.work import Closed, Phase, Text
+
+ALLOWANCE_S = 1.0
+"""What a target's absence may cost beyond its duration."""
+HOLD_S = 3.0
+FAULT_AT = 0.7
+"""The fault comes after this share of a phase; streams begun before continue after its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is done to which service. `replicas`: of the drafter."""
+
+    name: str
+    service: str
+    kills: bool
+    replicas: int = 1
+
+
+CASES = (
+    Case("drafter killed, no other", DRAFTER, True),
+    Case("drafter hangs, no other", DRAFTER, False),
+    Case("target killed and restarted", TARGET, True),
+    Case(f"target hangs for {HOLD_S:g} s", TARGET, False),
+    Case("drafter killed, a second one", DRAFTER, True, 2),
+    Case("drafter hangs, a second one", DRAFTER, False, 2),
+)
+
+
+# fmt: off
+@dataclass(frozen=True)
+class RecoveryFlags(UserFlags):
+    """The streams and the installation."""
+
+    draft_timeout: Annotated[float, own_flag(
+        "The installation's --draft-timeout-s, which bounds the loss of a drafter.",
+    )] = 1.0
+    replica: Annotated[str, own_flag(
+        "Address of a second draft service; without it, the cases with two are left out.",
+    )] = ""
+    # fmt: on
+
+
+class Recovery(Scenario[RecoveryFlags]):
+    """Long texts with exact; during each phase a service is killed, or stopped so that it hangs.
+
+    Measured is each stream's longest pause from then on, minus its median pause before. The loss of
+    a drafter may cost --draft-timeout and the time to open as many sessions, which is measured
+    first; that of a target as long as it was away, and 1 s. Every text must be the one generated
+    undisturbed. Needs --watch draft=PID and verify=PID, and something that restarts what is killed.
+    """
+
+    name = "recovery"
+    about = "Services are killed and hang during streams: how long do these stand still?"
+    needs_admin = True
+    load = replace(
+        FIXED,
+        seconds=120.0,
+        requests=replace(FIXED.requests, num_speculative_tokens=15, max_tokens=800),
+    )
+    defaults = RecoveryFlags()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.cases = [case for case in CASES if case.replicas == 1 or self.own.replica]
+        self.faults: dict[str, tuple[float, float]] = {}
+
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+        texts = self.exact_texts(self.users)
+        streams, variants = Closed(self.users), self.plain_variants
+        rng, length = random.Random(0), self.options.max_tokens or 1
+        brief = replace(self.options, max_tokens=2, num_speculative_tokens=1)
+        yield Phase(
+            "opening", streams, 0.01, variants, judged=False, texts=[
+                Text(rng.choices(range(8, self.world.vocab_size), k=length), brief)
+                for _ in range(self.users)
+            ],
+        )  # fmt: skip
+        seconds = self.seconds / len(self.cases)
+        for case in self.cases:
+            if case.replicas > 1 and self.own.replica:
+                self._add_replica()
+            yield Phase(case.name, streams, seconds, variants, texts=texts, judged=False,
+                        meanwhile=partial(self._hurt, case, FAULT_AT * seconds))  # fmt: skip
+
+    def _add_replica(self) -> None:
+        admin = self.world.operator
+        (active, *_) = admin.drafters()
+        if self.own.replica not in active.address.split(","):
+            admin.register(active.name, self.own.replica, active.kind)
+            self.world.note("the drafter has a second replica")
+
+    def _hurt(self, case: Case, after_s: float) -> None:
+        self.world.sleep(after_s)
+        began = self.world.now()
+        if case.kills:
+            self.faults[case.name] = kill(self.world, case.service)
+        else:
+            with held(self.world, case.service):
+                self.world.sleep(HOLD_S)
+            self.faults[case.name] = began, self.world.now()
+
+    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+        opened = [r.ended - r.sent for r in self.world.records if r.phase == "opening"]
+        rows = [self._row(case, *self.faults[case.name], max(opened, default=0.0))
+                for case in self.cases if case.name in self.faults]  # fmt: skip
+        return Verdict({"cases": rows}, checks=[
+            *(Check(row["case"], row["streams"] > 0 and row["added max s"] <= row["bound s"],
+                    f"a stream stood still for {row['added max s']:.2f} s, "
+                    f"bound {row['bound s']:.2f} s ({row['bound of']})") for row in rows),
+            Check("cases", len(rows) == len(self.cases), f"{len(rows)} of {len(self.cases)}"),
+            *self.same_texts(),
+        ])  # fmt: skip
+
+    def _row(self, case: Case, hurt: float, healed: float, open_s: float) -> dict[str, Any]:
+        added, streams = [], [
+            r for r in self.world.records if r.phase == case.name and r.sent < hurt < r.ended
+        ]  # fmt: skip
+        for stream in streams:
+            gaps = list(pairwise(stream.arrivals))
+            if before := [b - a for a, b in gaps if b <= hurt]:
+                longest = max((b - a for a, b in gaps if b > hurt), default=0.0)
+                added.append(longest - statistics.median(before))
+        recoveries = sum((Counter(stream.recoveries) for stream in streams), Counter())
+        if case.service == TARGET:
+            bound = healed - hurt + ALLOWANCE_S
+            bound_of = f"{healed - hurt:.2f} s without it, {ALLOWANCE_S:g} s more"
+        else:
+            bound = self.own.draft_timeout + open_s
+            bound_of = f"deadline {self.own.draft_timeout:g} s, opening {open_s:.2f} s"
+        return {
+            "case": case.name,
+            "streams": len(added),
+            "added p50 s": statistics.median(added) if added else 0.0,
+            "added max s": max(added, default=0.0),
+            "bound s": bound,
+            "bound of": bound_of,
+            "recoveries": ", ".join(
+                f"{count} {kind.lower().replace('_', ' ')}" for kind, count in recoveries.items()
+            ),
+        }
