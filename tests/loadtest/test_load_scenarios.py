@@ -77,7 +77,7 @@ async def test_overload(run_load):
     broken = {c["name"] for c in ended.document["checks"] if not c["passed"]}
     assert broken <= {"generator", "normal latency"}
     assert ended.document["errors"] == {}
-    load = ended.phase("overload")
+    load = ended.phase("burst")
     assert load["complete"] + load["refused"] == load["sent"]
     assert load["complete"] > 0
     assert load["refused"] > 0
@@ -85,6 +85,7 @@ async def test_overload(run_load):
     assert "p99 of accepted requests" in ended.printed
 
 
+@pytest.mark.full
 async def test_sharing(run_load):
     flags = "--seconds 8 --draft-model= --max-sessions 2 --max-ttft-ratio 99 --max-overtaken 99"
     ended = await run_load(
@@ -95,6 +96,7 @@ async def test_sharing(run_load):
     assert ended.document["found"]["overtaken_s"] >= 0
 
 
+@pytest.mark.full
 async def test_recovery(run_load):
     flags = "--seconds 12 --users 3 --max-tokens 120 --draft-timeout 20 --problems 40"
     ended = await run_load("recovery", flags, module="loadtest.bundled")
