@@ -97,7 +97,7 @@ def container(service: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def pods(pytestconfig):
+def pods(pytestconfig, stack):
     if not pytestconfig.getoption("--podman", False):
         pytest.skip("--podman is not given")
     return Pods()
