@@ -120,7 +120,10 @@ async def measure(client: Client, o: PairOptions, metrics_port: int) -> list[Sam
 def report(samples: Sequence[Sample]) -> list[PairReport]:
     """Summarize the modes, plain decoding first."""
     before = {(s.mode, s.prompt): s.token_ids for s in samples if s.repeat == 0}
-    modes = grouped((s for s in samples if s.repeat > 0), lambda s: s.mode)
+    modes = {
+        name: [s for s in of if s.repeat > 0]
+        for name, of in grouped(samples, lambda s: s.mode).items()
+    }
     plain = _total(modes[PLAIN])
     names = sorted(modes, key=lambda name: name != PLAIN)
     return [_report(name, modes[name], plain, before) for name in names]
