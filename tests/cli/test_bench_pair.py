@@ -352,7 +352,7 @@ def test_without_errors_every_draft_is_accepted(target: Path) -> None:
     plain, exact = document["modes"]
     assert exact["acceptance_rate"] == 1.0
     assert exact["tokens_per_round"] > plain["tokens_per_round"] == 1.0
-    assert document["target"] == "random tiny, 2 layers more in the target"
+    assert document["target"] == "random tiny, 2 extra layers in the target"
 
 
 def test_pair_refuses_before_it_starts_anything(target: Path) -> None:

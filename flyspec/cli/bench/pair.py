@@ -52,7 +52,7 @@ async def _measure(models: ModelFlags, o: PairOptions) -> Report:
             facts["padding"] = chosen
             layers = own + chosen.target_layers, chosen.draft_layers
         for more, whose in zip(layers, ("target", "draft model"), strict=True):
-            facts["target"] += f", {more} layers more in the {whose}" if more else ""
+            facts["target"] += f", {more} extra layers in the {whose}" if more else ""
         with pair.padded(*layers) as stack:
             samples = await _run(stack, o)
     reports = report(samples)
