@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
 from flyspec.bench.openai import StreamedCompletion
 from flyspec.bench.peers import PeerAnswer
@@ -66,23 +65,8 @@ class Item:
     plain_tokens: int = 0
 
 
-class Mode(Protocol):
-    """A way to continue a prompt. `concurrent`: it can serve several requests at a time."""
-
-    concurrent: bool
-
-    @property
-    def name(self) -> str:
-        """The name in reports."""
-        ...
-
-    async def run(self, item: Item) -> Sample:
-        """Continue the prompt; the caller fills in the repeat."""
-        ...
-
-
 class FlyspecMode:
-    """The services, with fixed request options."""
+    """The services, with fixed request options. `concurrent`: it takes several requests at once."""
 
     concurrent = True
 
@@ -90,7 +74,7 @@ class FlyspecMode:
         self.name, self._client, self._options = name, client, options
 
     async def run(self, item: Item) -> Sample:
-        """Time from the request to its completion; the first token arrives with the first chunk."""
+        """Time from the request to its completion; the caller fills in the repeat."""
         first = None
         token_ids: list[int] = []
         prompt_tokens = 0
@@ -143,6 +127,9 @@ class OtherMode:
             item.group, item.index, 0, self.name, done.seconds, done.tokens, done.token_ids,
             done.first_token_s, len(item.prompt_token_ids),
         )  # fmt: skip
+
+
+Mode = FlyspecMode | OtherMode
 
 
 class Noise:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from flyspec.bench.exchanges import exchanges
 from flyspec.bench.timeline import (
     PARTS,
     RoundLine,
@@ -26,7 +25,7 @@ from flyspec.bench.timeline import (
 )
 from flyspec.bench.timeline_run import text_times_ns
 from flyspec.bench.timeline_tables import timeline_summary, timeline_table
-from flyspec.bench.transport import Leg, echoes
+from flyspec.bench.transport import Leg, echoes, exchanges
 from flyspec.cli.main import app
 from tests.tiny import make_model
 

@@ -18,7 +18,6 @@ from flyspec.bench.options import SpeedOptions
 from flyspec.bench.peers import Calibration, PeerAnswer, PeerProcess, PeerSetup, peer_process
 from flyspec.bench.prompts import Group, random_tokens
 from flyspec.bench.report import report, report_batches
-from flyspec.bench.results import Report, notes
 from flyspec.bench.speed import (
     BatchSample,
     flyspec_modes,
@@ -29,7 +28,7 @@ from flyspec.bench.speed import (
     read_items,
 )
 from flyspec.bench.transport import round_trips_ns
-from flyspec.cli.bench.common import models_of
+from flyspec.cli.bench.common import Report, models_of, notes
 from flyspec.cli.stack import Stack
 from flyspec.client import Client
 from flyspec.errors import ConfigError
