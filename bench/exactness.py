@@ -23,6 +23,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,6 @@ def prompt_sets(data: Path, names: Sequence[str], limit: int | None) -> dict[str
     return sets
 
 
-def first_difference(got: Sequence[int], expected: Sequence[int]) -> int | None:
-    """Return the index of the first token that differs or is missing, if any."""
-    for index in range(max(len(got), len(expected))):
-        if got[index : index + 1] != expected[index : index + 1]:
-            return index
-    return None
-
-
 async def generate_all(
     client: Client, samples: Sequence[Expected], options: GenerateOptions
 ) -> list[list[int]]:
@@ -167,7 +160,8 @@ async def compare(
     for sample, got in zip(samples, outputs, strict=True):
         row = rows.setdefault(sample.set_name, Row(*how, sample.set_name))
         row.texts += 1
-        at = first_difference(got, sample.expected)
+        pairs = enumerate(zip_longest(got, sample.expected))
+        at = next((index for index, (one, other) in pairs if one != other), None)
         if at is None:
             row.equal += 1
         elif ties and ties.is_tie(

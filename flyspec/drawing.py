@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.errors import ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FORMATS = (".svg", ".png", ".pdf")
@@ -76,6 +77,14 @@ def to_svg(
     buffer = io.StringIO()
     _render(buffer, "svg", inches, draw, salt)
     return _shrink(buffer.getvalue())
+
+
+def powers_of_two(ax: Axes, ticks: Sequence[int], label: str) -> None:
+    """Make the x axis logarithmic, with these ticks."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(ticks), [f"{t:,}" for t in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel(label)
 
 
 def _render(

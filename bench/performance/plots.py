@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.conditions import PLAIN
-from flyspec.drawing import BLUE, GREY, ORANGE, check_matplotlib, save
+from flyspec.drawing import BLUE, GREY, ORANGE, check_matplotlib, powers_of_two, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,11 +46,8 @@ def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
                     above = [b["high"] - b["ratio_to_plain"] for b in of]
                     ax.errorbar(sizes, ratios, [below, above], fmt="o-", color=colour, label=mode)
             ax.axhline(1, color=GREY, linewidth=1, linestyle=":")
-            ax.set_xscale("log", base=2)
-            sizes = sorted({b["batch"] for b in batches})
-            ax.set_xticks(sizes, [str(size) for size in sizes])
-            ax.minorticks_off()
-            ax.set(title=group, xlabel="concurrent requests")
+            powers_of_two(ax, sorted({b["batch"] for b in batches}), "concurrent requests")
+            ax.set_title(group)
             ax.set_ylim(bottom=0)
         axes[0].set_ylabel("tokens/s, x plain")
         axes[0].legend(loc="best")

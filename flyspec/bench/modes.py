@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
 
-from flyspec.bench.openai import OpenAIServer
-from flyspec.bench.peers import PeerProcess, PeerSetup
+from flyspec.bench.openai import StreamedCompletion
+from flyspec.bench.peers import PeerAnswer
 from flyspec.client import Chunk, Client, Completion, GenerateOptions, Prompt, Started
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
@@ -66,23 +65,8 @@ class Item:
     plain_tokens: int = 0
 
 
-class Mode(Protocol):
-    """A way to continue a prompt. `concurrent`: it can serve several requests at a time."""
-
-    concurrent: bool
-
-    @property
-    def name(self) -> str:
-        """The name in reports."""
-        ...
-
-    async def run(self, item: Item) -> Sample:
-        """Continue the prompt; the caller fills in the repeat."""
-        ...
-
-
 class FlyspecMode:
-    """The services, with fixed request options."""
+    """The services, with fixed request options. `concurrent`: it takes several requests at once."""
 
     concurrent = True
 
@@ -90,7 +74,7 @@ class FlyspecMode:
         self.name, self._client, self._options = name, client, options
 
     async def run(self, item: Item) -> Sample:
-        """Time from the request to its completion; the first token arrives with the first chunk."""
+        """Time from the request to its completion; the caller fills in the repeat."""
         first = None
         token_ids: list[int] = []
         prompt_tokens = 0
@@ -129,46 +113,23 @@ class FlyspecMode:
 
 
 @dataclass
-class PeerMode:
-    """transformers in its own process, with the setup that calibration chose."""
+class OtherMode:
+    """Other software: `complete` continues an item's tokens, and returns their number and times."""
 
     name: str
-    process: PeerProcess
-    setup: PeerSetup
-    max_tokens: int
-    ignore_eos: bool
-    concurrent: bool = False
+    complete: Callable[[Item], Awaitable[PeerAnswer | StreamedCompletion]]
+    concurrent: bool
 
     async def run(self, item: Item) -> Sample:
-        """Time `generate`, by the clock of its own process."""
-        answer = await self.process.generate(
-            self.setup, item.prompt_token_ids, self.max_tokens, self.ignore_eos
-        )
+        """Time the completion, by the software's own measurement."""
+        done = await self.complete(item)
         return Sample(
-            item.group, item.index, 0, self.name, answer.seconds, len(answer.token_ids),
-            answer.token_ids, answer.first_token_s, len(item.prompt_token_ids),
-        )  # fmt: skip
-
-
-@dataclass
-class AgainstMode:
-    """Another server, with the same prompt and number of output tokens."""
-
-    server: OpenAIServer
-    concurrent: bool = True
-
-    @property
-    def name(self) -> str:
-        """The name given with `--against`."""
-        return self.server.name
-
-    async def run(self, item: Item) -> Sample:
-        """Time from the request to the end of the stream."""
-        done = await self.server.complete(item.prompt_token_ids, item.plain_tokens)
-        return Sample(
-            item.group, item.index, 0, self.name, done.seconds, done.tokens, (),
+            item.group, item.index, 0, self.name, done.seconds, done.tokens, done.token_ids,
             done.first_token_s, len(item.prompt_token_ids),
         )  # fmt: skip
+
+
+Mode = FlyspecMode | OtherMode
 
 
 class Noise:

@@ -40,6 +40,7 @@ class StreamedCompletion:
     seconds: float
     first_token_s: float
     text: str
+    token_ids: Sequence[int] = ()
 
 
 def parse_against(text: str) -> tuple[str, str]:

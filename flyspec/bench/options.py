@@ -111,11 +111,7 @@ KOrAuto = Annotated[SpeculationLength, _request("num_speculative_tokens", defaul
 MaxTokens = Annotated[int, _request("max_tokens")]
 IgnoreEos = Annotated[bool, _request("ignore_eos")]
 Drafter = Annotated[str, _request("drafter")]
-Model = Annotated[str, Flag(
-    "Model: a directory or hub id.", default="the bundled target model",
-)]
 Device = Annotated[str, Flag("Device: cpu, cuda, cuda:N or auto.")]
-ModelDtype = Annotated[Dtype, Flag("Data type of the weights.")]
 Threads = Annotated[int, Flag("CPU threads.", min=0, default="all cores")]
 Repeats = Annotated[int, Flag("Timed runs per measurement.", min=1)]
 
@@ -203,16 +199,24 @@ class EvalOptions:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class ModelOptions:
+    """The model of a benchmark without services."""
+
+    model: Annotated[str, Flag(
+        "Model: a directory or hub id.", default="the bundled target model",
+    )] = ""
+    device: Device = "auto"
+    dtype: Annotated[Dtype, Flag("Data type of the weights.")] = "auto"
+    threads: Threads = 0
+
+
+@dataclass(frozen=True)
+class EngineOptions(ModelOptions):
     """`flyspec bench engine`. A step has `batch` sequences with K + 1 tokens each.
 
     Chunks are cut from a prompt as long as the longest context.
     """
 
-    model: Model = ""
-    device: Device = "auto"
-    dtype: ModelDtype = "auto"
-    threads: Threads = 0
     batches: Annotated[tuple[int, ...], _numbers(
         "Sequences per step", name="--batch",
     )] = (1, 2, 4, 8, 16, 32)
@@ -242,17 +246,13 @@ class EngineOptions:
 
 
 @dataclass(frozen=True)
-class StallOptions:
+class StallOptions(ModelOptions):
     """`flyspec bench prefill-stall`.
 
     `max_num_batched_tokens` limits a step as in the verify service; it is raised as far as needed
     for a prompt in one chunk.
     """
 
-    model: Model = ""
-    device: Device = "auto"
-    dtype: ModelDtype = "auto"
-    threads: Threads = 0
     sessions: Annotated[int, Flag("Number of decoding sessions.", min=1)] = 32
     num_speculative_tokens: Annotated[int, Flag(
         "K: drafted tokens per round (0: plain decoding).", min=0,

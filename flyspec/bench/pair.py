@@ -13,7 +13,6 @@ import statistics
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -120,52 +119,46 @@ async def measure(client: Client, o: PairOptions, metrics_port: int) -> list[Sam
 def report(samples: Sequence[Sample]) -> list[PairReport]:
     """Summarize the modes, plain decoding first."""
     before = {(s.mode, s.prompt): s.token_ids for s in samples if s.repeat == 0}
-    modes = grouped((s for s in samples if s.repeat > 0), lambda s: s.mode)
+    modes = {
+        name: [s for s in of if s.repeat > 0]
+        for name, of in grouped(samples, lambda s: s.mode).items()
+    }
     plain = _total(modes[PLAIN])
     names = sorted(modes, key=lambda name: (name != PLAIN, name))
     return [_report(name, modes[name], plain, before) for name in names]
 
 
-class _Total(NamedTuple):
-    """Sums over the prompts, of medians of the repeats for times, of means for counts."""
-
-    seconds: float
-    target_ns: float
-    draft_ns: float
-    tokens: float
-    rounds: float
-    drafted: float
-
-
-def _total(samples: Sequence[Sample]) -> _Total:
+def _total(samples: Sequence[Sample]) -> Mapping[str, float]:
+    """Return sums over the prompts, of medians of the repeats for times, of means for counts."""
+    of: dict[str, Callable[[list[float]], float]] = {
+        **dict.fromkeys(("seconds", "target_ns", "draft_ns"), statistics.median),
+        **dict.fromkeys(("tokens", "rounds", "drafted"), statistics.mean),
+    }
     prompts = grouped(samples, lambda s: s.prompt).values()
-
-    def total(name: str, of: Callable[[list[float]], float]) -> float:
-        return sum(of([getattr(s, name) for s in group]) for group in prompts)
-
-    times = (total(name, statistics.median) for name in ("seconds", "target_ns", "draft_ns"))
-    counts = (total(name, statistics.mean) for name in ("tokens", "rounds", "drafted"))
-    return _Total(*times, *counts)
+    return {
+        name: sum(middle([getattr(s, name) for s in prompt]) for prompt in prompts)
+        for name, middle in of.items()
+    }
 
 
 def _report(
     name: str,
     samples: Sequence[Sample],
-    plain: _Total,
+    plain: Mapping[str, float],
     before: Mapping[tuple[str, int], Sequence[int]],
 ) -> PairReport:
     total = _total(samples)
     all_rounds, tokens = sum(s.rounds for s in samples), sum(s.tokens for s in samples)
-    plain_step = plain.target_ns / plain.tokens
-    verify_step = total.target_ns / total.rounds
-    draft_step = total.draft_ns / total.drafted if total.drafted else None
-    per_round = total.tokens / total.rounds
-    speedup = (total.tokens / total.seconds) / (plain.tokens / plain.seconds)
+    plain_step = plain["target_ns"] / plain["tokens"]
+    verify_step = total["target_ns"] / total["rounds"]
+    draft_step = total["draft_ns"] / total["drafted"] if total["drafted"] else None
+    per_round = total["tokens"] / total["rounds"]
+    speedup = (total["tokens"] / total["seconds"]) / (plain["tokens"] / plain["seconds"])
     bound = per_round * plain_step / verify_step
-    in_turn = per_round * plain_step / (verify_step + total.draft_ns / total.rounds)
+    in_turn = per_round * plain_step / (verify_step + total["draft_ns"] / total["rounds"])
     return PairReport(
         mode=name,
-        tokens_per_second=total.tokens / total.seconds,
+        tokens_per_second=total["tokens"] / total["seconds"],
         tokens_per_round=per_round,
         acceptance_rate=sum(s.accepted for s in samples) / max(1, sum(s.drafted for s in samples)),
         loose_share=sum(s.loose for s in samples) / tokens,
@@ -181,7 +174,7 @@ def _report(
         bytes_per_round=sum(s.round_bytes for s in samples) / all_rounds,
         distribution_bytes_per_round=sum(s.distribution_bytes for s in samples) / all_rounds,
         judge_ms=sum(s.judge_ns for s in samples) / all_rounds / 1e6,
-        round_ms=1e3 * total.seconds / total.rounds,
+        round_ms=1e3 * total["seconds"] / total["rounds"],
         same=sum(s.token_ids == before[name, s.prompt] for s in samples),
         same_as_plain=sum(s.token_ids == before[PLAIN, s.prompt] for s in samples),
         generations=len(samples),

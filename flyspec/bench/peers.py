@@ -74,6 +74,11 @@ class PeerAnswer:
     seconds: float
     first_token_s: float | None
 
+    @property
+    def tokens(self) -> int:
+        """Number of output tokens."""
+        return len(self.token_ids)
+
 
 def _constant(k: int) -> dict[str, Any]:
     return {"num_assistant_tokens": k, "num_assistant_tokens_schedule": "constant",
@@ -161,40 +166,28 @@ class PeerProcess:
         first, *others = _CHOICES[peer]
         tried: dict[str, float] = {}
 
+        async def try_out(setup: PeerSetup) -> None:
+            """Add up each prompt's better of two runs, after an uncounted one, if not too slow."""
+            limit, total = min(tried.values(), default=math.inf), 0.0
+            await self.generate(setup, prompts[0], max_tokens, ignore_eos)
+            for prompt in prompts:
+                if total <= limit:
+                    total += min([
+                        (await self.generate(setup, prompt, max_tokens, ignore_eos)).seconds
+                        for _ in range(2)
+                    ])  # fmt: skip
+            tried[str(setup)] = total
+
         async def best(setups: list[PeerSetup]) -> PeerSetup:
             for setup in setups:
                 if str(setup) not in tried:
-                    limit = min(tried.values(), default=math.inf)
-                    tried[str(setup)] = await self._time(
-                        setup, prompts, max_tokens, ignore_eos, limit
-                    )
+                    await try_out(setup)
             return min(setups, key=lambda s: tried[str(s)])
 
         frames = [PeerSetup(d, t, **first) for d in DTYPES for t in self._threads]
         frame = await best(frames)
         setup = await best([frame, *(replace(frame, **choice) for choice in others)])
         return Calibration(peer, setup, tried)
-
-    async def _time(
-        self,
-        setup: PeerSetup,
-        prompts: Sequence[Sequence[int]],
-        max_tokens: int,
-        ignore_eos: bool,
-        limit: float,
-    ) -> float:
-        """Return the seconds for all prompts, each the better of two, after an uncounted one.
-
-        Stops once they exceed `limit`.
-        """
-        await self.generate(setup, prompts[0], max_tokens, ignore_eos)
-        total = 0.0
-        for prompt in prompts:
-            if total > limit:
-                break
-            twice = [await self.generate(setup, prompt, max_tokens, ignore_eos) for _ in range(2)]
-            total += min(a.seconds for a in twice)
-        return total
 
 
 @contextlib.asynccontextmanager

@@ -8,10 +8,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from flyspec.bench.exchanges import exchanges
 from flyspec.bench.options import RoundOptions
 from flyspec.bench.prompts import fresh_requests
-from flyspec.bench.transport import Leg, echoes
+from flyspec.bench.transport import Leg, echoes, exchanges
 from flyspec.client import Client
 from flyspec.progress import progress
 from flyspec.telemetry.traces import traceparent_of, wall_ns

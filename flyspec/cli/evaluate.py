@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.options import EvalOptions
-from flyspec.cli.bench.common import Address, Local, Results, models_of
+from flyspec.cli.bench.common import Address, Local, Report, Results, models_of, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 
 if TYPE_CHECKING:
-    from flyspec.bench.results import Report
     from flyspec.client import Client
 
 
@@ -27,7 +26,6 @@ def evaluate(
     """Compare the outputs of plain decoding and acceptance rules by answers or log-likelihood."""
     from flyspec.bench import accuracy, tables
     from flyspec.bench.prompts import Group, fresh_problems
-    from flyspec.bench.results import Report, notes
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
     from flyspec.progress import error_console
     from flyspec.prompts import read_prompts

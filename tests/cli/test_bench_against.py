@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flyspec.bench.modes import AgainstMode, Item
+from flyspec.bench.modes import Item, OtherMode
 from flyspec.bench.openai import OpenAIServer, parse_against
 from flyspec.errors import ConfigError, FlyspecError
 
@@ -86,7 +86,8 @@ def decode(ids: Any) -> str:
 async def test_the_prompt_s_tokens_and_as_many_of_the_output(stub: Stub) -> None:
     server = OpenAIServer("stub", stub.url, decode)
     await server.connect([1, 2, 3])
-    sample = await AgainstMode(server).run(Item("g", 4, "text", (65, 66), 7))
+    mode = OtherMode("stub", lambda i: server.complete(i.prompt_token_ids, i.plain_tokens), True)
+    sample = await mode.run(Item("g", 4, "text", (65, 66), 7))
     assert (sample.mode, sample.group, sample.prompt) == ("stub", "g", 4)
     assert (sample.tokens, sample.prompt_tokens, sample.token_ids) == (7, 2, ())
     assert sample.first_token_s is not None

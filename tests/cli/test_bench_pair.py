@@ -344,7 +344,7 @@ def test_a_random_target_with_a_replaying_drafter(target: Path, tmp_path: Path) 
     assert modes["fuzzy"]["distribution_bytes_per_round"] > 0
     assert modes["fly"]["judge_ms"] > 0
     assert document["shape"]["vocab_size"] == 6000
-    assert document["target"] == "random tiny, 2 layers more in the target"
+    assert document["target"] == "random tiny, 2 extra layers in the target"
 
 
 def test_pair_refuses_before_it_starts_anything(target: Path) -> None:

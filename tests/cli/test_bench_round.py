@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from flyspec.bench.exchanges import exchanges
 from flyspec.bench.timeline import (
     PARTS,
     RoundLine,
@@ -24,7 +23,7 @@ from flyspec.bench.timeline import (
     round_lines,
 )
 from flyspec.bench.timeline_run import text_times_ns
-from flyspec.bench.transport import Leg, echoes
+from flyspec.bench.transport import Leg, echoes, exchanges
 from flyspec.cli.main import app
 from tests.tiny import make_model
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flyspec.drawing import BLUE, GREY, ORANGE, ORDERED, save
+from flyspec.drawing import BLUE, GREY, ORANGE, ORDERED, powers_of_two, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +65,7 @@ def plot_throughput(reports: Sequence[LevelReport], path: Path) -> None:
         right.set(ylabel="ms per output token", title="Latency of a request")
         for ax in (left, right):
             ax.legend(loc="upper left")
-            _powers_of_two(ax, numbers, "requests")
+            powers_of_two(ax, numbers, "requests")
             _from_zero(ax, 1.3)
 
     save(path, (9.0, 3.4), draw)
@@ -105,7 +105,7 @@ def _step_times(ax: Axes, run: EngineRun, context: int, top: float) -> None:
         times = [run.cell(b, k, context).step_ms for b in batches]
         ax.plot(batches, times, "o-", color=colour, label=str(k))
     ax.set(title=f"context {context:,}", ylabel="step time, ms", ylim=(0, 1.05 * top))
-    _powers_of_two(ax, batches, "batch, sequences")
+    powers_of_two(ax, batches, "batch, sequences")
 
 
 def _attention(ax: Axes, run: EngineRun) -> None:
@@ -116,7 +116,7 @@ def _attention(ax: Axes, run: EngineRun) -> None:
     ax.plot(contexts, [s.matrix_products_ms for s in of], "s-", color=BLUE,
             label="matrix products")  # fmt: skip
     ax.set(title=f"batch {batch}, K = {k}", ylabel="ms per step")
-    _powers_of_two(ax, contexts, "context, tokens")
+    powers_of_two(ax, contexts, "context, tokens")
     ax.legend(loc="best")
     _from_zero(ax, 1.1)
 
@@ -127,7 +127,7 @@ def _prefill(ax: Axes, runs: Sequence[EngineRun]) -> None:
         rates = [p.tokens_per_second for p in run.prefill]
         ax.plot(chunks, rates, "o-", color=colour, label=_ranks_label(run))
     ax.set(title="prefill of a single prompt", ylabel="tokens/s")
-    _powers_of_two(ax, [p.chunk for p in runs[0].prefill], "chunk, tokens")
+    powers_of_two(ax, [p.chunk for p in runs[0].prefill], "chunk, tokens")
     _from_zero(ax, 1.1)
     if len(runs) > 1:
         ax.legend(loc="best")
@@ -147,7 +147,7 @@ def _ranks(ax: Axes, runs: Sequence[EngineRun]) -> None:
         rates = [run.cell(b, k, context).tokens_per_second for b in batches]
         ax.plot(batches, rates, "o-", color=colour, label=label)
     ax.set(title=title, ylabel="tokens verified/s")
-    _powers_of_two(ax, batches, "batch, sequences")
+    powers_of_two(ax, batches, "batch, sequences")
     ax.legend(loc="best")
     _from_zero(ax, 1.1)
 
@@ -172,13 +172,6 @@ def _thinned(values: Sequence[int], most: int) -> list[int]:
     if len(values) <= most:
         return list(values)
     return [values[i * (len(values) - 1) // (most - 1)] for i in range(most)]
-
-
-def _powers_of_two(ax: Axes, ticks: Sequence[int], label: str) -> None:
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(list(ticks), [f"{t:,}" for t in ticks])
-    ax.minorticks_off()
-    ax.set_xlabel(label)
 
 
 def _from_zero(ax: Axes, room: float) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -20,7 +19,6 @@ from flyspec.bench.engine.stall_report import Arrival, StallReport, StepRecord, 
 from flyspec.bench.engine.steps import context_limit
 from flyspec.bench.options import STALL_GROWTH, StallOptions
 from flyspec.engine.loading import LoadedModel, load_model
-from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
@@ -35,35 +33,24 @@ _POLL_S = 0.005
 _WARM_UP_STEPS = 10
 
 
-class RecordingRunner(ModelRunner):
-    """Records what was in the last forward pass."""
-
-    sequences = tokens = 0
-
-    def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """As `ModelRunner.forward`."""
-        self.sequences = len(steps)
-        self.tokens = sum(len(step.token_ids) for step in steps)
-        return super().forward(steps)
-
-
 class RecordingEngine(VerifyEngine):
-    """Records when each step began and ended."""
+    """Records when each step began and ended, and what it ran."""
 
-    def __init__(self, runner: RecordingRunner, loaded: LoadedModel, budget: StepBudget) -> None:
+    def __init__(self, runner: ModelRunner, loaded: LoadedModel, budget: StepBudget) -> None:
         # OpenMP keeps the number of threads per calling thread.
         prepare = partial(torch.set_num_threads, torch.get_num_threads())
-        super().__init__(runner, loaded.tokenizer, 4096, prepare, budget)
-        self._recorded = runner
+        super().__init__(runner, loaded.tokenizer, 4096, prepare, budget, self._ran)
+        self._last = 0, 0
         self.records: list[StepRecord] = []
+
+    def _ran(self, _: int, sequences: int, tokens: int, __: int) -> None:
+        self._last = sequences, tokens
 
     def step(self) -> None:
         """As `VerifyEngine.step`."""
         begin = time.perf_counter_ns()
         super().step()
-        runner = self._recorded
-        end = time.perf_counter_ns()
-        self.records.append(StepRecord(begin, end, runner.sequences, runner.tokens))
+        self.records.append(StepRecord(begin, time.perf_counter_ns(), *self._last))
 
 
 async def measure(options: StallOptions) -> StallReport:
@@ -78,7 +65,7 @@ async def measure(options: StallOptions) -> StallReport:
         torch.set_num_threads(options.threads)
     disable_progress_bar()
     loaded = load_model(options.model, options.device, options.dtype, options.max_model_len)
-    runner = RecordingRunner(loaded, options.sessions + 1)
+    runner = ModelRunner(loaded, options.sessions + 1)
     runner.warm_up()
     rng = random.Random(0)
     chunks = options.all_chunks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +11,8 @@ from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
-    from flyspec.bench.results import Report
     from flyspec.cli.stack import Stack
     from flyspec.values.admin import ModelInfo
 
@@ -21,6 +20,28 @@ Address = Annotated[str | None, Flag(
     "Address of a running stack.", default="start one for this command",
 )]  # fmt: skip
 Local = Annotated[bool, Flag("Start a stack for this command (the default).")]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of a measurement as JSON, as tables with notes, and as a plot.
+
+    `samples` are part of the JSON only in a file. Dataclasses in either become objects. `columns`
+    is the width of the tables if they are not shown on a terminal.
+    """
+
+    document: Mapping[str, Any]
+    shown: Sequence[RenderableType]
+    samples: Mapping[str, Any] = field(default_factory=dict)
+    plot: Callable[[Path], None] | None = None
+    columns: int = 132
+
+
+def notes(text: str) -> RenderableType:
+    """Return notes to show below a table."""
+    from rich.text import Text
+
+    return Text(text, style="dim")
 
 
 @dataclass(frozen=True)

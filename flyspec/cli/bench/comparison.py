@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flyspec.bench import tables
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.machine import this_machine
-from flyspec.bench.modes import AgainstMode, FlyspecMode, Item, Mode, Noise, PeerMode, Sample
-from flyspec.bench.openai import OpenAIServer
+from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, OtherMode, Sample
+from flyspec.bench.openai import OpenAIServer, StreamedCompletion
 from flyspec.bench.options import SpeedOptions
-from flyspec.bench.peers import Calibration, peer_process
+from flyspec.bench.peers import Calibration, PeerAnswer, PeerProcess, PeerSetup, peer_process
 from flyspec.bench.prompts import Group, random_tokens
 from flyspec.bench.report import report, report_batches
-from flyspec.bench.results import Report, notes
 from flyspec.bench.speed import (
     BatchSample,
     flyspec_modes,
@@ -28,7 +28,7 @@ from flyspec.bench.speed import (
     read_items,
 )
 from flyspec.bench.transport import round_trips_ns
-from flyspec.cli.bench.common import models_of
+from flyspec.cli.bench.common import Report, models_of, notes
 from flyspec.cli.stack import Stack
 from flyspec.client import Client
 from flyspec.errors import ConfigError
@@ -73,7 +73,7 @@ async def compare(
                 found = await process.calibrate(peer, tried_on, o.max_tokens, o.ignore_eos)
                 console.print(f"{peer}: {found.setup} is fastest", markup=False)
                 calibrations.append(found)
-                modes.append(PeerMode(peer, process, found.setup, o.max_tokens, o.ignore_eos))
+                modes.append(OtherMode(peer, partial(_by_peer, o, process, found.setup), False))
         modes += await _servers(o, items, source)
         prompts = sum(map(len, items))
         console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
@@ -129,15 +129,23 @@ async def _other_dtype(
     return FlyspecMode(f"{PLAIN}, {other}", client, plain_options(o))
 
 
+async def _by_peer(o: SpeedOptions, process: PeerProcess, setup: PeerSetup, i: Item) -> PeerAnswer:
+    return await process.generate(setup, i.prompt_token_ids, o.max_tokens, o.ignore_eos)
+
+
+async def _by_server(server: OpenAIServer, i: Item) -> StreamedCompletion:
+    return await server.complete(i.prompt_token_ids, i.plain_tokens)
+
+
 async def _servers(
     o: SpeedOptions, items: Sequence[Sequence[Item]], target: str
-) -> list[AgainstMode]:
+) -> list[OtherMode]:
     """Return the modes of other servers, after checking that each one answers."""
     modes = []
     for name, url in o.against:
         server = OpenAIServer(name, url, _decoder(target))
         await server.connect(items[0][0].prompt_token_ids)
-        modes.append(AgainstMode(server))
+        modes.append(OtherMode(name, partial(_by_server, server), True))
     return modes
 
 

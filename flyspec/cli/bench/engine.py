@@ -6,15 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flyspec.bench.options import EngineOptions, JudgeOptions, StallOptions, ThroughputOptions
-from flyspec.cli.bench.common import PlottedResults, Results, models_of
+from flyspec.cli.bench.common import PlottedResults, Report, Results, models_of, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
+    from rich.console import RenderableType
 
-    from flyspec.bench.results import Report
     from flyspec.client import Client
 
 
@@ -24,7 +22,6 @@ def bench_engine(options: EngineOptions, results: PlottedResults) -> None:
     from flyspec.bench.engine.plots import plot_engine
     from flyspec.bench.engine.steps import measure
     from flyspec.bench.engine.tables import engine_shown
-    from flyspec.bench.results import Report
 
     def use() -> Report:
         found = measure(replace(options, model=options.model or _bundled_target()))
@@ -39,7 +36,6 @@ def bench_stall(options: StallOptions, results: PlottedResults) -> None:
     from flyspec.bench.engine.plots import plot_stall
     from flyspec.bench.engine.stall import measure
     from flyspec.bench.engine.tables import stall_summary, stall_table
-    from flyspec.bench.results import Report
     from flyspec.cli.runtime import run_async
 
     def use() -> Report:
@@ -67,7 +63,6 @@ def bench_throughput(
     from flyspec.bench.engine.plots import plot_throughput
     from flyspec.bench.engine.tables import THROUGHPUT_NOTES, throughput_table
     from flyspec.bench.engine.throughput import measure, report
-    from flyspec.bench.results import Report, notes
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.client import AdminClient
 
@@ -93,12 +88,11 @@ def bench_throughput(
 def bench_judge(options: JudgeOptions, results: Results) -> None:
     """Compare the time to judge a round with the forward pass of the target's output layer."""
     from flyspec.bench import judging
-    from flyspec.bench.results import Report, notes
 
     def use() -> Report:
         found = judging.measure(options)
         goal = {"target_share": judging.TARGET_SHARE, "worst_share": found.worst_share}
-        shown: list[Table | Text | str] = [
+        shown: list[RenderableType] = [
             *judging.judge_tables(found),
             judging.judge_summary(found),
             notes(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.options import Padding, PairOptions
-from flyspec.cli.bench.common import Results
+from flyspec.cli.bench.common import Report, Results, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
@@ -19,7 +19,6 @@ from flyspec.speculation_length import SpeculationLength, requested
 
 if TYPE_CHECKING:
     from flyspec.bench.modes import Sample
-    from flyspec.bench.results import Report
     from flyspec.client import Client
 
 _PATIENCE_S = 600.0  # for a proposal that first needs the target's own text
@@ -36,7 +35,6 @@ def bench_pair(models: ModelFlags, options: PairOptions, results: Results) -> No
 async def _measure(models: ModelFlags, o: PairOptions) -> Report:
     from flyspec.bench.pair import PAIR_NOTES, pair_table, report
     from flyspec.bench.pair_padding import choose_padding
-    from flyspec.bench.results import Report, notes
 
     with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
         pair, facts = _prepare(models, o, Path(folder))
@@ -52,7 +50,7 @@ async def _measure(models: ModelFlags, o: PairOptions) -> Report:
             facts["padding"] = chosen
             layers = own + chosen.target_layers, chosen.draft_layers
         for more, whose in zip(layers, ("target", "draft model"), strict=True):
-            facts["target"] += f", {more} layers more in the {whose}" if more else ""
+            facts["target"] += f", {more} extra layers in the {whose}" if more else ""
         with pair.padded(*layers) as stack:
             samples = await _run(stack, o)
     reports = report(samples)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flyspec.bench.options import RoundOptions
-from flyspec.cli.bench.common import Results
+from flyspec.cli.bench.common import Report, Results, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.stack import StackOptions
 from flyspec.errors import ConfigError
-
-if TYPE_CHECKING:
-    from flyspec.bench.results import Report
 
 
 @with_flags
@@ -25,7 +21,6 @@ def bench_round(models: ModelFlags, options: RoundOptions, results: Results) -> 
 
 def _measure(models: ModelFlags, options: RoundOptions) -> Report:
     from flyspec.bench import timeline_tables
-    from flyspec.bench.results import Report, notes
     from flyspec.bench.timeline import read_spans, report, round_ends, round_lines
     from flyspec.bench.timeline_run import run, text_times_ns
     from flyspec.cli.runtime import run_async, with_server
