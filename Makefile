@@ -8,7 +8,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test lint types checks imports protos manifests prometheus unit stubs models clean images-check \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check \
 	gpu-test gpu-bench bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -72,6 +72,9 @@ unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
 	+@$(BIN)/python -m pytest -m "not full and not gpu" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
+test-full: $(VENV)/.installed-dev prometheus ## every test in its long form, ten times as many examples of properties; hours
+	@$(BIN)/python -m pytest -m "not gpu" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
+
 gpu-test: $(VENV)/.installed-dev ## the tests that need a CUDA device; skips them where there is none
 	@echo "== pytest: what needs a CUDA device"
 	@$(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
@@ -85,7 +88,7 @@ models: $(VENV)/.installed ## retrain the bundled models (about an hour on two c
 	$(BIN)/python -m demo.train --what all
 
 check-rules: $(VENV)/.installed-dev ## the long forms of the rules' tests
-	@$(BIN)/python -m pytest tests/rules tests/test_validation.py $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest --hypothesis-profile=full tests/rules tests/test_validation.py $(PYTEST_ARGS)
 
 DATA ?= ../shared/data
 check-exact: $(VENV)/.installed ## exact equals transformers' greedy generate, and plain decoding bit for bit, over DATA and fresh problems

@@ -10,9 +10,13 @@ from hypothesis import HealthCheck, settings
 # A shell lets what it runs in the background ignore interrupts, and children do as their parents.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes depends on what else the machine does.
-settings.register_profile("flyspec", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("flyspec")
+# How long an example takes depends on what else the machine does. `--hypothesis-profile` names
+# another of the two; `tests.examples` is for properties whose examples are many or expensive.
+settings.register_profile(
+    "short", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("full", settings.get_profile("short"), max_examples=1000)
+settings.load_profile("short")
 
 
 @pytest.fixture(scope="session")

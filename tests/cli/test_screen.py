@@ -10,6 +10,7 @@ from flyspec.cli import render
 from flyspec.cli.screen import Piece, Screen, rows
 from flyspec.values.tokens import Origin
 from tests.cli.terminal import Terminal
+from tests.examples import examples
 
 RED, BLUE = Style(color="red"), Style(color="blue")
 
@@ -23,7 +24,7 @@ TEXT = st.text(st.sampled_from("abc \n\t数"), max_size=12)
 PIECES = st.lists(st.tuples(TEXT, st.sampled_from([RED, BLUE])), max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100))
 @given(
     columns=st.integers(8, 20),
     steps=st.lists(st.tuples(PIECES, st.integers(0, 30)), max_size=6),

@@ -34,6 +34,7 @@ from tests.draft_service.draft_harness import (
     drive,
     drive_all,
 )
+from tests.examples import examples
 
 
 def generate(loaded: LoadedModel, tokens: list[int], max_tokens: int) -> list[int]:
@@ -273,6 +274,6 @@ def test_any_rounds_equal_recomputing(kind: str, loaded: LoadedModel) -> None:
     Machine.runner, Machine.drafter = runner, drafters[kind]
     run_machine(
         Machine,
-        settings=settings(max_examples=25, stateful_step_count=12),
+        settings=settings(max_examples=examples(15), stateful_step_count=12),
     )
     assert runner.cache.num_free == 2

@@ -40,6 +40,7 @@ from tests.draft_service.draft_harness import (
     drive,
 )
 from tests.draft_service.test_scripted_drafts import sessions_over
+from tests.examples import examples
 from tests.scripted import ScriptedModel
 
 
@@ -250,7 +251,7 @@ def falls_below(confidences: Sequence[float], least: float) -> int:
     chunk_tokens=st.sampled_from([1, 2, 3, 16]),
     kind=st.sampled_from(["model", "multi_level"]),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 async def test_a_proposal_ends_behind_the_token_with_which_it_gets_too_unlikely(
     tokens: list[int], least: float, most: int, chunk_tokens: int, kind: str
 ) -> None:

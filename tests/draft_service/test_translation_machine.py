@@ -27,6 +27,7 @@ from tests.draft_service.tokenizer_zoo import (
     units_of_target,
     vocabulary,
 )
+from tests.examples import examples
 
 WORDS = [
     "apples ",
@@ -229,12 +230,12 @@ def run(target_: str, draft_: str, limit_: int, examples: int) -> None:
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_any_moves_and_proposals(target: str, draft: str) -> None:
-    run(target, draft, 1 << 16, 25)
+    run(target, draft, 1 << 16, examples(10))
 
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS[:2])
 def test_in_a_context_that_is_too_short(target: str, draft: str) -> None:
-    run(target, draft, 96, 25)
+    run(target, draft, 96, examples(10))
 
 
 def test_a_draft_that_knows_little() -> None:
@@ -250,7 +251,7 @@ def test_a_draft_that_knows_little() -> None:
             assert all(i in known or i in self.pair.draft.control for i in self.script.tokens)
 
     Case.TestCase.settings = settings(
-        max_examples=25, stateful_step_count=20,
+        max_examples=examples(10), stateful_step_count=20,
         suppress_health_check=list(HealthCheck), phases=PHASES,
     )  # fmt: skip
     Case.TestCase("runTest").runTest()

@@ -33,7 +33,7 @@ async def check(options, kinds=KINDS):
 async def test_one_fault_of_each_kind(ill):
     fleet = FleetOptions(no_foreign=True, draft_timeout_s=1.0)
     options = ChaosOptions(
-        seed=5, once=True, streams=8, texts=16, lossy_share=0.4, ill=ill, fleet=fleet
+        seed=5, once=True, streams=8, texts=8, lossy_share=0.4, ill=ill, fleet=fleet
     )
     result = await check(options, KINDS if ill else OUTER)
     assert result.recoveries
@@ -57,7 +57,7 @@ async def told(stack, rule, k):
     """A generation with its rounds, as one of the suite's requests."""
     (problem,) = problems("replay", 1)
     options = GenerateOptions(
-        rule=rule, num_speculative_tokens=k, max_tokens=60, seed=1, return_rounds=True
+        rule=rule, num_speculative_tokens=k, max_tokens=24, seed=1, return_rounds=True
     )
     prompt = Chat.of_user(problem.question)
     async with stack.client() as client:

@@ -10,7 +10,7 @@ from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9)
-WAYS = [("", 0), *((d, k) for d in ("model", "prompt_lookup", "multi_level") for k in (1, 4, 15))]
+WAYS = [("", 0), *((d, k) for d in ("model", "prompt_lookup", "multi_level") for k in (1, 15))]
 PYTHON = 'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n'
 
 
@@ -18,7 +18,7 @@ def options(drafter, k, seed):
     return GenerateOptions(
         sampling=SAMPLING,
         seed=seed,
-        max_tokens=48,
+        max_tokens=32,
         ignore_eos=True,
         drafter=drafter,
         rule=Rule("exact"),

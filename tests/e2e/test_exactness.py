@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--limit", "3", "--k", "1", "15"),
+        ("--limit", "2", "--k", "15"),
         ("--limit", "2", "--k", "15", "auto", "--dtype", "bfloat16", "--reference", "plain"),
     ],
     ids=["float64", "bfloat16"],

@@ -97,6 +97,7 @@ class Reference:
             self.round()
 
 
+@pytest.mark.full  # tests/orchestrator/test_windows.py does the same with tiny models
 async def test_margin_rolls_back_and_equals_its_definition(bundled_stack, pair):
     options = GenerateOptions(
         rule=Rule("margin", margin_threshold=TAU),

@@ -26,6 +26,7 @@ from flyspec.engine.sampling import DRAFT_STREAM, sample_among
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.rounds import DistributionSpec, DraftChunk
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from tests.examples import examples
 
 V = 40
 
@@ -106,7 +107,7 @@ SAMPLINGS = st.sampled_from([
 
 
 @given(SAMPLINGS, st.sampled_from([0, 1, 3, 20, 1024]), st.integers(0, 10**6), st.integers(1, 16))
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 def test_what_is_drawn_from_is_what_is_read(
     sampling: SamplingParams, top_k: int, seed: int, rows: int
 ) -> None:
@@ -229,7 +230,7 @@ def test_what_makes_no_sense_is_refused(case: Any, renormalise: bool) -> None:
 
 
 @given(st.lists(st.integers(0, 0xFFFF), min_size=V, max_size=V))
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 def test_every_pattern_of_bits_is_judged_by_its_number(bits: list[int]) -> None:
     """Of all half floats, exactly those up to 0 (within rounding) are log-probabilities."""
     log_probs = struct.pack(f"<{V}H", *bits)

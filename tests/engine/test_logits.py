@@ -18,6 +18,7 @@ from flyspec.engine.logits import History, process_logits, token_logprobs
 from flyspec.engine.sampling import choose
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.tokens import SamplingParams
+from tests.examples import examples
 
 V = 48
 EOS = (3, 7)
@@ -109,7 +110,7 @@ def row_restated(row: Tensor, sampling: SamplingParams, tokens: list[int], promp
 
 
 @given(SAMPLING, st.integers(0, 10**6), TOKENS.filter(len), TOKENS, st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 def test_rows_agree_with_transformers_and_openai(
     sampling: SamplingParams, seed: int, before: list[int], drafts: list[int], data: Any
 ) -> None:
@@ -123,7 +124,7 @@ def test_rows_agree_with_transformers_and_openai(
 
 
 @given(SAMPLING, st.integers(0, 10**6), TOKENS.filter(len), TOKENS, st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 def test_a_round_of_rows_equals_single_steps(
     sampling: SamplingParams, seed: int, before: list[int], drafts: list[int], data: Any
 ) -> None:
@@ -255,7 +256,7 @@ def test_generate_has_the_same_order(model: Any) -> None:
     st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     st.data(),
 )  # fmt: skip
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 def test_logprobs_restated(
     values: list[list[float]], top: int, dtype: torch.dtype, data: Any
 ) -> None:

@@ -35,6 +35,7 @@ from tests.engine.random_models import (
     make_runner,
     reference_logits,
 )
+from tests.examples import examples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -297,7 +298,7 @@ def drive(kind: str, examples: int, steps: int, **options: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_history_gives_the_logits_of_recomputing(kind: str) -> None:
-    drive(kind, 40, 25)
+    drive(kind, examples(20), 25)
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyspec.values.generation import FinishReason, Retract
+from tests.examples import examples
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import EOS, World
@@ -71,7 +72,7 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 @given(
     world=worlds,
     window_size=st.integers(1, 8),

@@ -10,6 +10,7 @@ from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin
 from orchestrator.generation.output import Output, held_back
 from orchestrator.generation.window import Commit, Token
+from tests.examples import examples
 from tests.orchestrator.tokenizer import TOKENIZER
 
 
@@ -53,7 +54,7 @@ def test_any_tokens_give_the_decoded_text(token_ids, data):
     assert output.finish_reason is FinishReason.LENGTH
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(
     st.text(alphabet="abc ", min_size=1, max_size=40),
     st.lists(st.text(alphabet="abc ", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -37,6 +37,7 @@ from orchestrator.generation.experience import (
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, FixedPace, NextRound, RepeatedPace
 from orchestrator.generation.question import FOLLOWING_COST_NS
+from tests.examples import examples
 from tests.orchestrator.simulation import MS, Costs, Simulation
 
 MOST = 16
@@ -492,7 +493,7 @@ def happenings(draw, k):
     costs=st.lists(NS, max_size=4),
     running=st.sampled_from([0, 1, 3, 300]),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 def test_odd_values_are_survived(data, most, costs, running):
     steps = [MeasuredStep(2**i, ns) for i, ns in enumerate(sorted(costs))]
     experience = Experience(steps)

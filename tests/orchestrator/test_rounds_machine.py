@@ -22,6 +22,7 @@ from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import RoundOutcome
 from orchestrator.generation.pace import FixedPace, NextRound, Pace, RepeatedPace
 from orchestrator.generation.window import Hide, Show
+from tests.examples import examples
 from tests.orchestrator.fakes import Fakes, plan_of
 from tests.orchestrator.reference import replay
 from tests.orchestrator.tokenizer import TOKENIZER
@@ -279,9 +280,9 @@ def tell(fakes: Fakes, whim: Whim) -> None:
 
 
 TestGenerations = Generations.TestCase
-TestGenerations.settings = settings(max_examples=150, stateful_step_count=25)
+TestGenerations.settings = settings(max_examples=examples(40), stateful_step_count=25)
 TestWilfulGenerations = WilfulGenerations.TestCase
-TestWilfulGenerations.settings = settings(max_examples=200, stateful_step_count=30)
+TestWilfulGenerations.settings = settings(max_examples=examples(50), stateful_step_count=30)
 
 WORLDS = st.builds(
     World,
@@ -307,7 +308,7 @@ async def whole(fakes: Fakes, minds: Sequence[Whim] = ()) -> list[int]:
 
 
 @given(world=WORLDS, minds=st.lists(whims, min_size=1, max_size=8), max_tokens=st.integers(1, 60))
-@settings(max_examples=150)
+@settings(max_examples=examples(50))
 def test_an_exact_text_is_that_of_plain_decoding_whatever_the_pace(world, minds, max_tokens):
     world = replace(world, tolerance=0.0)
     plan = plan_of(
@@ -326,7 +327,7 @@ def test_an_exact_text_is_that_of_plain_decoding_whatever_the_pace(world, minds,
     max_tokens=st.integers(1, 60),
     window_size=st.sampled_from([3, 6, 2, 1, 0]),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(50))
 def test_a_lossy_run_is_repeated_by_its_rounds(world, minds, max_tokens, window_size):
     plan = plan_of(adaptive=True, num_speculative_tokens=7, max_tokens=max_tokens)
     fakes = Fakes(world, plan, TOKENIZER, window_size, pace=WilfulPace())
