@@ -86,7 +86,7 @@ HASH = f'hash = "{hash_of("k")}"\n'
         (ENTRY + HASH + "max_concurrent = 0", r"keys.0.max_concurrent: .*greater than or equal to"),
         (ENTRY + HASH + "limit = 1", r"keys.0.limit: Extra inputs"),
         (ENTRY + HASH + ENTRY + HASH, r"two entries are named 'a'"),
-        (ENTRY + HASH + ENTRY.replace('"a"', '"b"') + HASH, r"'b' has a hash that is there"),
+        (ENTRY + HASH + ENTRY.replace('"a"', '"b"') + HASH, r"'b' has a hash that is already"),
         ("other = 1", r"other: Extra inputs"),
     ],
 )
