@@ -40,15 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reports = read_reports(given.reports)
         text = write_between(given.document.read_text(), parts_of(reports))
         speed = reports.get("speed", ())
-        images = given.document.parent / "images"
-        images.mkdir(exist_ok=True)
+        images = given.document.parent / "images" / given.document.stem
+        images.parent.mkdir(exist_ok=True)
         plot_groups(groups(speed), others_of(speed), images)
         plot_batches([b for d in speed for b in d["batches"]], images)
     except (FlyspecError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     given.document.write_text(text)
-    print(f"wrote {given.document} and {images}")
+    print(f"wrote {given.document} and {images}-*.svg")
     return 0
 
 

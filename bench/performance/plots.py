@@ -18,19 +18,19 @@ COLOURS = {"fly": ORANGE, "exact": BLUE, PLAIN: GREY}
 _INCHES_PER_GROUP = 0.42
 
 
-def plot_groups(groups: Sequence[Group], others: Sequence[str], folder: Path) -> None:
-    """performance-groups.svg against plain decoding, performance-others.svg against each other."""
+def plot_groups(groups: Sequence[Group], others: Sequence[str], start: Path) -> None:
+    """START-groups.svg against plain decoding, START-others.svg against each other."""
     check_matplotlib("bench.performance")
     shown = [g for g in groups if any(mode in g[1] for mode in ("fly", "exact"))]
     if shown:
-        _panels([PLAIN], shown, folder / "performance-groups.svg")
+        _panels([PLAIN], shown, start.with_name(f"{start.name}-groups.svg"))
     present = [other for other in others if any(other in modes for _, modes in shown)]
     if present:
-        _panels(present, shown, folder / "performance-others.svg")
+        _panels(present, shown, start.with_name(f"{start.name}-others.svg"))
 
 
-def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """performance-batches.svg: tokens per second x plain, by concurrent requests."""
+def plot_batches(batches: Sequence[Mapping[str, Any]], start: Path) -> None:
+    """START-batches.svg: tokens per second x plain, by concurrent requests."""
     if not batches:
         return
     groups = list(dict.fromkeys(b["group"] for b in batches))
@@ -52,7 +52,7 @@ def plot_batches(batches: Sequence[Mapping[str, Any]], folder: Path) -> None:
         axes[0].set_ylabel("tokens/s, x plain")
         axes[0].legend(loc="best")
 
-    save(folder / "performance-batches.svg", (4.2 * len(groups), 3.2), draw)
+    save(start.with_name(f"{start.name}-batches.svg"), (4.2 * len(groups), 3.2), draw)
 
 
 def _panels(bases: Sequence[str], groups: Sequence[Group], path: Path) -> None:
