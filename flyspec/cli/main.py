@@ -64,7 +64,9 @@ def _with_plain_help(command: Any) -> Any:
                     formatter.write_dl(records)
         formatter.buffer[:] = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
         if subcommands:
-            command.format_commands(ctx, formatter)
+            with formatter.section("Commands"):
+                rows = [(name, sub.get_short_help_str(200)) for name, sub in subcommands.items()]
+                formatter.write_dl(rows)
 
     command.rich_markup_mode = None
     command.format_options = format_options
