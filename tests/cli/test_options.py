@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from flyspec.cli.main import app
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
@@ -224,3 +225,13 @@ def test_a_gpu_that_both_models_have_is_shared(
 ) -> None:
     options = StackOptions(**{"model": "m", "draft_model": "d", **given}).resolved()
     assert (options.gpu_memory_utilization, options.draft_gpu_memory_utilization) == shares
+
+
+@pytest.mark.parametrize("command", ["", "engine", "judge", "pair", "prefill-stall", "round"])
+def test_help_fits_80_columns_with_names_in_full(command: str) -> None:
+    arguments = ["bench", *filter(None, [command]), "--help"]
+    lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).output.splitlines()
+    assert max(map(len, lines)) <= 80
+    shown = " ".join(lines)
+    assert "--tensor-parallel-size " in shown or "--num-speculative-tokens " in shown
+    assert "…" not in shown
