@@ -8,12 +8,12 @@ from loadtest.scenarios.cancel_storm import CancelStorm
 from loadtest.scenarios.drafter_swap import DrafterSwap
 from loadtest.scenarios.mixed_rules import MixedRules
 from loadtest.scenarios.ramp import Ramp
-from loadtest.scenarios.recovery import Recovery
+from loadtest.scenarios.recovery import KillRecovery
 from loadtest.scenarios.sharing import Sharing
 from loadtest.scenarios.soak import Soak
 
 _ALL: tuple[type[Scenario[Any]], ...] = (
-    Ramp, Soak, Burst, Overload, CancelStorm, DrafterSwap, MixedRules, Recovery, Sharing,
+    Ramp, Soak, Burst, Overload, CancelStorm, DrafterSwap, MixedRules, KillRecovery, Sharing,
 )  # fmt: skip
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 

@@ -58,7 +58,7 @@ class RecoveryFlags(UserFlags):
     # fmt: on
 
 
-class Recovery(Scenario[RecoveryFlags]):
+class KillRecovery(Scenario[RecoveryFlags]):
     """Long texts with exact; during each phase a service is killed, or stopped so that it hangs.
 
     Measured is each stream's longest pause from then on, minus its median pause before. The loss of

@@ -39,7 +39,7 @@ async def test_what_is_no_message_is_the_clients_fault(service: Service, method:
     call = service.channel.stream_stream(METHOD + method)()
     await call.write(b"\xff\xff\xff")
     assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "cannot be read" in await call.details()
+    assert "cannot be parsed" in await call.details()
 
 
 @pytest.mark.parametrize("ids", [(5, 5), (5, 4), (2**64 - 1, 0)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from transformers import AutoTokenizer
@@ -23,6 +25,7 @@ def greedy(model_dirs):
     """transformers' own greedy continuation in float64."""
     loaded = load_model(model_dirs[0], "cpu", "float64")
 
+    @functools.cache
     def generate(token_ids, max_new_tokens):
         with torch.inference_mode():
             output = loaded.model.generate(
@@ -33,7 +36,7 @@ def greedy(model_dirs):
             )
         return output[0, len(token_ids) :].tolist()
 
-    return generate
+    return lambda token_ids, max_new_tokens: list(generate(tuple(token_ids), max_new_tokens))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from tests.waiting import until
 
 PROMPT = "The cat sat on the mat, and the dog sat"
 EXACT = GenerateOptions(
-    rule=Rule("exact"), num_speculative_tokens=4, max_tokens=24, ignore_eos=True
+    rule=Rule("exact"), num_speculative_tokens=4, max_tokens=16, ignore_eos=True
 )
 MOST_REQUESTS = 60
 """It is excluded after a few faults; this waits for the rests between them."""
@@ -42,7 +42,7 @@ async def probed(model_dirs):
 @pytest.fixture(scope="module")
 async def fault_free(probed):
     options = GenerateOptions(
-        rule=Rule("exact"), num_speculative_tokens=0, max_tokens=24, ignore_eos=True
+        rule=Rule("exact"), num_speculative_tokens=0, max_tokens=16, ignore_eos=True
     )
     return (await probed.client.complete(PROMPT, options)).token_ids
 
@@ -64,7 +64,7 @@ def options_for(lie):
     if lie.top_k is not None:  # accepts matches alone
         rule = Rule("fuzzy", divergence_threshold=0.0, divergence_top_k=lie.top_k)
     return GenerateOptions(
-        rule=rule, num_speculative_tokens=4, max_tokens=24, ignore_eos=True, drafter="liar"
+        rule=rule, num_speculative_tokens=4, max_tokens=16, ignore_eos=True, drafter="liar"
     )
 
 
@@ -96,7 +96,7 @@ async def test_a_lie_costs_nobody_but_the_liar(probed, fault_free, lie):
         # What it may have had sent until it was cut off, on the trial and for each fault.
         assert drafter.num_bytes < (1 + 2 * MAX_FAULTS) * 16 * LIMITS.message_bytes
         asked, opened = drafter.num_asked, drafter.num_opened
-        for _ in range(3):
+        for _ in range(2):
             generation = await probed.client.complete(PROMPT, options_for(lie))
             assert generation.token_ids == fault_free
             assert [share.drafter for share in generation.completion.drafters] == ["model"]
@@ -171,6 +171,8 @@ async def test_after_its_rest_a_drafter_is_tried_again(probed, fault_free):
         drafter.lie = LIES[0].tell
         for _ in range(MOST_REQUESTS):
             await probed.client.complete(PROMPT, options)
+            if replica.breaker.is_out:
+                break
             await asyncio.sleep(0.02)
         assert replica.breaker.is_out
         drafter.lie = None
@@ -227,13 +229,12 @@ SAMPLING = [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, top_p=0.6
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("drafter", ["model", "multi_level", "prompt_lookup"])
 async def test_an_honest_drafter_has_no_faults(probed, drafter, rule):
-    for sampling in SAMPLING:
-        for k in (8, AUTO):
-            options = GenerateOptions(
-                rule=rule, num_speculative_tokens=k, sampling=sampling, seed=4,
-                max_tokens=60, ignore_eos=True, drafter=drafter,
-            )  # fmt: skip
-            await probed.client.complete(PROMPT, options)
+    for sampling, k in zip(SAMPLING, (8, AUTO, 4), strict=True):
+        options = GenerateOptions(
+            rule=rule, num_speculative_tokens=k, sampling=sampling, seed=4,
+            max_tokens=40, ignore_eos=True, drafter=drafter,
+        )  # fmt: skip
+        await probed.client.complete(PROMPT, options)
     assert not probed.orchestrator.fleet.drafters.get(drafter).faults
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,15 +14,14 @@ from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import StepBudget
 from flyspec.v1 import verify_pb2_grpc
-from tests.tiny import make_model
 from verify_service.engine import VerifyEngine
 from verify_service.server import SERVICE_NAME
 from verify_service.service import VerifyServicer
 
 
 @pytest.fixture(scope="session")
-def target_dir(tmp_path_factory):
-    return str(make_model(tmp_path_factory.mktemp("target"), seed=3))
+def target_dir(model_dirs):
+    return model_dirs[0]
 
 
 @pytest.fixture(scope="session")
@@ -45,17 +45,18 @@ def engine(target_dir, loaded):
 def greedy(loaded):
     """transformers' own greedy continuation of a list of ids, stopping at its end of sequence."""
 
+    @functools.cache
     def generate(token_ids, max_new_tokens):
         with torch.inference_mode():
             output = loaded.model.generate(
-                torch.tensor([token_ids]),
+                torch.tensor([list(token_ids)]),
                 attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
             )
         return output[0, len(token_ids) :].tolist()
 
-    return generate
+    return lambda token_ids, max_new_tokens: list(generate(tuple(token_ids), max_new_tokens))
 
 
 @pytest.fixture

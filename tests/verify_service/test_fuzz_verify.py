@@ -76,7 +76,7 @@ async def test_what_is_no_message_is_the_clients_fault(engine, loaded, method):
             await call.done_writing()
             code, details = await status_of(call)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert "cannot be read" in details
+        assert "cannot be parsed" in details
         assert not lines
 
 
