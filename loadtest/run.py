@@ -27,7 +27,7 @@ from loadtest.record import Record
 from loadtest.report.files import VERSION, short, write_records
 from loadtest.report.load import LoadReport
 from loadtest.sampler import Sampler
-from loadtest.scenarios import Scenario, Verdict, World
+from loadtest.scenarios import Scenario, ScenarioVerdict, World
 from loadtest.summary import PhaseResult, timeline
 from loadtest.users.grpc import GrpcTransport
 from loadtest.users.loops import (
@@ -146,7 +146,7 @@ class LoadTest:
         try:
             verdict = scenario.judge({result.phase.name: result for result in done})
         except KeyError:  # interrupted before a phase that it judges
-            verdict = Verdict()
+            verdict = ScenarioVerdict()
         failed = [record for record in self.records if record.outcome == "failed"]
         checks = [
             *goals.check(done, sum(map(scenario.excuses, failed))), *self._left(before),

@@ -11,7 +11,7 @@ from typing import Any
 from flyspec.drawing import BLUE
 from loadtest.chaos.faults import KINDS, Fault
 from loadtest.chaos.work import Request
-from loadtest.report.base import Plot, Report, Table
+from loadtest.report.base import LabReport, Plot, Table
 from loadtest.report.files import VERSION
 from loadtest.summary import Spread
 
@@ -96,7 +96,7 @@ class ChaosResult:
         })  # fmt: skip
 
 
-class ChaosReport(Report):
+class ChaosReport(LabReport):
     """A run in tables, sentences and a plot."""
 
     title = "flyspec chaos"

@@ -31,7 +31,7 @@ class Table:
     left: int = 1
 
 
-class Report(ABC):
+class LabReport(ABC):
     """A finished measurement: `document` is what `--json` writes.
 
     Every document has `version`, `passed`, `checks` (of `name`, `passed`, `said`), `warnings` and

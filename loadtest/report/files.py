@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from flyspec.drawing import FORMATS, check_matplotlib, save
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-from loadtest.report.base import Report
+from loadtest.report.base import LabReport
 from loadtest.report.page import page
 from loadtest.report.terminal import show
 
@@ -54,7 +54,7 @@ class ReportFiles:
         if self.html or self.plot:
             check_matplotlib("--html or --plot")
 
-    def write(self, report: Report) -> None:
+    def write(self, report: LabReport) -> None:
         """Write the files."""
         if self.json is not None and self.json != STANDARD_OUTPUT:
             self.json.write_text(to_json(report.document))
@@ -64,7 +64,7 @@ class ReportFiles:
         if self.html is not None:
             self.html.write_text(page(report))
 
-    def finish(self, report: Report) -> int:
+    def finish(self, report: LabReport) -> int:
         """Write the files and print the report; the exit code: 0 if it passed, else 1."""
         self.write(report)
         if self.json == STANDARD_OUTPUT:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from loadtest.measures import duration, number
-from loadtest.report.base import Plot, Report, Table
+from loadtest.report.base import LabReport, Plot, Table
 from loadtest.report.figures import plots
 
 COLUMNS = (
@@ -17,7 +17,7 @@ OPTIONAL = frozenset(("refused", "given up", "tokens/round", "goodput"))
 """Left out if no row has anything in them."""
 
 
-class LoadReport(Report):
+class LoadReport(LabReport):
     """A load test."""
 
     words = (

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from flyspec.drawing import to_svg
-from loadtest.report.base import Report, Table
+from loadtest.report.base import LabReport, Table
 
 STYLE = """
 body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #222;
@@ -27,7 +27,7 @@ dt { font-weight: 600 } dd { margin: 0 } code { font-size: 13px; overflow-wrap: 
 """
 
 
-def page(report: Report) -> str:
+def page(report: LabReport) -> str:
     """The whole page."""
     document, title = report.document, escape(report.title)
     verdict = ("", "passed") if report.passed else (" broken", "failed")

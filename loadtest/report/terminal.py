@@ -7,16 +7,16 @@ import sys
 from rich.console import Console
 
 from flyspec import tables
-from loadtest.report.base import Report
+from loadtest.report.base import LabReport
 
 
-def markdown(report: Report) -> str:
+def markdown(report: LabReport) -> str:
     """Tables and findings for a document."""
     parts = [tables.markdown(t.columns, t.rows, left=t.left) for t in report.tables()]
     return "\n\n".join([*parts, "\n".join(f"- {line}" for line in report.lines())])
 
 
-def show(report: Report, width: int | None = None) -> None:
+def show(report: LabReport, width: int | None = None) -> None:
     """Print tables, findings, checks and the verdict to standard output."""
     wide = None if sys.stdout.isatty() else 200
     console = Console(width=width or wide, highlight=False, markup=False)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from loadtest.scenarios.base import Scenario, Verdict, World
+from loadtest.scenarios.base import Scenario, ScenarioVerdict, World
 from loadtest.scenarios.burst import Burst, Overload
 from loadtest.scenarios.cancel_storm import CancelStorm
 from loadtest.scenarios.drafter_swap import DrafterSwap
@@ -17,4 +17,4 @@ _ALL: tuple[type[Scenario[Any]], ...] = (
 )  # fmt: skip
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 
-__all__ = ["SCENARIOS", "Scenario", "Verdict", "World"]
+__all__ = ["SCENARIOS", "Scenario", "ScenarioVerdict", "World"]

@@ -33,7 +33,7 @@ FIXED = LoadOptions(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ScenarioVerdict:
     """What a scenario found: figures for the report, of which lists of records become tables, the
     same in sentences, and what had to hold besides goals and what every test checks.
     """
@@ -127,9 +127,9 @@ class Scenario(ABC, Generic[F]):
         """Whether the scenario itself is to blame for a failed request."""
         return False
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         """What came of the phases, by name; raises KeyError if one did not take place."""
-        return Verdict()
+        return ScenarioVerdict()
 
     @classmethod
     def sources(cls, own: F) -> Sequence[Source]:

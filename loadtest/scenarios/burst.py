@@ -13,7 +13,7 @@ from loadtest.scenarios.base import (
     FIXED,
     LoadFlags,
     Scenario,
-    Verdict,
+    ScenarioVerdict,
     bounded,
     own_flag,
     polite,
@@ -59,7 +59,7 @@ class Burst(Scenario[BurstFlags]):
                     judged=False, drain=False)  # fmt: skip
         yield Phase("after", normal, rest, self.variants)
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         normal, after = self.normal_again(phases)
         line = (
             f"a request sent {after:.1f} s after the burst had a normal latency again (p99 "
@@ -67,7 +67,7 @@ class Burst(Scenario[BurstFlags]):
             if after < math.inf
             else "no request after the burst had a normal latency"
         )
-        return Verdict(
+        return ScenarioVerdict(
             {"normal_e2e_ms": normal, "normal_again_after_s": after},
             [line],
             [polite(phases.values()), served(phases["after"], "burst")],
@@ -118,7 +118,7 @@ class Overload(Burst):
         """The same, with lengths that vary."""
         return [replace(v, vary=vary_length) for v in self.plain_variants]
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         burst, verdict, own = phases["burst"], super().judge(phases), self.own
         assert isinstance(own, OverloadFlags)
         settled = phases["after"].began + own.max_recovery
@@ -128,7 +128,7 @@ class Overload(Burst):
         again, late = verdict.found["normal_again_after_s"], burst.figures.late_p99_ms
         refusal, refused = burst.figures.refusal.p99, burst.figures.refused
         growth = {g.service: g.share for g in self.growth(burst)}
-        return Verdict(
+        return ScenarioVerdict(
             {**verdict.found, "p99_ratio": ratio, "memory_growth": growth},
             verdict.lines,
             [*verdict.checks,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from loadtest.goals import Check
-from loadtest.scenarios.base import Scenario, UserFlags, Verdict, own_flag, served
+from loadtest.scenarios.base import Scenario, ScenarioVerdict, UserFlags, own_flag, served
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Open, Phase
 
@@ -47,7 +47,7 @@ class CancelStorm(Scenario[StormFlags]):
                     cancelled=1.0, cancel_after_s=self.own.cancel_after)  # fmt: skip
         yield Phase("after", loop, 0.25 * self.seconds, self.plain_variants)
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         left = phases["storm"].figures.cancelled
         storm = Check("storm", left > 0, f"{left} requests were given up by their clients")
-        return Verdict(checks=[storm, served(phases["after"], "storm")])
+        return ScenarioVerdict(checks=[storm, served(phases["after"], "storm")])

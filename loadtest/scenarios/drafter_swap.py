@@ -11,7 +11,7 @@ from flyspec.errors import FlyspecError
 from loadtest.admin import Admin
 from loadtest.goals import Check
 from loadtest.measures import duration
-from loadtest.scenarios.base import FIXED, Scenario, UserFlags, Verdict, own_flag
+from loadtest.scenarios.base import FIXED, Scenario, ScenarioVerdict, UserFlags, own_flag
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Phase
 
@@ -157,7 +157,7 @@ class DrafterSwap(Scenario[SwapFlags]):
                 left = admin.drain(candidate.name, DRAIN_S)
                 admin.remove(candidate.name, force=bool(left))
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         turns, figures = self.turns, phases["swapping"].figures
         left = sum(turn.left for turn in turns)
         activate, drain = (
@@ -181,7 +181,8 @@ class DrafterSwap(Scenario[SwapFlags]):
             f"{duration(figures.longest_pause_ms)}; activating took at most {duration(activate)}, "
             f"draining {duration(drain)}"
         )
-        return Verdict({"turns": [asdict(turn) for turn in turns], "drafters": drafters}, [line], [
+        details = {"turns": [asdict(turn) for turn in turns], "drafters": drafters}
+        return ScenarioVerdict(details, [line], [
             Check("swaps", bool(turns), f"{len(turns)} swaps"),
             Check("drained", left == 0, f"{left} generations did not leave a drained drafter"),
             *self.same_texts(),

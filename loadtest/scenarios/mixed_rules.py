@@ -8,7 +8,7 @@ from typing import Annotated
 
 from flyspec.rules import Rule
 from loadtest.goals import Check
-from loadtest.scenarios.base import Scenario, UserFlags, Verdict, own_flag, variant_of
+from loadtest.scenarios.base import Scenario, ScenarioVerdict, UserFlags, own_flag, variant_of
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Phase, Variant
 
@@ -37,10 +37,10 @@ class MixedRules(Scenario[MixFlags]):
         yield Phase("warm-up", loop, 0.1 * self.seconds, variants, judged=False)
         yield Phase("mix", loop, 0.9 * self.seconds, variants)
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         starved = [n for n, f in phases["mix"].by_variant.items() if f.sent and not f.complete]
         said = f"never completed: {', '.join(starved) or 'none'}"
-        return Verdict(checks=[Check("rules", not starved, said)])
+        return ScenarioVerdict(checks=[Check("rules", not starved, said)])
 
     def _variant(self, name: str) -> Variant:
         if name == PLAIN:

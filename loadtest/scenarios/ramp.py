@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from loadtest.measures import duration, knee, number
-from loadtest.scenarios.base import Scenario, Verdict, describe, own_flag, variant_of
+from loadtest.scenarios.base import Scenario, ScenarioVerdict, describe, own_flag, variant_of
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Open, Phase
 
@@ -71,7 +71,7 @@ class Ramp(Scenario[RampFlags]):
                 name = f"{load}, {series}" if len(ways) > 1 else str(load)
                 yield Phase(name, load, each, [variant_of(options)], series=series)
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         curves: dict[str, Any] = {}
         lines = []
         for series in dict.fromkeys(p.phase.series for p in phases.values() if p.phase.series):
@@ -95,4 +95,4 @@ class Ramp(Scenario[RampFlags]):
                     f"{duration(e2e.p50)} end to end (p50), {duration(e2e.p99)} (p99)"
                 )
             lines.append(f"{series}: {said}; at most {number(most)} tokens/s")
-        return Verdict({"curves": curves}, lines)
+        return ScenarioVerdict({"curves": curves}, lines)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from loadtest.goals import Check
-from loadtest.scenarios.base import FIXED, Scenario, UserFlags, Verdict, own_flag
+from loadtest.scenarios.base import FIXED, Scenario, ScenarioVerdict, UserFlags, own_flag
 from loadtest.scenarios.services import DRAFTER, TARGET, held, kill
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, Phase, Text
@@ -117,11 +117,11 @@ class KillRecovery(Scenario[RecoveryFlags]):
                 self.world.sleep(HOLD_S)
             self.faults[case.name] = began, self.world.now()
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         opened = [r.ended - r.sent for r in self.world.records if r.phase == "opening"]
         rows = [self._row(case, *self.faults[case.name], max(opened, default=0.0))
                 for case in self.cases if case.name in self.faults]  # fmt: skip
-        return Verdict({"cases": rows}, checks=[
+        return ScenarioVerdict({"cases": rows}, checks=[
             *(Check(row["case"], row["streams"] > 0 and row["added max s"] <= row["bound s"],
                     f"a stream stood still for {row['added max s']:.2f} s, "
                     f"bound {row['bound s']:.2f} s ({row['bound of']})") for row in rows),

@@ -12,7 +12,7 @@ from loadtest.scenarios.base import (
     FIXED,
     RateFlags,
     Scenario,
-    Verdict,
+    ScenarioVerdict,
     own_flag,
     polite,
     vary_length,
@@ -58,11 +58,11 @@ class Sharing(Scenario[SharingFlags]):
         yield Phase(ONE, load, 0.5 * seconds, variants, judged=False, addresses=1)
         yield Phase(SEVERAL, load, 0.5 * seconds, variants, judged=False)
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         one, several, own = phases[ONE].figures, phases[SEVERAL].figures, self.own
         ratio = several.ttft.p99 / one.ttft.p99
         overtaken = overtaken_s([r for r in self.world.records if r.phase == SEVERAL])
-        return Verdict({"ttft_ratio": ratio, "overtaken_s": overtaken}, checks=[
+        return ScenarioVerdict({"ttft_ratio": ratio, "overtaken_s": overtaken}, checks=[
             Check("p99 TTFT", ratio <= own.max_ttft_ratio,
                   f"{ratio:.2f} times that with one orchestrator, bound {own.max_ttft_ratio:g}"),
             Check("order", overtaken <= own.max_overtaken,

@@ -14,7 +14,7 @@ from loadtest.goals import Check
 from loadtest.measures import percentile
 from loadtest.prompts import VARIED, Source
 from loadtest.record import Record
-from loadtest.scenarios.base import LoadFlags, Scenario, Verdict, bounded, own_flag
+from loadtest.scenarios.base import LoadFlags, Scenario, ScenarioVerdict, bounded, own_flag
 from loadtest.scenarios.services import DRAFTER, TARGET, kill
 from loadtest.summary import PhaseResult, times
 from loadtest.work import Open, Phase, Variant
@@ -101,7 +101,7 @@ class Soak(Scenario[SoakFlags]):
             for _, killed, ready in self.outages
         )
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> Verdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         soak, own, latency = phases["soak"], self.own, dict[str, float]()
         memory = {g.service: g.share for g in self.growth(soak)}
         of_third: list[list[Record]] = [[], [], []]
@@ -135,7 +135,7 @@ class Soak(Scenario[SoakFlags]):
             "prefix_cache_hit_rate": hits,
         }
         lines = [] if hits is None else [f"{hits:.0%} of prompt tokens were found in the cache"]
-        return Verdict(found, lines, checks)
+        return ScenarioVerdict(found, lines, checks)
 
 
 def vary_everything(rng: random.Random, options: GenerateOptions) -> GenerateOptions:
