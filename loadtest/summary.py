@@ -57,8 +57,9 @@ class Figures:
     """What became of requests.
 
     `requests_per_s` and `tokens_per_s` are of completed requests, each counted for the share of its
-    time that lies in the stretch. `goodput` is the share of all requests, except those that their
-    client gave up, that were completed within the limits; None without limits.
+    time that lies in the stretch. `refusal` is the time from sending to the refusal. `goodput` is
+    the share of all requests, except those that their client gave up, that completed within the
+    limits; None without limits.
     """
 
     sent: int
@@ -100,7 +101,7 @@ class Figures:
             ttft=Spread.of(times(done, "ttft")),
             tpot=Spread.of(times(done, "tpot")),
             e2e=Spread.of(times(done, "e2e")),
-            refusal=Spread.of([1e3 * (r.ended - r.planned) for r in refused]),
+            refusal=Spread.of([1e3 * (r.ended - r.sent) for r in refused]),
             refusals_without_retry=sum(r.retry_after_s is None for r in refused),
             goodput=good / asked if limits and asked else None,
             late_p99_ms=1e3 * percentile([r.sent - r.planned for r in records], 0.99),

@@ -7,8 +7,8 @@ import asyncio
 import typer
 
 from flyspec.cli.options import with_flags
-from loadtest.chaos.run import ChaosOptions
 from loadtest.chaos.run import run as run_chaos
+from loadtest.chaos.work import ChaosOptions
 from loadtest.command import run, say, single
 from loadtest.report.files import ReportFiles
 

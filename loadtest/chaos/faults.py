@@ -83,10 +83,8 @@ def random_tracks(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
         own = {OTHER_WEIGHTS: 2} if member.role == "target" else {LIE: 3}
         weights = {**OUTER, **ILLNESSES, **own}
         tracks.append(_track(rng, [member], PAUSE_S[member.role], weights))
-    if len(fleet.targets) > 1:
-        rng = random.Random(f"{seed} both")
-        tracks.append(_track(rng, fleet.targets, BOTH_PAUSE_S, OUTER))
-    return tracks
+    rng = random.Random(f"{seed} both")
+    return [*tracks, _track(rng, fleet.targets, BOTH_PAUSE_S, OUTER)]
 
 
 def one_of_each(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
@@ -188,7 +186,7 @@ class Saboteur:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for member in act.members:
-                    tasks.create_task(hurt(member, act.kind, act.seconds, act.delay_s, act.number))
+                    tasks.create_task(hurt(member, act))
         finally:
             del self.under_way[service]
             for member in act.members:
@@ -197,11 +195,9 @@ class Saboteur:
         self.faults.append(Fault(act.kind, service, role, begun, self._now()))
 
 
-async def hurt(
-    member: Member, kind: str, seconds: float = 0.0, delay_s: float = 0.0, number: int = 0
-) -> None:
+async def hurt(member: Member, act: Act) -> None:
     """Do that to a service, and return when it works again."""
-    proxy, process = member.proxy, member.process
+    proxy, process, kind, seconds = member.proxy, member.process, act.kind, act.seconds
     match kind:
         case "kill":
             await process.restart(signal.SIGKILL)
@@ -214,7 +210,7 @@ async def hurt(
             finally:
                 process.service.send(signal.SIGCONT)
         case "delay":
-            proxy.delay_s = delay_s
+            proxy.delay_s = act.delay_s
             try:
                 await asyncio.sleep(seconds)
             finally:
@@ -237,13 +233,13 @@ async def hurt(
         case "forget":
             proxy.forget()
         case "lie":
-            await _lie(member, LIES[number % len(LIES)].tell, seconds)
+            await _lie(member, LIES[act.number % len(LIES)].tell, seconds)
         case "other weights":
             await process.restart(flags=["--model", str(member.other_model)])
             await asyncio.sleep(seconds)
             await process.restart()
         case _ if kind in ILLNESSES:
-            await _be_ill(process, kind, number, seconds)
+            await _be_ill(process, kind, act.number, seconds)
         case _:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(KINDS)}")
 

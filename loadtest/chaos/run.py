@@ -6,17 +6,14 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Annotated
 
 from flyspec.client import AdminClient, Client
 from flyspec.errors import FlyspecError
-from flyspec.flags import Flag
 from loadtest.chaos.faults import Saboteur, one_of_each, outer_ones, random_tracks
-from loadtest.chaos.fleet import FOREIGN_DRAFTER, FleetOptions, ProxiedFleet
+from loadtest.chaos.fleet import FOREIGN_DRAFTER, ProxiedFleet
 from loadtest.chaos.replay import Replay
 from loadtest.chaos.report import ChaosResult
-from loadtest.chaos.work import Request, Work, drafts, fill_in, now_since, texts
+from loadtest.chaos.work import ChaosOptions, Request, Work, drafts, fill_in, texts
 
 SETTLE_S = 45.0
 """So long after the last fault, all has to be as before: a service finds out by keepalive that a
@@ -24,25 +21,6 @@ connection was forgotten, and only then gives up the sessions on it."""
 PROGRESS_S = 10.0
 SLOW_S = 40.0
 """A request that takes so long is mentioned."""
-
-
-# fmt: off
-@dataclass(frozen=True)
-class ChaosOptions:
-    """A run. `once` has each fault once instead; only those from outside if not `ill`."""
-
-    seconds: Annotated[float, Flag("Seconds of faults.", min=0)] = 300.0
-    streams: Annotated[int, Flag("Requests at the same time.", min=1)] = 32
-    texts: Annotated[int, Flag("Different texts.", min=1)] = 96
-    lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
-    timeout_s: Annotated[float, Flag(
-        "Time limit per request in seconds.", name="--timeout", min=0,
-    )] = 120.0
-    seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
-    once: Annotated[bool, Flag("Each fault once, instead of --seconds of them.")] = False
-    ill: bool = True
-    fleet: FleetOptions = field(default_factory=FleetOptions)
-    # fmt: on
 
 
 async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None) -> ChaosResult:
@@ -80,14 +58,17 @@ class _ChaosRun:
         wanted = texts(result.seed, o.texts)
         await fill_in(self._client, wanted)
         warm = fleet.orchestrator_mib
-        now = now_since(time.monotonic())
-        work = Work(self._client, wanted, ["", *names], now, seed=result.seed,
-                    lossy_share=o.lossy_share, timeout_s=o.timeout_s)  # fmt: skip
+        begun = time.monotonic()
+
+        def now() -> float:
+            return time.monotonic() - begun
+
+        work = Work(self._client, o, result.seed, wanted, ["", *names], now)
         once = one_of_each if o.ill else outer_ones
         plan = once if o.once else random_tracks
         saboteur = Saboteur(plan(fleet, result.seed), now)
         self._say("hurting it")
-        working = asyncio.create_task(work.run(o.streams))
+        working = asyncio.create_task(work.run())
         progress = asyncio.create_task(self._tell(work, saboteur, now))
         try:
             await saboteur.play(None if o.once else o.seconds)

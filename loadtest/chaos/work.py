@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from typing import Annotated
 
 from flyspec.client import (
     Chunk,
@@ -23,8 +23,10 @@ from flyspec.client import (
     Transcript,
 )
 from flyspec.errors import FlyspecError
+from flyspec.flags import Flag
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
+from loadtest.chaos.fleet import FleetOptions
 from loadtest.prompts import questions, varied_prompt
 
 EXACT = Rule("exact")
@@ -37,6 +39,25 @@ LENGTHS = (16, 32, 64, 128)
 REFERENCE_CONCURRENCY = 16
 HANG_S = 10.0
 """A request that is there so long after its deadline hangs."""
+
+
+# fmt: off
+@dataclass(frozen=True)
+class ChaosOptions:
+    """A run. `once` has each fault once instead; only those from outside if not `ill`."""
+
+    seconds: Annotated[float, Flag("Seconds of faults.", min=0)] = 300.0
+    streams: Annotated[int, Flag("Requests at the same time.", min=1)] = 32
+    texts: Annotated[int, Flag("Different texts.", min=1)] = 96
+    lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
+    timeout_s: Annotated[float, Flag(
+        "Time limit per request in seconds.", name="--timeout", min=0,
+    )] = 120.0
+    seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
+    once: Annotated[bool, Flag("Each fault once, instead of --seconds of them.")] = False
+    ill: bool = True
+    fleet: FleetOptions = field(default_factory=FleetOptions)
+    # fmt: on
 
 
 @dataclass(slots=True)
@@ -125,11 +146,8 @@ class Request:
         if self.lossy or expected is None:
             return ""
         if got.token_ids != expected.token_ids:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(got.token_ids, expected.token_ids, strict=False))
-                 if a != b),
-                min(len(got.token_ids), len(expected.token_ids)),
-            )  # fmt: skip
+            pairs = zip(got.token_ids, expected.token_ids, strict=False)
+            at = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
             return (
                 f"token {at} differs from the fault-free text: "
                 f"{got.token_ids[at : at + 4]} instead of {expected.token_ids[at : at + 4]} "
@@ -159,16 +177,14 @@ class Work:
     def __init__(
         self,
         client: Client,
+        options: ChaosOptions,
+        seed: int,
         wanted: Sequence[TextJob],
         drafters: Sequence[str],
         now: Callable[[], float],
-        *,
-        seed: int,
-        lossy_share: float = 0.3,
-        timeout_s: float = 120.0,
     ) -> None:
-        self._client, self._jobs, self._drafters, self._now = client, wanted, drafters, now
-        self._seed, self._lossy_share, self._timeout_s = seed, lossy_share, timeout_s
+        self._client, self._options, self._seed = client, options, seed
+        self._jobs, self._drafters, self._now = wanted, drafters, now
         self._over = False
         self.requests: list[Request] = []
 
@@ -176,10 +192,10 @@ class Work:
         """Begin nothing new."""
         self._over = True
 
-    async def run(self, streams: int) -> None:
-        """So many streams, until `finish`; those under way then come to their end."""
+    async def run(self) -> None:
+        """Run all streams until `finish`; what they then ask for still comes to its end."""
         async with asyncio.TaskGroup() as tasks:
-            for stream in range(streams):
+            for stream in range(self._options.streams):
                 tasks.create_task(self._stream(random.Random(f"{self._seed} stream {stream}")))
 
     async def _stream(self, rng: random.Random) -> None:
@@ -188,12 +204,12 @@ class Work:
                 return
             request = Request(len(self.requests) + 1, job, options, self._now())
             self.requests.append(request)
-            await ask(self._client, request, self._now, self._timeout_s)
+            await ask(self._client, request, self._now, self._options.timeout_s)
 
     def _requests(self, rng: random.Random) -> Iterator[tuple[TextJob, GenerateOptions]]:
         while True:
             job = rng.choice(self._jobs)
-            lossy = rng.random() < self._lossy_share
+            lossy = rng.random() < self._options.lossy_share
             yield (
                 job,
                 replace(
@@ -202,7 +218,7 @@ class Work:
                     num_speculative_tokens=rng.choice(KS),
                     drafter=rng.choice(self._drafters),
                     return_rounds=lossy,
-                    timeout_s=self._timeout_s,
+                    timeout_s=self._options.timeout_s,
                 ),
             )
 
@@ -251,8 +267,3 @@ async def drafts(client: Client, name: str, timeout_s: float = 20.0) -> bool:
         completion = (await client.complete("import os\n", options)).completion
         return [d.drafter for d in completion.drafters] in ([name], [])
     return False
-
-
-def now_since(start: float) -> Callable[[], float]:
-    """A clock that began at `start` of `time.monotonic`."""
-    return lambda: time.monotonic() - start

@@ -13,8 +13,8 @@ from flyspec.values.rounds import Outcome
 from loadtest.chaos.faults import KINDS, OUTER
 from loadtest.chaos.fleet import FleetOptions
 from loadtest.chaos.replay import Replay
-from loadtest.chaos.run import ChaosOptions, run
-from loadtest.chaos.work import Request, TextJob
+from loadtest.chaos.run import run
+from loadtest.chaos.work import ChaosOptions, Request, TextJob
 from loadtest.report.terminal import show
 
 
