@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.options import EvalOptions
-from flyspec.cli.bench.common import Address, Local, Report, Results, models_of, notes
+from flyspec.cli.bench.common import Address, BenchReport, Local, Results, models_of, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
@@ -38,7 +38,7 @@ def evaluate(
         group = Group(file, read_prompts(file, options.limit))
     answered = accuracy.has_answers(group)
 
-    async def use(client: Client, stack: Stack | None) -> Report:
+    async def use(client: Client, stack: Stack | None) -> BenchReport:
         target = (await client.list_models()).target
         reference = None
         if not answered:  # loaded first, to fail early if the target is not on this machine
@@ -67,7 +67,7 @@ def evaluate(
             "sampling_seed": options.seed,
             "conditions": reports,
         }
-        return Report(document, shown, {"samples": accuracy.to_samples(group, texts, scores)})
+        return BenchReport(document, shown, {"samples": accuracy.to_samples(group, texts, scores)})
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))

@@ -23,7 +23,7 @@ Local = Annotated[bool, Flag("Start a stack for this command (the default).")]
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """The result of a measurement as JSON, as tables with notes, and as a plot.
 
     `samples` are part of the JSON only in a file. Dataclasses in either become objects. `columns`
@@ -54,7 +54,7 @@ class Results:
     )] = None  # fmt: skip
     plot: Path | None = None
 
-    def of(self, measure: Callable[[], Report]) -> None:
+    def of(self, measure: Callable[[], BenchReport]) -> None:
         """Measure, write and plot what was asked for, and print.
 
         Raises `ConfigError` for files that cannot be written, before anything is measured.

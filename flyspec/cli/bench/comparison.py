@@ -28,7 +28,7 @@ from flyspec.bench.speed import (
     read_items,
 )
 from flyspec.bench.transport import round_trips_ns
-from flyspec.cli.bench.common import Report, models_of, notes
+from flyspec.cli.bench.common import BenchReport, models_of, notes
 from flyspec.cli.stack import Stack
 from flyspec.client import Client
 from flyspec.errors import ConfigError
@@ -40,7 +40,7 @@ _CALIBRATED_ON = 3  # prompts, each from another group
 
 async def compare(
     o: SpeedOptions, groups: list[Group], model: str | None, client: Client, stack: Stack | None
-) -> Report:
+) -> BenchReport:
     """Measure everything. `model` is where the files of a running stack's target are, if known."""
     console = error_console()
     target = (await client.list_models()).target
@@ -115,7 +115,7 @@ async def compare(
         "groups": reports,
         "batches": batch_reports,
     }
-    return Report(document, shown, {"samples": samples, "batch_samples": batch_samples})
+    return BenchReport(document, shown, {"samples": samples, "batch_samples": batch_samples})
 
 
 async def _other_dtype(

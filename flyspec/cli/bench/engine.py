@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flyspec.bench.options import EngineOptions, JudgeOptions, StallOptions, ThroughputOptions
-from flyspec.cli.bench.common import PlottedResults, Report, Results, models_of, notes
+from flyspec.cli.bench.common import BenchReport, PlottedResults, Results, models_of, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack import Stack, StackOptions
 
@@ -23,9 +23,11 @@ def bench_engine(options: EngineOptions, results: PlottedResults) -> None:
     from flyspec.bench.engine.steps import measure
     from flyspec.bench.engine.tables import engine_shown
 
-    def use() -> Report:
+    def use() -> BenchReport:
         found = measure(replace(options, model=options.model or _bundled_target()))
-        return Report(vars(found), engine_shown(found), plot=lambda path: plot_engine(found, path))
+        return BenchReport(
+            vars(found), engine_shown(found), plot=lambda path: plot_engine(found, path)
+        )
 
     results.of(use)
 
@@ -38,10 +40,10 @@ def bench_stall(options: StallOptions, results: PlottedResults) -> None:
     from flyspec.bench.engine.tables import stall_summary, stall_table
     from flyspec.cli.runtime import run_async
 
-    def use() -> Report:
+    def use() -> BenchReport:
         model = options.model or _bundled_target()
         found = run_async(measure(replace(options, model=model)))
-        return Report(
+        return BenchReport(
             vars(found),
             [stall_table(found), stall_summary(found)],
             plot=lambda path: plot_stall(found, path),
@@ -66,13 +68,13 @@ def bench_throughput(
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.client import AdminClient
 
-    async def use(client: Client, stack: Stack | None) -> Report:
+    async def use(client: Client, stack: Stack | None) -> BenchReport:
         assert stack is not None
         target = (await client.list_models()).target
         async with AdminClient(stack.admin_address) as admin:
             samples = await measure(client, admin, target.vocab_size, options)
         found = report(samples)
-        return Report(
+        return BenchReport(
             {**vars(options), **models_of(target, stack), "levels": found},
             [throughput_table(found), notes(THROUGHPUT_NOTES)],
             {"samples": samples},
@@ -89,7 +91,7 @@ def bench_judge(options: JudgeOptions, results: Results) -> None:
     """Compare the time to judge a round with the forward pass of the target's output layer."""
     from flyspec.bench import judging
 
-    def use() -> Report:
+    def use() -> BenchReport:
         found = judging.measure(options)
         goal = {"target_share": judging.TARGET_SHARE, "worst_share": found.worst_share}
         shown: list[RenderableType] = [
@@ -101,6 +103,6 @@ def bench_judge(options: JudgeOptions, results: Results) -> None:
                 "of the draft."
             ),
         ]
-        return Report({**vars(found), **goal}, shown)
+        return BenchReport({**vars(found), **goal}, shown)
 
     results.of(use)

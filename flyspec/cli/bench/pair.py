@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flyspec.bench.options import Padding, PairOptions
-from flyspec.cli.bench.common import Report, Results, notes
+from flyspec.bench.options import PairOptions, WantedPadding
+from flyspec.cli.bench.common import BenchReport, Results, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
@@ -32,13 +32,13 @@ def bench_pair(models: ModelFlags, options: PairOptions, results: Results) -> No
     results.of(lambda: run_async(_measure(models, options)))
 
 
-async def _measure(models: ModelFlags, o: PairOptions) -> Report:
+async def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
     from flyspec.bench.pair import PAIR_NOTES, pair_table, report
     from flyspec.bench.pair_padding import choose_padding
 
     with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
         pair, facts = _prepare(models, o, Path(folder))
-        own, ratio = o.pad_target_layers or Padding(0, None)
+        own, ratio = o.pad_target_layers or WantedPadding(0, None)
         layers = own, 0
         if ratio is not None:
             if not pair.stack.draft_model or o.replay_drafter is not None:
@@ -55,7 +55,7 @@ async def _measure(models: ModelFlags, o: PairOptions) -> Report:
             samples = await _run(stack, o)
     reports = report(samples)
     title = f"{facts['target']}, {o.problems} prompts, K {o.num_speculative_tokens}"
-    return Report(
+    return BenchReport(
         {
             **vars(o),
             "replay_error_rate": o.replay_drafter,

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from flyspec.bench.options import RoundOptions
-from flyspec.cli.bench.common import Report, Results, notes
+from flyspec.cli.bench.common import BenchReport, Results, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.stack import StackOptions
@@ -19,7 +19,7 @@ def bench_round(models: ModelFlags, options: RoundOptions, results: Results) -> 
     results.of(lambda: _measure(models, options))
 
 
-def _measure(models: ModelFlags, options: RoundOptions) -> Report:
+def _measure(models: ModelFlags, options: RoundOptions) -> BenchReport:
     from flyspec.bench import timeline_tables
     from flyspec.bench.timeline import read_spans, report, round_ends, round_lines
     from flyspec.bench.timeline_run import run, text_times_ns
@@ -40,7 +40,7 @@ def _measure(models: ModelFlags, options: RoundOptions) -> Report:
         for ns in text_times_ns(chunks, round_ends(spans, trace_id))
     ]
     found = report(lines, done.overheads_ns, done.echoes_ns, done.exchanges_ns, texts)
-    return Report(
+    return BenchReport(
         {
             **vars(options),
             "rule": options.rule.name,
