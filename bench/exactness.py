@@ -70,7 +70,7 @@ class Expected:
 
 
 @dataclass
-class ExactnessRow:
+class SetCount:
     """Texts of one set under one configuration."""
 
     drafter: str
@@ -150,15 +150,15 @@ async def compare(
     samples: Sequence[Expected],
     options: GenerateOptions,
     ties: Reference | None,
-) -> list[ExactnessRow]:
+) -> list[SetCount]:
     """Count equal and different texts by set; `ties` tells which differences are ties."""
     assert options.num_speculative_tokens is not None
     started = time.monotonic()
     how = options.drafter, options.num_speculative_tokens, options.sampling.temperature
-    rows: dict[str, ExactnessRow] = {}
+    rows: dict[str, SetCount] = {}
     outputs = await generate_all(client, samples, options)
     for sample, got in zip(samples, outputs, strict=True):
-        row = rows.setdefault(sample.set_name, ExactnessRow(*how, sample.set_name))
+        row = rows.setdefault(sample.set_name, SetCount(*how, sample.set_name))
         row.texts += 1
         pairs = enumerate(zip_longest(got, sample.expected))
         at = next((index for index, (one, other) in pairs if one != other), None)
@@ -191,7 +191,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     transformers, greedy = args.reference == "transformers", not args.sampled_only
     plain = GenerateOptions(rule=EXACT, max_tokens=args.max_tokens, num_speculative_tokens=0)
     sampling = SamplingParams(args.temperature, top_p=args.top_p)
-    rows: list[ExactnessRow] = []
+    rows: list[SetCount] = []
     async with Stack(options) as stack, Client(stack.address) as client:
         reference = Reference(str(stack.options.model), args.dtype, stack.options.threads)
         how = "transformers' own greedy generate" if transformers else "plain decoding"

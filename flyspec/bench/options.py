@@ -71,14 +71,14 @@ def _numbers(text: str, least: int = 1, **known: Any) -> Flag:
                 **known)
 
 
-class LayerPadding(NamedTuple):
+class WantedPadding(NamedTuple):
     """Layers to add to the target, and the ratio of verify to draft step to reach, if any."""
 
     target_layers: int
     ratio: float | None
 
     @classmethod
-    def read(cls, text: str) -> LayerPadding:
+    def read(cls, text: str) -> WantedPadding:
         """Parse N, auto:R or N,auto:R. Raises `ValueError`."""
         layers, _, auto = text.rpartition(",") if "auto:" in text else (text, "", "")
         if not (layers or "0").isdecimal() or not (auto or "auto:").startswith("auto:"):
@@ -319,10 +319,10 @@ class PairOptions:
         "Use a target with random weights of this shape (llama-1b or tiny) and --model's "
         "tokenizer.",
     )] = ""
-    pad_target_layers: Annotated[LayerPadding | None, Flag(
+    pad_target_layers: Annotated[WantedPadding | None, Flag(
         "Add N no-op layers to the target. auto:R: as many as make a verify step R times as long "
         "as a draft step, added to the draft model if it is already longer. N,auto:R: both, so "
-        "that both steps are long.", metavar="[N,]auto:R|N", default="0", read=LayerPadding.read,
+        "that both steps are long.", metavar="[N,]auto:R|N", default="0", read=WantedPadding.read,
     )] = None
     replay_drafter: Annotated[float | None, Flag(
         "Draft the target's own text with this fraction of errors, without a draft model.",

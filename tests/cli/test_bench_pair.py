@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from draft_service.drafters.model import ModelDrafter
 from draft_service.proposal import SessionState, propose
 from flyspec.bench.modes import Sample
-from flyspec.bench.options import LayerPadding
+from flyspec.bench.options import WantedPadding
 from flyspec.bench.pair import pair_table, report
 from flyspec.bench.pair_checkpoints import SHAPES, pad_layers, write_random
 from flyspec.bench.pair_padding import choose_padding
@@ -352,7 +352,7 @@ def test_pair_refuses_before_it_starts_anything(target: Path) -> None:
         run("--model", str(target), "--shape", "huge")
     for layers in ("-1", "many", "auto:", "auto:0", "auto:inf", "x,auto:3", "auto:3,4"):
         with pytest.raises(ValueError, match=f"^{layers}: "):
-            LayerPadding.read(layers)
+            WantedPadding.read(layers)
     with pytest.raises(ConfigError, match="needs a draft model"):
         run("--model", str(target), "--draft-model", str(target), "--replay-drafter", "0",
             "--pad-target-layers", "auto:3.6")  # fmt: skip

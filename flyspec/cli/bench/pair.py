@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flyspec.bench.options import LayerPadding, PairOptions
+from flyspec.bench.options import PairOptions, WantedPadding
 from flyspec.cli.bench.common import BenchReport, Results, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
@@ -38,7 +38,7 @@ async def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
 
     with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
         pair, facts = _prepare(models, o, Path(folder))
-        own, ratio = o.pad_target_layers or LayerPadding(0, None)
+        own, ratio = o.pad_target_layers or WantedPadding(0, None)
         layers = own, 0
         if ratio is not None:
             if not pair.stack.draft_model or o.replay_drafter is not None:
