@@ -258,7 +258,7 @@ def test_warnings(plan: Any) -> None:
     assert of({"name": "fly", "fly_window_size": 3}, k=4) == ()
     assert of({"name": "fuzzy-reference"}) == ()
     (megabytes,) = of({"name": "fuzzy-reference"}, vocab_size=128_256)
-    assert "up to 3.8 MB a round" in megabytes
+    assert "up to 3.8 MB per round" in megabytes
 
 
 def test_the_servers_defaults(plan: Any) -> None:
