@@ -1,4 +1,4 @@
-"""The installation under test: the bundled models, started once for all tests here, or --address."""
+"""The installation under test: the bundled models, started once for all tests, or --address."""
 
 from __future__ import annotations
 
