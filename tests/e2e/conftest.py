@@ -1,4 +1,4 @@
-"""The tests of a whole stack: started here, or one that serves at `--address`."""
+"""The installation under test: the bundled models, started once for all tests, or --address."""
 
 from __future__ import annotations
 

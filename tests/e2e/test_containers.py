@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +33,7 @@ PROMPTS = (
     "import os\n\ndef list_files(path):",
 )
 OPTIONS = GenerateOptions(
-    rule=Rule("exact"), num_speculative_tokens=8, max_tokens=240, ignore_eos=True, timeout_s=400
+    rule=Rule("exact"), num_speculative_tokens=8, max_tokens=480, ignore_eos=True, timeout_s=400
 )
 PAUSE_S = 6.0
 STATUS = """
@@ -160,7 +162,7 @@ async def test_the_orchestrator_serves_in_less_than_two_seconds(stack, pods):
         await pods.start("orchestrator")
         started = "{{.State.StartedAt.UnixMilli}}"
         began = int(await pods.on("orchestrator", "container", "inspect", "--format", started))
-        await until(stack.is_serving)
+        await until(stack.is_serving, seconds=120.0)  # its new network may lose packets at first
         times.append(time.time() - began / 1000)
     await stack.ready()
     print(", ".join(f"{seconds:.2f} s" for seconds in times))
@@ -188,11 +190,18 @@ async def test_streams_outlive_a_drafter_that_is_stopped(stack, pods, texts):
 
 @pytest.mark.parametrize("service", ["verify", "draft"])
 async def test_sigterm_ends_a_service_that_loads(stack, pods, service):
+    """As soon as it handles the signal, which is before it imports torch."""
     await pods.stop(service)
     await pods.start(service)
-    await asyncio.sleep(3.0)
+    status = Path(f"/proc/{(await pods.state(service))['Pid']}/status")
+
+    def handles_sigterm() -> bool:
+        (mask,) = re.findall(r"^SigCgt:\s*(\w+)", status.read_text(), re.MULTILINE)
+        return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+    await until(handles_sigterm)
     began = time.monotonic()
-    assert await pods.stop(service) != 128 + signal.SIGKILL
+    assert await pods.stop(service) == 128 + signal.SIGTERM
     assert time.monotonic() - began < 30
     await pods.start(service)
     await stack.ready()
