@@ -23,7 +23,7 @@ LONG = GenerateOptions(rule=Rule("exact"), max_tokens=120, ignore_eos=True)
 
 async def test_ten_times_the_load_is_refused_with_when_to_retry():
     flags = (
-        "--seconds 6 --baseline 3 --calibrate 3 --warm-up 1 --max-tokens 16 --max-sessions 4 "
+        "--seconds 4 --baseline 2 --calibrate 2 --warm-up 1 --max-tokens 16 --max-sessions 4 "
         "--every 0.2 --json"
     )
     report = await overload.measure(overload.parser().parse_args(flags.split()))
