@@ -37,10 +37,11 @@ demo: $(VENV)/.installed ## start the stack on the bundled models; generate; com
 
 # Two jobs: the tests, and at a lower priority the checks, which take what cores the tests leave idle.
 test: $(VENV)/.installed-dev ## everything that CI runs
-	@$(MAKE) --no-print-directory -j 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) checks unit
+	@$(MAKE) --no-print-directory -j 2 checks unit
 
 checks: $(VENV)/.installed-dev
-	@nice -n 10 $(MAKE) --no-print-directory lint imports protos types manifests
+	@nice -n 10 $(MAKE) --no-print-directory $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
+		lint imports protos types manifests
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff: style and common mistakes"
@@ -67,10 +68,9 @@ prometheus: ## Prometheus and promtool for the tests, from Debian's packages, if
 	@echo "== Prometheus"
 	@sh k8s/monitoring/install.sh
 
-# With "+", make shows its output at once.
 unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
-	+@$(BIN)/python -m pytest -m "not full and not gpu" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not full and not gpu" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-full: $(VENV)/.installed-dev prometheus ## every test in its long form, ten times as many examples of properties; hours
 	@$(BIN)/python -m pytest -m "not gpu" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)

@@ -60,14 +60,6 @@ def boundaries(rule: str, scope: str | None) -> list[str]:
     return [*LOSSY, *WINDOW, *(ACROSS if scope == "across" else WITHIN)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def check(rule: str, scope: str | None, count: int, at_least: int) -> None:
     tags, found = run(rule, count, scope)
     print(rule, scope, count, dict(tags))

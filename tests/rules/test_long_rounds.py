@@ -94,7 +94,7 @@ def tokens_of(
     loose_cost_nats=st.sampled_from([None, None, 2.0]),
     temperature=st.sampled_from([0.0, 1.0]),
 )
-@settings(max_examples=examples(30))
+@settings(max_examples=examples(15))
 def test_the_text_is_that_of_rounds_of_the_k_that_was_requested(
     name, seed, agreement, k, times, loose_tokens, loose_cost_nats, temperature
 ):

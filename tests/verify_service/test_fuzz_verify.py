@@ -96,7 +96,7 @@ async def test_a_call_without_its_request_is_told_so(engine, loaded, method, mon
 async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
     """Nor does opening more of them than one connection allows."""
     async with (
-        address_of(engine, loaded, max_streams=300, idle_timeout_s=2.0) as address,
+        address_of(engine, loaded, max_streams=300, idle_timeout_s=1.0) as address,
         grpc.aio.insecure_channel(address) as silent,
         rpc.connect(address) as channel,
     ):
