@@ -39,6 +39,12 @@ class NotFoundError(FlyspecError):
     status = "NOT_FOUND"
 
 
+class UnimplementedError(FlyspecError):
+    """The server has no such method."""
+
+    status = "UNIMPLEMENTED"
+
+
 class AlreadyExistsError(FlyspecError):
     """A thing that the request would make exists already, and is another."""
 
