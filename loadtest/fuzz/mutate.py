@@ -43,6 +43,7 @@ WIDTHS = {
     FieldDescriptor.CPPTYPE_UINT32: Range(0, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_UINT64: Range(0, (1 << 64) - 1),
 }
+NO_ID = (1 << 32) - 1
 MAX_ENTRIES, MAX_MESSAGES = (1 << 20) + 1, 5000
 
 
@@ -70,8 +71,10 @@ def places(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
 def mistake(message: Message) -> str:
     """What no server may accept, whatever its state; empty if nothing is known to be wrong.
 
-    NaN, a number that the enum does not have, and one outside the field's declared range.
+    NaN, a number that the enum does not have, one outside the field's declared range, and an id
+    that is in no target's vocabulary.
     """
+    target = message.DESCRIPTOR.file.name.endswith(("/verify.proto", "/generation.proto"))
     for field, value in message.ListFields():
         if found := next(filter(None, map(mistake, parts(message, field))), ""):
             return found
@@ -80,7 +83,8 @@ def mistake(message: Message) -> str:
         for one in values:
             unknown = field.enum_type and one not in field.enum_type.values_by_number
             outside = ranges and not any(one in known for known in ranges)
-            if unknown or outside or (isinstance(one, float) and math.isnan(one)):
+            no_id = target and field.name.endswith("ids") and one == NO_ID
+            if unknown or outside or no_id or (isinstance(one, float) and math.isnan(one)):
                 return f"{field.name} is {one}"
     return ""
 
