@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flyspec.cli.runtime import to_json
-from flyspec.drawing import check_plot
 from flyspec.errors import FlyspecError
 from flyspec.tables import markdown
 
-R = TypeVar("R")
+R = TypeVar("R", bound=Mapping[str, Any])
 
 
-def parser(name: str, doc: str | None, plots: bool = False) -> argparse.ArgumentParser:
-    """For `python -m bench.NAME`: flags for the report, and for a plot where there is one."""
+def parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """For `python -m bench.NAME`: flags for the report."""
     found = argparse.ArgumentParser(
         prog=f"bench.{name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    found.set_defaults(plot=None)
-    if plots:
-        found.add_argument("--plot", type=Path, help="a file .svg, .png or .pdf; needs matplotlib")
     found.add_argument("--output", type=Path, help="write the JSON report here")
     found.add_argument(
         "--json", nargs="?", const=True, type=Path, metavar="FILE",
@@ -35,31 +31,26 @@ def parser(name: str, doc: str | None, plots: bool = False) -> argparse.Argument
 def run(
     args: argparse.Namespace,
     measure: Callable[[], R],
-    to_document: Callable[[R], Any],
     show: Callable[[R], None],
-    passed: Callable[[R], bool] = lambda _: True,
-    plot: Callable[[R, Path], None] | None = None,
+    passed: Callable[[R], bool],
 ) -> int:
-    """Measure, write and plot what is asked for, print; the exit code.
+    """Measure, write what is asked for, print; the exit code.
 
     0 if it passed, 1 if not, 2 if it could not be measured.
     """
     report = None
     try:
-        check_plot(args.plot)
         report = measure()
     except* FlyspecError as errors:
         for error in errors.exceptions:
             print(f"error: {error}", file=sys.stderr)
     if report is None:
         return 2
-    document = to_json(to_document(report))
+    document = to_json(report)
     quiet = args.json is True
     for path in {args.output, None if quiet else args.json} - {None}:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(document + "\n")
-    if args.plot is not None and plot is not None:
-        plot(report, args.plot)
     if quiet:
         print(document)
     else:
@@ -72,15 +63,11 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table in Markdown."""
-    print(f"\n{markdown(columns, rows, aligned=True)}\n")
-
-
 def print_records(records: Sequence[Mapping[str, Any]]) -> None:
-    """A table of records that have the same keys, which head its columns."""
+    """A table in Markdown of records that have the same keys, which head its columns."""
     if records:
-        print_table(list(records[0]), [
+        rows = [
             [f"{v:.3g}" if isinstance(v, float) else str(v) for v in record.values()]
             for record in records
-        ])  # fmt: skip
+        ]
+        print(f"\n{markdown(list(records[0]), rows, aligned=True)}\n")

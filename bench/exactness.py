@@ -241,7 +241,7 @@ def main() -> int:
     add("--sampled-only", action="store_true", help="skip the greedy texts")
     args = parser.parse_args()
     return command.run(
-        args, lambda: asyncio.run(run(args)), dict, show,
+        args, lambda: asyncio.run(run(args)), show,
         lambda report: not any(row["wrong"] for row in report["rows"]),
     )  # fmt: skip
 

@@ -232,7 +232,7 @@ def main() -> int:
     parser.add_argument("--no-cost", action="store_true", help="compare texts only")
     options = parser.parse_args()
     return command.run(
-        options, lambda: asyncio.run(run(options)), dict, show, lambda report: not _wrong(report)
+        options, lambda: asyncio.run(run(options)), show, lambda report: not _wrong(report)
     )
 
 

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from bench.fuzz.script import CallOutcome, Script
-from bench.soak_report import Growth, ProcessMemory, growth
 from flyspec.tables import markdown
+from loadtest.sampler import Growth, ProcessMemory, growth
 
 MAX_GROWTH_MIB = 32.0
 """Most growth while warm, over the whole run, that counts as none."""

@@ -13,10 +13,9 @@ from bench.fuzz.report import Complaint, FuzzReport
 from bench.fuzz.script import LEFT, Action, CallOutcome, Do, Script, finish, play
 from bench.fuzz.services import IDLE_TIMEOUT_S, FuzzTarget, WrongAnswerError
 from bench.fuzz.system import attack_port
-from bench.soak_report import ProcessMemory
 from flyspec.errors import FlyspecError
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
-from loadtest.sampler import resident_mib
+from loadtest.sampler import ProcessMemory, resident_mib
 
 BATCH_MESSAGES = 500
 CONCURRENT = 24

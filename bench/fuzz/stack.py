@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.admin import left_open
 from bench.fuzz.admin import AdminSource
 from bench.fuzz.facts import Facts, ScriptSource
 from bench.fuzz.generation import GenerationSource
@@ -14,6 +13,7 @@ from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Chunk, Client, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.admin import ProcessInfo
+from loadtest.admin import left_open
 
 
 class StackTarget:
