@@ -154,7 +154,7 @@ class Generations:
     def _pace(self, plan: GenerationPlan, drafter: str, experience: Experience) -> Pace:
         """Choose how draft lengths are set: fixed, adaptive, or repeated from earlier rounds."""
         k, earlier = plan.num_speculative_tokens, plan.num_draft_tokens_per_round
-        pace: Pace = FixedPace(k)
+        pace: Pace = FixedPace(k, resumed=bool(earlier))
         if plan.adaptive and k:
             pace = AdaptivePace(experience, drafter, plan.rule.name, k, len(plan.prompt_token_ids))
         return RepeatedPace(earlier, pace) if earlier else pace

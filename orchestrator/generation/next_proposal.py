@@ -46,7 +46,7 @@ class NextProposal:
         self._follower: Follower | None = None
         self._prompt_length = self._followed_length = len(sequence)
         self._rest: DraftChunk | None = None  # of the follower's proposal
-        self._wanted = 0  # drafts last requested
+        self._wanted = 0  # drafts last requested, less those overtaken
         self._ahead: DraftAdvance | None = None  # requested while the last proposal was verified
         self._if_whole = 0  # the sequence's length if all of the last proposal is accepted
         self._useful = Recent(1.0, AHEAD_MEMORY, prior=1.0)
@@ -161,7 +161,9 @@ class NextProposal:
             self._pace.followed(overtaken)
             self.turn = self._pace.turn()
             if self._drafting.repeats(overtaken.proposal):
-                self._rest = overtaken.rest(self._limit(0))
+                limit = self._limit(0)
+                self._wanted = min(self._wanted - overtaken.num_behind, limit)
+                self._rest = overtaken.rest(limit)
 
     def close(self) -> None:
         for task in (self._asked, self._follower and self._follower.task):

@@ -82,13 +82,24 @@ class Pace(ABC):
 
 
 class FixedPace(Pace):
-    """The same K in every round."""
+    """The same K in every round that follows the first token.
 
-    def __init__(self, num_speculative_tokens: int) -> None:
-        self._turn = NextRound(num_speculative_tokens)
+    The target decodes the first token without drafts, while the drafter reads the prompt, unless
+    the generation is `resumed`. K 0 is plain decoding.
+    """
+
+    def __init__(self, num_speculative_tokens: int, resumed: bool = False) -> None:
+        self._k = num_speculative_tokens
+        self._begun = resumed or not self._k
 
     def turn(self) -> NextRound:
-        return self._turn
+        return NextRound(self._k) if self._begun else NextRound(0, max_plain_tokens=1)
+
+    def checked(self, round_: CheckedRound) -> None:
+        self._begun = True
+
+    def follows(self, num_tokens: int) -> int:
+        return 0 if self._begun else self._k
 
 
 class RepeatedPace(Pace):

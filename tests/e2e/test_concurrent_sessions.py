@@ -43,7 +43,7 @@ def request(number):
     options = GenerateOptions(
         sampling=sampling,
         seed=number,
-        max_tokens=4 + number % 5 * 4,
+        max_tokens=6 + number % 5 * 6,
         drafter=DRAFTERS[number // 3 % len(DRAFTERS)],
         rule=rule,
         num_speculative_tokens=k,

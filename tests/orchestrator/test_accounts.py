@@ -93,6 +93,8 @@ async def test_a_loop_turns_the_rest_exact(near_stack, near_models):
         rule=rule, drafter="prompt_lookup", num_speculative_tokens=60, max_tokens=150
     )
     prompt = "the cat the cat the cat the cat the"
+    # Draft from the first token on: only the first round copies the prompt.
+    options = replace(options, num_draft_tokens_per_round=[60])
     generation = await near_stack.client.complete(prompt, options)
     index = generation.completion.loop_guard_token_index
     assert index == 61  # the round in which the cycle was complete, as a whole

@@ -34,10 +34,10 @@ async def test_where_all_stands_nobody_waits_for_the_drafter() -> None:
     fakes = generation()
     rounds = await run(fakes)
     assert [r.proposal.ahead for r in rounds] == [False] + [True] * (len(rounds) - 1)
-    assert {len(r.proposal.token_ids) for r in rounds[:-1]} == {4}
-    # Every proposal was asked for once, the first one behind the prompt.
+    assert [len(r.proposal.token_ids) for r in rounds[:-1]] == [3] + [4] * (len(rounds) - 2)
+    # Every proposal was requested once, the first one with the prompt, which has one token left.
     asked = [len(tokens) for tokens in fakes.draft.sequences.values()]
-    assert asked == [3, *(r.start + 4 for r in rounds[:-1])]
+    assert asked == [3, *(r.start + len(r.proposal.token_ids) for r in rounds[:-1])]
     assert fakes.draft.opened == 1
 
 

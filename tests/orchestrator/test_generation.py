@@ -275,7 +275,7 @@ async def test_a_drafter_of_another_tokenizer_is_translated(model_dirs, tmp_path
     other = str(make_model(tmp_path / "other", text="completely different words here " * 9))
     async with start_stack((model_dirs[0], other)) as stack:
         options = GenerateOptions(
-            max_tokens=12, ignore_eos=True, rule=EXACT, num_speculative_tokens=4
+            max_tokens=12, ignore_eos=True, rule=EXACT, num_draft_tokens_per_round=[4]
         )
         generation = await stack.client.complete(PROMPT, options)
         prompt = generation.started.prompt_token_ids

@@ -64,7 +64,7 @@ def drafted(k: int, accepted: int, round_ns: int = 10 * MS, **proposal) -> Check
 )
 def test_what_was_recorded_is_repeated(ks, data):
     """Whatever the verdicts accept, and however many plain tokens each has."""
-    rest = FixedPace(5)
+    rest = FixedPace(5, resumed=True)
     pace, left = RepeatedPace(ks, rest), list(ks)
     while left:
         turn = pace.turn()

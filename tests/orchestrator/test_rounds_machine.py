@@ -104,13 +104,14 @@ class Generations(RuleBasedStateMachine):
         assert round_.start == len(tokens)
         if round_.verdict.decisions:
             assert verify.sequences[round_id] == tokens
-            # A proposal that plain decoding overtook was asked for under another id; one that was
-            # drafted ahead, before the last token.
+            # A proposal that plain decoding overtook, as after the first token, was asked for under
+            # another id; one that was drafted ahead, before the last token.
             drafted_on = draft.sequences.get(round_id)
             if round_.proposal.ahead:
                 assert drafted_on == tokens[:-1]
             else:
-                assert drafted_on == tokens or (self.pace is not None and drafted_on is None)
+                overtaken = self.pace is not None or len(tokens) == len(self.plan.prompt_token_ids) + 1
+                assert drafted_on == tokens or (overtaken and drafted_on is None)
             sent, drafts = verify.distributions[round_id], round_.request.draft_token_ids
             assert len(sent) == (len(drafts) if self.plan.distribution else 0)
         else:
