@@ -98,6 +98,9 @@ def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> None:
     for d in documents:  # times are in the messages, and their bytes counted
         del d["metrics"]["speculative_decoding"]["round_bytes"]
         assert 0 <= d.pop("seed") < 2**64  # drawn
+    # Logits may differ in their last bits with the rounds that share a step.
+    costs = [d["metrics"]["speculative_decoding"].pop("rejected_cost_nats") for d in documents]
+    assert costs[0] == pytest.approx(costs[3], rel=1e-5)
     assert documents[0] == documents[3] != documents[1]
     for d in documents:
         assert set(d) == {
