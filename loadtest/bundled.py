@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
+from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.config import VerifySettings
 from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
-from loadtest.command import run, say, scenario_app
+from loadtest.command import scenario_app
 from loadtest.options import LoadOptions
 from loadtest.run import run_test
 from loadtest.scenarios import Scenario

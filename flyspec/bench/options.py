@@ -5,7 +5,7 @@ Reports list these fields as well. Imports neither torch nor gRPC, so that `--he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -51,6 +51,18 @@ def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
+def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of comma-separated names, each of them one of `known`."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = _names(text)
+        if unknown := next((name for name in names if name not in known), None):
+            raise ValueError(f"{unknown!r}: must be of {', '.join(known)}")
+        return names
+
+    return read
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
@@ -66,7 +78,7 @@ def _request(name: str, **changes: Any) -> Flag:
 
 
 # fmt: off
-def _numbers(text: str, least: int = 1, **known: Any) -> Flag:
+def numbers_flag(text: str, least: int = 1, **known: Any) -> Flag:
     return Flag(f"{text}, comma-separated.", metavar="N,...", listed=True, read=numbers(least),
                 **known)
 
@@ -155,7 +167,7 @@ class SpeedOptions:
         "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
         metavar="[NAME=]URL", read=_servers,
     )] = ()
-    batch: Annotated[tuple[int, ...], _numbers("Concurrent requests")] = (1,)
+    batch: Annotated[tuple[int, ...], numbers_flag("Concurrent requests")] = (1,)
     compare_dtypes: Annotated[bool, Flag(
         "Also time plain decoding in the other of bfloat16 and float32.",
     )] = False
@@ -217,19 +229,19 @@ class EngineOptions(ModelOptions):
     Chunks are cut from a prompt as long as the longest context.
     """
 
-    batches: Annotated[tuple[int, ...], _numbers(
+    batches: Annotated[tuple[int, ...], numbers_flag(
         "Sequences per step", name="--batch",
     )] = (1, 2, 4, 8, 16, 32)
-    num_speculative_tokens: Annotated[tuple[int, ...], _numbers(
+    num_speculative_tokens: Annotated[tuple[int, ...], numbers_flag(
         "Drafted tokens (K; 0: plain decoding)", 0, name="--k",
     )] = (0, 4, 8, 16)
-    contexts: Annotated[tuple[int, ...], _numbers(
+    contexts: Annotated[tuple[int, ...], numbers_flag(
         "Cached tokens per sequence", name="--context",
     )] = (128, 512, 2048)
-    chunks: Annotated[tuple[int, ...], _numbers(
+    chunks: Annotated[tuple[int, ...], numbers_flag(
         "Prompt tokens per prefill step", name="--chunk",
     )] = (128, 256, 512, 1024)
-    tensor_parallel_sizes: Annotated[tuple[int, ...], _numbers(
+    tensor_parallel_sizes: Annotated[tuple[int, ...], numbers_flag(
         "Number of processes that share the model", name="--tensor-parallel-size",
     )] = (1,)
     repeats: Repeats = 7
@@ -284,7 +296,7 @@ class StallOptions(ModelOptions):
 class ThroughputOptions:
     """`flyspec bench throughput`."""
 
-    concurrency: Annotated[tuple[int, ...], _numbers(
+    concurrency: Annotated[tuple[int, ...], numbers_flag(
         "Concurrent requests",
     )] = (1, 2, 4, 8, 16, 32)
     rule: OneRule = EXACT

@@ -7,9 +7,9 @@ import asyncio
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, say, single
 from loadtest.chaos.run import run as run_chaos
 from loadtest.chaos.work import ChaosOptions
-from loadtest.command import run, say, single
 from loadtest.report.files import ReportFiles
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
 from flyspec.flags import Flag
-from loadtest.command import run, single
 from loadtest.report.files import ReportFiles, read
 from loadtest.report.load import LoadReport
 from loadtest.report.terminal import markdown as as_markdown

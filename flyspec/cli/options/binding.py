@@ -157,7 +157,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
         values = {name: take(defaults, given) for name, defaults in groups.items()}
-        values |= {name: field.value(given.pop(name)) for name, field in single.items()}
+        values |= {name: field.value(given.pop(field.parameter)) for name, field in single.items()}
         command(**values, **given)
 
     wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
