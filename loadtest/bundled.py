@@ -39,7 +39,7 @@ DRAFTERS = (("model-b", "draft", "model"), ("levels", "draft", "multi_level"),
 LOOPBACK = "127.0.0.1"
 END_S = 60.0
 """Time for a process to stop when told to."""
-_GROUP = "Stack (settings of its services also come from their environment variables)"
+_GROUP = "Stack (its services also read their environment variables)"
 
 
 def _stack(name: str) -> Flag:

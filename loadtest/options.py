@@ -86,18 +86,18 @@ class LoadOptions:
     """The installation, the requests, what has to hold, and where the report goes."""
 
     address: Annotated[str, Flag(
-        "Generation address; several, comma-separated, take turns.",
+        "Generation address, or several, comma-separated, used in turn.",
     )] = DEFAULT_ADDRESS
     admin_address: Annotated[str, Flag(
         f"Admin address, usually {DEFAULT_ADMIN_ADDRESS}. Without it, the test cannot check "
         "that nothing is left open at the end.",
     )] = ""
     seconds: Annotated[float, Flag(
-        "Seconds of load, all phases together; the last requests end later.", min=1,
+        "Total seconds of load; the last requests end later.", min=1,
     )] = 120.0
     connections: Annotated[int, Flag("TCP connections to each address.", min=1)] = 4
     watch: Annotated[tuple[tuple[str, int], ...], Flag(
-        "Process on this machine whose memory to record; repeatable.",
+        "Process on this machine whose memory is recorded; repeatable.",
         metavar="NAME=PID", read=_processes,
     )] = ()
     every: Annotated[float, Flag("Seconds between samples of memory and status.", min=0.01)] = 1.0

@@ -47,14 +47,14 @@ class ChaosOptions:
     """A run. `once` has each fault once instead; only those from outside if not `ill`."""
 
     seconds: Annotated[float, Flag("Seconds of faults.", min=0)] = 300.0
-    streams: Annotated[int, Flag("Requests at the same time.", min=1)] = 32
-    texts: Annotated[int, Flag("Different texts.", min=1)] = 96
+    streams: Annotated[int, Flag("Concurrent requests.", min=1)] = 32
+    texts: Annotated[int, Flag("Number of different texts.", min=1)] = 96
     lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
     timeout_s: Annotated[float, Flag(
         "Time limit per request in seconds.", name="--timeout", min=0,
     )] = 120.0
     seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
-    once: Annotated[bool, Flag("Each fault once, instead of --seconds of them.")] = False
+    once: Annotated[bool, Flag("Inject each fault once, whatever --seconds says.")] = False
     ill: bool = True
     fleet: FleetOptions = field(default_factory=FleetOptions)
     # fmt: on

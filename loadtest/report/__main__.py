@@ -17,7 +17,7 @@ from loadtest.report.terminal import markdown as as_markdown
 
 @with_flags
 def render(
-    file: Annotated[Path, typer.Argument(help="What --json wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Report that --json wrote.")],
     files: ReportFiles,
     markdown: Annotated[bool, Flag("Print the tables as Markdown.")] = False,
 ) -> None:

@@ -86,10 +86,10 @@ class RateFlags:
     """The rate that the installation sustains, given or measured."""
 
     rate: Annotated[float | None, own_flag(
-        "Requests per second that the installation sustains.", default="measured first",
+        "Sustainable requests per second.", default="measured first",
     )] = None
     users: Annotated[int | None, own_flag(
-        "Users for that measurement.", min=1, default="one per slot",
+        "Users while that rate is measured.", min=1, default="one per slot",
     )] = None
 
 

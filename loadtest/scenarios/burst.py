@@ -37,11 +37,12 @@ class BurstFlags(LoadFlags):
 class Burst(Scenario[BurstFlags]):
     """Poisson arrivals: normal load, a burst, normal load again.
 
-    What is too much must be refused, with when to retry. Goals apply before and after the burst.
+    Excess requests must be refused with a time to retry after. Goals apply before and after the
+    burst.
     """
 
     name = "burst"
-    about = "A burst of far more load than can be served, and normal load before and after."
+    about = "Normal load, a burst of far more than can be served, normal load again."
     defaults = BurstFlags()
     capacity, share = 0.2, 0.2
     """Shares of the time: to measure the sustainable rate; of the burst, of what is then left."""
@@ -108,7 +109,7 @@ class Overload(Burst):
     """
 
     name = "overload"
-    about = "Ten times the sustainable load: what is accepted stays fast, the rest is refused."
+    about = "Ten times the sustainable load: accepted requests stay fast, the others are refused."
     load = FIXED
     defaults = OverloadFlags(load=0.8, factor=10.0)
     capacity, share = 0.15, 0.5
