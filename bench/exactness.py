@@ -209,7 +209,6 @@ async def compare(
 
 
 async def measure(o: ExactnessOptions) -> BenchReport:
-    """Make all comparisons."""
     options = StackOptions(
         dtype=o.dtype,
         draft_dtype=o.dtype,

@@ -177,7 +177,6 @@ def context(slot: int) -> int:
 
 
 def costs(off: ModelRunner, on: ModelRunner, repeats: int, dtype: str) -> list[Cost]:
-    """Time steps of both, in turn."""
     cases = {
         f"batch {batch}, K {k}": [
             Step(slot, context(slot), [7] * (k + 1), k + 1) for slot in range(batch)
@@ -209,7 +208,6 @@ def costs(off: ModelRunner, on: ModelRunner, repeats: int, dtype: str) -> list[C
 
 
 async def measure(o: InvarianceOptions) -> BenchReport:
-    """Compare and time everything."""
     torch.set_num_threads(o.threads)
     rows: list[Agreement] = []
     steps: list[Cost] = []

@@ -222,8 +222,6 @@ def evaluate(models: Path, count: int, seed: int) -> tuple[list[Row], Freedom]:
 
 
 def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
-    """Format the results as Markdown."""
-
     def share(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 

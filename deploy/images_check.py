@@ -91,7 +91,6 @@ def torch_index(asked: str | None, log: Log) -> dict[str, str]:
 
 
 def build(containers: Containers, arguments: dict[str, str], log: Log) -> None:
-    """Build every target."""
     for target in TARGETS:
         name, began = f"flyspec-{target}:{TAG}", time.monotonic()
         containers.build(ROOT, target, name, arguments)

@@ -52,7 +52,6 @@ def table_of(records: Sequence[Mapping[str, Any]], left: int = 1) -> Table:
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Return a Markdown table."""
     rule = ["---" if i < left else "---:" for i in range(len(columns))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (columns, rule, *rows))
 

@@ -40,7 +40,6 @@ class Admin:
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def close(self) -> None:
-        """Close the connection."""
         self._channel.close()
 
     def status(self) -> Status:
@@ -68,7 +67,6 @@ class Admin:
         return int(answer.drafter.stats.active_generations)
 
     def remove(self, name: str, force: bool = False) -> None:
-        """Remove a drafter."""
         self._ask("RemoveDrafter", admin_pb2.RemoveDrafterRequest(name=name, force=force))
 
     def _ask(self, method: str, request: Any, timeout_s: float = 10.0) -> Any:

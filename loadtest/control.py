@@ -46,7 +46,6 @@ class Control:
         return time.perf_counter() - self._begin
 
     def open_phase(self, phase: Phase) -> None:
-        """Let requests of this phase begin."""
         self.phase, self.phase_began = phase, self.now()
         self.opened.set()
 
@@ -55,12 +54,10 @@ class Control:
         return load.arrivals(phase.seconds, random.Random(f"{self._seed} {phase.name}"))
 
     def add(self, record: Record) -> None:
-        """What became of a request."""
         if self._keep_records:
             self.records.append(record)
 
     def close_phase(self) -> None:
-        """Let nothing more begin."""
         self.opened.clear()
 
     def next_job(self, planned: float | None = None) -> Job:

@@ -68,7 +68,6 @@ class Requests:
     # fmt: on
 
     def options(self) -> GenerateOptions:
-        """The options of a request."""
         return GenerateOptions(
             sampling=SamplingParams(self.temperature, self.top_p),
             max_tokens=self.max_tokens,
@@ -118,7 +117,6 @@ class LoadOptions:
             endpoint.credentials.security(endpoint.address)
 
     def endpoints(self) -> list[Endpoint]:
-        """The generation ports."""
         return [Endpoint(address, self.credentials) for address in self.address.split(",")]
 
     def told(self, own: Any) -> dict[str, Any]:
@@ -133,7 +131,6 @@ class LoadOptions:
 
 
 def _plain(value: Any) -> Any:
-    """A flag's value for JSON."""
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value if isinstance(value, int | float | str | bool | dict) else str(value)

@@ -32,7 +32,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Sum up."""
         return cls(
             len(values),
             sum(values) / len(values) if values else math.nan,
@@ -46,7 +45,6 @@ def times(records: Sequence[Record], metric: Metric) -> list[float]:
 
 
 def meets(record: Record, limits: Limits) -> bool:
-    """Whether a request was completed within all limits."""
     if record.outcome != "complete":
         return False
     return all((record.metric(m) or 0.0) <= limit for m, limit in limits.items())
@@ -135,7 +133,6 @@ class PhaseResult:
         records: Sequence[Record],
         limits: Limits | None = None,
     ) -> PhaseResult:
-        """Sum up the requests of a phase."""
         window = (began + SETTLE * (sent_until - began), sent_until)
         names = list(dict.fromkeys(v.name for v in phase.variants))
         return cls(
@@ -153,7 +150,6 @@ class PhaseResult:
         )
 
     def to_document(self) -> dict[str, Any]:
-        """For JSON."""
         load = self.phase.load
         return {
             "name": self.phase.name,

@@ -174,7 +174,6 @@ class SpeedOptions:
 
     @property
     def others(self) -> list[str]:
-        """Names of the modes other than flyspec's."""
         return [*self.peers, *(name for name, _ in self.against)]
 
 
@@ -206,7 +205,6 @@ class EvalOptions:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The rules to compare, or the usual ones."""
         return CONDITIONS if self.rules is None else self.rules
 
 
@@ -373,6 +371,5 @@ class JudgeOptions:
 
     @property
     def ks(self) -> list[int]:
-        """The values of K, each once."""
         return list(dict.fromkeys(self.num_speculative_tokens or (15, 25)))
 # fmt: on

@@ -119,7 +119,6 @@ def in_turn(sizes: Sequence[int], repeat: int) -> list[tuple[int, int]]:
 
 
 def _stem(name: str) -> str:
-    """Return a file's name up to its first dot."""
     return Path(name).name.partition(".")[0] or name
 
 

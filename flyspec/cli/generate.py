@@ -222,7 +222,6 @@ async def _many(
 def _result(
     number: int, count: int, prompt: Prompt, generation: Generation, output: _Output
 ) -> str:
-    """Format the result of one of many prompts."""
     from flyspec.cli import render
 
     if output.json:

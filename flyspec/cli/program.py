@@ -26,7 +26,6 @@ def program(**known: Any) -> typer.Typer:
 
 
 def single(command: Callable[..., None]) -> typer.Typer:
-    """Return a program of one command."""
     app = program()
     app.command(cls=HelpCommand)(command)
     return app

@@ -59,7 +59,6 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
         return self.process.name
 
     async def num_sessions(self) -> int:
@@ -99,17 +98,14 @@ class ProxiedFleet:
 
     @property
     def address(self) -> str:
-        """Where clients generate."""
         return f"{LOOPBACK}:{self.orchestrator.port}"
 
     @property
     def admin_address(self) -> str:
-        """Where the operator asks."""
         return f"{LOOPBACK}:{self.orchestrator.service.facts['admin_port']}"
 
     @property
     def orchestrator_mib(self) -> float:
-        """Memory of the orchestrator."""
         return resident_mib(self.orchestrator.service.pid) or 0.0
 
     async def __aenter__(self) -> Self:

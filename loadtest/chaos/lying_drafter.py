@@ -159,7 +159,6 @@ async def _answer(call: Any) -> draft_pb2.DraftResponse:
 
 
 def _edited(message: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a message with a change to it."""
     copy = type(message)()
     copy.CopyFrom(message)
     change(copy)
@@ -167,12 +166,10 @@ def _edited(message: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def changed(change: Callable[[Any], Any]) -> Tell:
-    """The answer, with a change to it."""
     return lambda asked: [_edited(asked.answer, change)]
 
 
 def pieces(answer: draft_pb2.DraftResponse) -> list[draft_pb2.DraftResponse]:
-    """The answer, a token at a time."""
     found = []
     for index, token in enumerate(answer.token_ids):
         piece = draft_pb2.DraftResponse(
@@ -244,8 +241,6 @@ def _no_confidences(message: Any) -> None:
 
 
 def _each(change: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """A change to every distribution."""
-
     def change_all(message: Any) -> None:
         for distribution in message.distributions:
             change(distribution)

@@ -67,7 +67,6 @@ class Proxy:
         return number
 
     async def close(self) -> None:
-        """End everything."""
         if self._server is not None:
             self._server.close()
         connections = list(self._connections)
@@ -103,7 +102,6 @@ class Proxy:
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
     ) -> None:
-        """One direction."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
         taking = asyncio.ensure_future(self._take(reader, chunks, flowing))
         try:

@@ -137,7 +137,6 @@ class _Retold:
         return ""
 
     async def _round(self, record: RoundRecord) -> str:
-        """Judge a round again, and go on from there."""
         if record.start_length != len(self._sequence):
             return f"begins at {record.start_length} instead of {len(self._sequence)}"
         event: Event
@@ -166,7 +165,6 @@ class _Retold:
         return ""
 
     def _take(self, event: Event) -> None:
-        """Do what follows from an event."""
         self._state, commands = step(self._state, event)
         for command in commands:
             if isinstance(command, Extend):
@@ -180,7 +178,6 @@ class _Retold:
         self._text += "".join(update.texts)
 
     async def _judge(self, record: RoundRecord) -> Verdict:
-        """The verdict of the fresh target."""
         self._round_id += 1
         round_ = VerifyRound(
             round_id=self._round_id,

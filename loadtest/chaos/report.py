@@ -75,13 +75,11 @@ class ChaosResult:
             self.tokens_each_second[int(at)] += number
 
     def check_memory(self) -> None:
-        """The orchestrator must not have grown wildly."""
         warm, end = self.orchestrator_mib
         if end > MAX_GROWTH * warm + MAX_GROWTH_MIB:
             self.violations.append(f"the orchestrator grew from {warm:.0f} to {end:.0f} MiB")
 
     def report(self) -> ChaosReport:
-        """The report."""
         violations = self.violations or [""]
         return ChaosReport({
             "version": VERSION,

@@ -28,7 +28,6 @@ class Restartable:
 
     @property
     def service(self) -> Child:
-        """The process of its present life."""
         assert self._service is not None, f"{self.name} was never started"
         return self._service
 

@@ -51,7 +51,6 @@ class _ChaosRun:
         self._result, self._say = result, say
 
     async def go(self) -> list[Request]:
-        """The requests that were made."""
         o, fleet, result = self._options, self._fleet, self._result
         names = await self._drafters()
         self._say(f"drafters: {', '.join(names)}; generating {o.texts} texts without faults")
@@ -97,7 +96,6 @@ class _ChaosRun:
             await asyncio.sleep(0.1)
 
     async def _tell(self, work: Work, saboteur: Saboteur, now: Callable[[], float]) -> None:
-        """Say how it goes from time to time."""
         while True:
             await asyncio.sleep(PROGRESS_S)
             done = [r for r in work.requests if r.ended_s]

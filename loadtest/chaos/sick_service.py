@@ -50,7 +50,6 @@ KINDS: dict[str, Callable[[Any], None]] = {
 
 
 def main() -> None:
-    """Run the service."""
     make_ill, calls, module = KINDS[sys.argv[1]], int(sys.argv[2]), sys.argv[3]
     del sys.argv[1:4]
     start = StepLoop.start

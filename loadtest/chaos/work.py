@@ -189,7 +189,6 @@ class Work:
         self.requests: list[Request] = []
 
     def finish(self) -> None:
-        """Begin nothing new."""
         self._over = True
 
     async def run(self) -> None:

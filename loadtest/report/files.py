@@ -55,7 +55,6 @@ class ReportFiles:
             check_matplotlib("--html or --plot")
 
     def write(self, report: LabReport) -> None:
-        """Write the files."""
         if self.json is not None and self.json != STANDARD_OUTPUT:
             self.json.write_text(to_json(report.document))
         if self.plot is not None:

@@ -49,7 +49,6 @@ class Burst(Scenario[BurstFlags]):
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """The ways to ask."""
         return self.plain_variants
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
@@ -116,7 +115,6 @@ class Overload(Burst):
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """The same, with lengths that vary."""
         return [replace(v, vary=vary_length) for v in self.plain_variants]
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:

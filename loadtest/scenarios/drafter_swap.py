@@ -92,7 +92,6 @@ class DrafterSwap(Scenario[SwapFlags]):
                     meanwhile=self._swap)  # fmt: skip
 
     def _swap(self) -> None:
-        """The swaps."""
         admin = self.world.operator
         before = admin.drafters()
         if not self.own.swap_to:

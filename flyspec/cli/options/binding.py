@@ -65,7 +65,6 @@ class _Field(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether the flag is repeatable."""
         return get_origin(self.kind) in (Sequence, tuple) and not self.flag.listed
 
     def option(self, default: Any) -> inspect.Parameter:
@@ -85,7 +84,6 @@ class _Field(NamedTuple):
         return inspect.Parameter(self.parameter, keyword, default=default, annotation=annotation)
 
     def value(self, given: Any) -> Any:
-        """Convert the given value to the field's."""
         if self.several:
             given = tuple(given or ())
         if self.flag.read is None or given is None:
