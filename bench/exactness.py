@@ -10,10 +10,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
-from demo.corpus import problems
 from flyspec.bench.conditions import parse_ks
 from flyspec.bench.options import MaxTokens, names_of
-from flyspec.bench.prompts import to_request
 from flyspec.bench.reference import Reference
 from flyspec.cli.options import with_flags
 from flyspec.cli.options.stack import setting
@@ -21,12 +19,12 @@ from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack, StackOptions
-from flyspec.client import Chat, Client, GenerateOptions, Prompt
+from flyspec.client import Client, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.flags import Flag
-from flyspec.prompts import read_prompts
+from flyspec.prompts import read_prompts, word_problems
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.tables import table_of
@@ -120,11 +118,11 @@ def prompt_sets(data: Path, names: Sequence[str], limit: int | None) -> dict[str
         count = min(most, limit or most)
         path = data / file
         if name == "problems":
-            sets[name] = [Chat.of_user(p.question) for p in problems("exactness", count)]
+            sets[name] = [p.to_request() for p in word_problems(count, "exactness")]
         elif path.exists():
             rows = read_prompts(str(path), most)
             chosen = rows[:: max(1, len(rows) // count)][:count]
-            sets[name] = [to_request(row, None) for row in chosen]
+            sets[name] = [row.to_request() for row in chosen]
         else:
             say(f"SKIPPED {name}: {path} does not exist")
     return sets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, 
 from flyspec.flags import Flag, flags_of
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
-from flyspec.values.generation import SERVERS
+from flyspec.values.generation import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals
@@ -20,12 +20,7 @@ from loadtest.prompts import FRESH, VARIED, Source
 from loadtest.report.files import ReportFiles
 
 _flag = partial(Flag, group="Requests")
-
-
-def _asked(name: str, **changes: Any) -> Flag:
-    """The flag of a request's option, as `flyspec generate` has it."""
-    _, flag = {**flags_of(GenerateOptions), **flags_of(SamplingParams)}[name]
-    return replace(flag, group="Requests", **changes)
+_asked = partial(request_flag, group="Requests")
 
 
 def _sources(texts: Sequence[str]) -> tuple[Source, ...]:

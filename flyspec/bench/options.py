@@ -6,7 +6,8 @@ Reports list these fields as well. Imports neither torch nor gRPC, so that `--he
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from flyspec.bench.conditions import (
@@ -22,13 +23,12 @@ from flyspec.bench.conditions import (
 )
 from flyspec.bench.openai import parse_against
 from flyspec.bench.peers import parse_peers
-from flyspec.flags import Dtype, Flag, flags_of
+from flyspec.flags import Dtype, Flag
 from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.ranges import Range
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
-from flyspec.values.generation import GenerateOptions
-from flyspec.values.tokens import SamplingParams
+from flyspec.values.generation import request_flag
 
 STALL_GROWTH = 64
 """Tokens by which a session of `bench prefill-stall` grows before it is rolled back."""
@@ -71,10 +71,7 @@ def _servers(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(map(parse_against, texts))
 
 
-def _request(name: str, **changes: Any) -> Flag:
-    """Return the flag of a request's field, without its group."""
-    _, flag = {**flags_of(GenerateOptions), **flags_of(SamplingParams)}[name]
-    return replace(flag, group=None, **changes)
+_request = partial(request_flag, group=None)
 
 
 # fmt: off

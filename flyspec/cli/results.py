@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
@@ -56,11 +55,10 @@ class Results:
         Raises `ConfigError` for files that cannot be written, before anything is measured.
         """
         from flyspec.cli.runtime import print_json, to_json
-        from flyspec.drawing import check_plot
+        from flyspec.drawing import FORMATS, check_file
 
-        check_plot(self.plot)
-        if self.output is not None and not self.output.parent.is_dir():
-            raise ConfigError(f"--output {self.output}: no such directory: {self.output.parent}")
+        check_file("--plot", self.plot, FORMATS)
+        check_file("--output", self.output)
         report = measure()
         if self.output is not None:
             self.output.write_text(to_json({**report.document, **report.samples}) + "\n")

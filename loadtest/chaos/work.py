@@ -24,10 +24,11 @@ from flyspec.client import (
 )
 from flyspec.errors import FlyspecError
 from flyspec.flags import Flag
+from flyspec.prompts import word_problems
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 from loadtest.chaos.fleet import FleetOptions
-from loadtest.prompts import questions, varied_prompt
+from loadtest.prompts import varied_prompt
 
 EXACT = Rule("exact")
 LOSSY = (Rule("fly"), Rule("fly"), Rule("fly", fly_window_size=2), Rule("fly-paper"),
@@ -75,7 +76,7 @@ class TextJob:
 def texts(seed: int, number: int) -> list[TextJob]:
     """Prompts of every kind, short and long, greedy and sampled."""
     rng = random.Random(f"{seed} jobs")
-    asked = questions(f"chaos {seed}", max(8, number))
+    asked = [p.text for p in word_problems(max(8, number), f"chaos {seed}")]
     found = []
     for _ in range(number):
         options = GenerateOptions(
