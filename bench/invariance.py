@@ -226,7 +226,7 @@ async def measure(o: InvarianceOptions) -> BenchReport:
             for runner in runners:
                 rows += await agreement(runner, loaded.tokenizer, ids, o, dtype)
     wrong = sum(row.different for row in rows if row.batch_invariant)
-    tables = [table_of(list(map(vars, records))) for records in (rows, steps) if records]
+    tables = [table_of(list(map(vars, records)), left=2) for records in (rows, steps) if records]
     return BenchReport(
         {**vars(o), "agreement": rows, "cost": steps},
         [*tables, f"with the mode, {wrong} texts differ"],

@@ -57,7 +57,7 @@ def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     def read(text: str) -> tuple[str, ...]:
         names = _names(text)
         if unknown := next((name for name in names if name not in known), None):
-            raise ValueError(f"{unknown!r}: must be of {', '.join(known)}")
+            raise ValueError(f"{unknown!r}: must be one of {', '.join(known)}")
         return names
 
     return read
