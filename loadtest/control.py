@@ -1,6 +1,6 @@
-"""What users share: the current phase, what to ask for next, what became of every request.
+"""What users share: the current phase, the next request, the records of all requests.
 
-No locust in here: events are those of the standard library, which gevent makes cooperative.
+Does not use locust: events are those of the standard library, which gevent makes cooperative.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MAX_SAMPLES = 300
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Resident memory of a process after it had `served` so many requests.
+    """Resident memory of a process after it had `served` this many requests.
 
     `life` counts how often its service was restarted.
     """

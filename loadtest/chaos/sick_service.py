@@ -30,7 +30,7 @@ def _raises(model: Any) -> None:
 
 
 def _nan(model: Any) -> None:
-    """The last norm's weights, of a transformers model or of the native step's."""
+    """Return the weights of the last norm, of a transformers model or of the native step."""
     packed = getattr(model, "_weights", None)
     if packed is None:
         model.model.model.norm.weight.data.fill_(math.nan)

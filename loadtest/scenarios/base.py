@@ -1,4 +1,4 @@
-"""What a scenario is: phases of load, what happens during them, what must hold."""
+"""What a scenario is: phases of load, what happens during them, and checks."""
 
 from __future__ import annotations
 

@@ -102,9 +102,9 @@ class OverloadFlags(BurstFlags):
 class Overload(Burst):
     """Poisson arrivals at 80 % of the sustainable rate, at ten times that rate, at 80 % again.
 
-    Accepted requests must stay within twice the p99 latency at 80 %, the others must be refused at
-    once with when to retry, memory must not grow, and soon after the end a request must have a
-    normal latency again. Lengths of outputs vary by half around --max-tokens.
+    Accepted requests must stay within twice the p99 latency at 80 %, the others must be refused
+    at once with a time to retry after, memory must not grow, and soon after the overload a
+    request must have a normal latency again. Output lengths vary by half around --max-tokens.
     """
 
     name = "overload"

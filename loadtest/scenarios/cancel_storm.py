@@ -1,4 +1,4 @@
-"""Clients that arrive in large numbers and leave again: nothing of them may be left."""
+"""Many requests that are cancelled: they may leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafters take turns while streams run: no text may change, no stream may wait long."""
+"""Drafters are swapped while streams run: no text may change, no stream may stall."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class DrafterSwap(Scenario[SwapFlags]):
         self.world.sleep(max(0.0, 0.7 * pause))
 
     def _keep_stats(self, admin: Admin) -> None:
-        """Keep what each drafter did, of its busiest life: removing it forgets that."""
+        """Keep each drafter's statistics at their highest: removing it forgets them."""
         for drafter in admin.drafters():
             kept = self.stats.get(drafter.name)
             if kept is None or drafter.stats.num_spec_steps > kept.num_spec_steps:

@@ -1,4 +1,4 @@
-"""How long streams stand still when a service is killed or hangs."""
+"""How long streams stall when a service is killed or hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAULT_AT = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is done to which service. `replicas`: of the drafter."""
+    """A service and what happens to it. `replicas`: of the drafter."""
 
     name: str
     service: str

@@ -74,7 +74,7 @@ class Sharing(Scenario[SharingFlags]):
 
 
 def overtaken_s(records: Sequence[Record]) -> float:
-    """By how many seconds later than another a request arrived that got its slot first, at most."""
+    """Return the longest time by which a later request overtook an earlier one, in seconds."""
     served = sorted((r.started, r.sent) for r in records if r.started is not None)
     worst = latest = 0.0
     for _, sent in served:

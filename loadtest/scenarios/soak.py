@@ -83,7 +83,7 @@ class Soak(Scenario[SoakFlags]):
         )  # fmt: skip
 
     def _kill(self, seconds: float) -> None:
-        """Kill services, at even distances."""
+        """Kill services, at even intervals."""
         began = self.world.now()
         plan = [
             (seconds * (i + 1) / (times_ + 1), name)
@@ -139,7 +139,7 @@ class Soak(Scenario[SoakFlags]):
 
 
 def vary_everything(rng: random.Random, options: GenerateOptions) -> GenerateOptions:
-    """Draw everything that a request may choose."""
+    """Draw every option of a request."""
     return replace(
         options,
         sampling=SamplingParams(rng.choice([0.0, 0.0, 0.8]), rng.choice([1.0, 0.9])),
