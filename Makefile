@@ -1,8 +1,8 @@
-# `make demo` shows flyspec at work, `make test` checks it; both set up what they need in .venv.
+# `make demo` shows flyspec at work, `make test` tests it; both set up .venv first.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# $(call install,EXTRA): pip would compile on one core. Files that are no Python of this version stay as they are.
+# $(call install,EXTRA): pip would compile on one core. Files that this Python cannot compile are left alone.
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[$(1)]" \
 	&& { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; }
 PYTEST_ARGS ?=
@@ -22,21 +22,21 @@ $(VENV)/bin/python:
 
 # Compiles the native step as well.
 $(VENV)/.installed: pyproject.toml constraints.txt flyspec/engine/native/step.cpp flyspec/engine/native/team.h | $(VENV)/bin/python
-	@echo "== installing flyspec and its models extra (torch on first use: some minutes)"
+	@echo "== installing flyspec with its models extra (torch takes a few minutes the first time)"
 	@$(call install,models)
 	@$(BIN)/python -m flyspec.engine.native.library
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "== installing the tools that check flyspec"
+	@echo "== installing the development tools"
 	@$(call install,dev)
 	@touch $@
 
-demo: $(VENV)/.installed ## start the stack on the bundled models; generate; compare plain, exact and fly
+demo: $(VENV)/.installed ## start the services on the bundled models and show them at work
 	@$(BIN)/python -m demo
 
-# Two jobs: the tests, and at a lower priority the checks, which take what cores the tests leave idle.
-test: $(VENV)/.installed-dev ## everything that CI runs
+# Two jobs: the tests, and at lower priority the checks, which use the cores that the tests leave idle.
+test: $(VENV)/.installed-dev ## run everything that CI runs
 	@$(MAKE) --no-print-directory -j 2 checks unit
 
 checks: $(VENV)/.installed-dev
@@ -53,18 +53,18 @@ types: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 
 imports: $(VENV)/.installed-dev
-	@echo "== import-linter: imports point one way"
+	@echo "== import-linter: imports between modules"
 	@$(BIN)/lint-imports
 
 protos: $(VENV)/.installed-dev
 	@echo "== buf: protos"
 	@sh protos/check.sh
 
-manifests: $(VENV)/.installed-dev ## Kubernetes manifests and compose files: rendered, validated, scanned
-	@echo "== kubectl, kubernetes-validate, checkov, docker-compose: what is deployed"
+manifests: $(VENV)/.installed-dev ## validate and scan Kubernetes manifests and compose files
+	@echo "== kubectl, kubernetes-validate, checkov, check-jsonschema: deployment files"
 	@$(BIN)/python -m deploy.check_manifests
 
-prometheus: ## Prometheus and promtool for the tests, from Debian's packages, if this is root
+prometheus: ## install Prometheus for the tests (root on Debian)
 	@echo "== Prometheus"
 	@sh k8s/monitoring/install.sh
 
@@ -72,13 +72,13 @@ unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -m "not full and not gpu" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-test-full: $(VENV)/.installed-dev prometheus ## every test in its long form, ten times as many examples of properties; hours
+test-full: $(VENV)/.installed-dev prometheus ## run every test in its long form (hours)
 	@$(BIN)/python -m pytest -m "not gpu" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
 
-gpu-test: $(VENV)/.installed-dev ## the tests that need a CUDA device; skips them where there is none
-	@echo "== pytest: what needs a CUDA device"
+gpu-test: $(VENV)/.installed-dev ## run the tests that need a CUDA device, or skip them
+	@echo "== pytest: tests that need a CUDA device"
 	@$(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
-		|| echo "torch sees no CUDA device: the tests are collected and skipped"
+		|| echo "torch finds no CUDA device: the tests are skipped"
 	@$(BIN)/python -m pytest -m gpu -rs $(PYTEST_ARGS)
 
 stubs: $(VENV)/.installed-dev ## regenerate flyspec/v1 from protos/
@@ -87,43 +87,43 @@ stubs: $(VENV)/.installed-dev ## regenerate flyspec/v1 from protos/
 models: $(VENV)/.installed ## retrain the bundled models (about an hour on two cores)
 	$(BIN)/python -m demo.train --what all
 
-check-rules: $(VENV)/.installed-dev ## the long forms of the rules' tests
+check-rules: $(VENV)/.installed-dev ## run the tests of the rules in their long form
 	@$(BIN)/python -m pytest --hypothesis-profile=full tests/rules tests/test_validation.py $(PYTEST_ARGS)
 
 DATA ?= ../shared/data
-check-exact: $(VENV)/.installed ## exact equals transformers' greedy generate, and plain decoding bit for bit, over DATA and fresh problems
+check-exact: $(VENV)/.installed ## compare exact with transformers and with plain decoding
 	@$(BIN)/python -m bench.exactness --data $(DATA) $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype bfloat16 --reference plain $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype float32 --reference plain --limit 20 $(ARGS)
 
-check-accuracy: $(VENV)/.installed ## accuracy of each rule on 500 fresh word problems
+check-accuracy: $(VENV)/.installed ## measure each rule's accuracy on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)
 
-check-rules-table: $(VENV)/.installed ## what every rule wins and loses, on 500 fresh word problems and DATA's HumanEval
+check-rules-table: $(VENV)/.installed ## measure what each rule gains and loses
 	@mkdir -p build
 	@$(BIN)/flyspec eval --rules all --problems 500 --output build/rules-problems.json $(ARGS)
 	@$(BIN)/flyspec eval --rules all --prompt-file $(DATA)/HumanEval.jsonl.gz \
 		--output build/rules-humaneval.json $(ARGS)
 
-check-cancel: $(VENV)/.installed-dev ## cancelled requests leave nothing behind
+check-cancel: $(VENV)/.installed-dev ## check that cancelled requests leave nothing behind
 	@$(BIN)/python -m pytest tests/e2e/test_cancellation.py $(PYTEST_ARGS)
 
-pin-images: ## append current digests to the third-party images in .env
+pin-images: ## append current digests to third-party images in .env
 	@sh deploy/pin_images.sh
 
-chaos: $(VENV)/.installed ## five minutes of killed, held and cut services under 32 streams
+chaos: $(VENV)/.installed ## kill, stop and cut off services under load (five minutes)
 	@$(BIN)/python -m loadtest.chaos --seconds 300 $(ARGS)
 
-images-check: $(VENV)/.installed-dev ## build the images, run cpu-demo with podman, test it (root, Debian, half an hour)
+images-check: $(VENV)/.installed-dev ## build and test the images with podman (root on Debian)
 	@$(BIN)/python -m deploy.images_check $(ARGS)
 
-# Each piece is a file that is made once: what was interrupted goes on, `make build/performance/NAME.json` is one piece.
+# Each piece is a file, so an interrupted run can be resumed; `make build/performance/NAME.json` makes one piece.
 PERFORMANCE := build/performance
 REPEATS ?= 5
 PLAIN_REPEATS ?= 21
 PROMPTS ?= 12
 PEERS ?= all
-# Such as AGAINST="--against llama=http://127.0.0.1:8080".
+# For example AGAINST="--against llama=http://127.0.0.1:8080".
 AGAINST ?=
 BATCHES ?= 2,4,8,16,32
 KS ?= auto,0,2,4,8,15,25
@@ -132,11 +132,11 @@ BESIDE = $(if $(PEERS),--peers $(PEERS)) $(AGAINST)
 WRITE = --output $@.part && mv $@.part $@
 mgsm := $(foreach language,de fr th,--prompt-file $(DATA)/mgsm_$(language).tsv)
 files = $(foreach file,gsm8k_test.jsonl spec_bench_question.jsonl HumanEval.jsonl.gz acp_prog_gen_dev.json,--prompt-file $(DATA)/$(file))
-# Whether speculation is ever slower: so often, with plain decoding twice, that chance averages out.
+# Is speculation ever slower? Plain decoding is timed twice, with enough repeats to average out noise.
 twice = --rules plain,exact,fly --repeats $(PLAIN_REPEATS)
 bench-plain = $(files) $(mgsm) --random-prompts $(PROMPTS) --ignore-eos $(twice)
 bench-plain-problems = --problems $(PROMPTS) $(twice)
-# Word problems end; other texts of the bundled models may end at once, or never.
+# Word problems come to an end; other texts of the bundled models may end at once or never.
 bench-problems = --problems $(PROMPTS) --num-speculative-tokens auto,15 $(BESIDE)
 bench-gsm8k = --prompt-file $(DATA)/gsm8k_test.jsonl --ignore-eos $(BESIDE)
 bench-spec-bench = --prompt-file $(DATA)/spec_bench_question.jsonl --ignore-eos $(BESIDE)
@@ -150,23 +150,23 @@ bench-hindsight = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl -
 bench-drafters = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/spec_bench_question.jsonl \
 	--prompt-file $(DATA)/HumanEval.jsonl.gz --random-prompts $(PROMPTS) --ignore-eos --drafter model,multi_level --repeats 3
 bench-dtypes = --problems $(PROMPTS) --rules plain --compare-dtypes
-# One thread for each model: they work at the same time.
+# One thread per model, since both run at the same time.
 comma := ,
 padded = --pad-target-layers 100$(1) --threads 1 --draft-threads 1 --rules exact,fly
 real := --shape llama-1b --replay-drafter 0.1 --repeats 1
 pair-real = $(real) --problems 2 --max-tokens 48
-# Lossy texts depend on K: behind tokens that it does not know the replaying drafter would have to ask.
+# Lossy texts depend on K; the replaying drafter would have to ask for those that it does not know.
 pair-real-auto = $(real) --problems 3 --max-tokens 96 --rules exact --num-speculative-tokens auto
 pair-slow-auto = $(padded) --problems 8 --max-tokens 96 --num-speculative-tokens auto
 pair-3.6 = $(call padded,$(comma)auto:3.6) --num-speculative-tokens 2
 pair-11.7 = $(call padded,$(comma)auto:11.7) --num-speculative-tokens 6
-# The same with steps four times as long, beside which what is between the models counts less.
+# The same with steps four times as long, so that the time between the models matters less.
 longer = --pad-target-layers 400,auto:$(1) --threads 1 --draft-threads 1 --rules exact,fly --max-tokens 48 --repeats 2
 pair-long-3.6 = $(call longer,3.6) --num-speculative-tokens 2
 pair-long-11.7 = $(call longer,11.7) --num-speculative-tokens 3
 PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters round \
 	pair-3.6 pair-11.7 pair-long-3.6 pair-long-11.7 pair-real pair-real-auto pair-slow-auto
-bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## docs/performance.md: measured in pieces, goes on where it stopped; about two hours
+bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## measure everything in docs/performance.md (two hours)
 
 $(PERFORMANCE)/%.json: | $(VENV)/.installed
 	@mkdir -p $(PERFORMANCE)
@@ -183,17 +183,17 @@ $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed
 	@echo "== flyspec bench pair: $*"
 	@$(BIN)/flyspec bench pair $(pair-$*) $(WRITE)
 
-performance: $(VENV)/.installed-dev ## write docs/performance.md's tables and plots from build/performance
+performance: $(VENV)/.installed-dev ## write its tables and plots from build/performance
 	@$(BIN)/python -m bench.performance $(PERFORMANCE)
 
-# Needs no network and no docs; one device for both models, half of the prompts.
-gpu-bench: ## the same tables on a CUDA device, in ten minutes: build/performance-gpu
+# Needs neither network nor docs; both models on one device, half of the prompts. Writes build/performance-gpu.
+gpu-bench: ## measure part of it on a CUDA device (ten minutes)
 	@$(MAKE) --no-print-directory PERFORMANCE=build/performance-gpu PROMPTS=6 REPEATS=3 PEERS=greedy,assisted \
 		BATCHES=8,32 KS=auto,0,4,15 ARGS="--device cuda $(ARGS)" \
 		$(foreach piece,problems gsm8k humaneval random batches,build/performance-gpu/$(piece).json)
 
 TP ?= 1,2,4
-bench-engine: $(VENV)/.installed-dev ## steps, prefill and ranks; many requests at once; a long prompt among them
+bench-engine: $(VENV)/.installed-dev ## measure engine steps, concurrent requests, long prompts
 	@mkdir -p build docs/images
 	@$(BIN)/flyspec bench engine --tensor-parallel-size $(TP) \
 		--output build/engine.json --plot docs/images/engine-steps.svg $(ARGS)
@@ -205,7 +205,7 @@ bench-engine: $(VENV)/.installed-dev ## steps, prefill and ranks; many requests 
 SCENARIO ?= ramp
 RAMP := --steps 1,2,4,8,16 --rule fly --num-speculative-tokens 15 --against 0
 LOAD ?= $(if $(filter ramp,$(SCENARIO)),$(RAMP))
-loadtest: $(VENV)/.installed-dev ## two minutes of load on the bundled pair: SCENARIO=ramp, soak, burst, ...
+loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak, burst, ...
 	@mkdir -p build
 	@$(BIN)/python -m loadtest.bundled $(SCENARIO) --seconds 100 $(LOAD) \
 		--html build/load-$(SCENARIO).html --json build/load-$(SCENARIO).json $(ARGS)
@@ -214,9 +214,9 @@ MESSAGES ?= 200000
 fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; an hour or two on two cores
 	@$(BIN)/python -m bench.fuzz --messages $(MESSAGES) $(ARGS)
 
-audit: $(VENV)/.installed-dev ## known vulnerabilities of the versions in constraints.txt; needs a registry's advisories
+audit: $(VENV)/.installed-dev ## look for known vulnerabilities in pinned dependencies
 	@$(call install,audit)
 	@$(BIN)/pip-audit -r constraints.txt --no-deps --disable-pip --strict $(ARGS)
 
-clean: ## remove what make made
+clean: ## remove everything that make created
 	rm -rf $(VENV) .venv-manifests node_modules build *.egg-info

@@ -1,44 +1,33 @@
-"""Does `exact` give what plain decoding gives? `python -m bench.exactness --data DIR`.
-
-Greedy: every text through the three services is compared with transformers' own greedy `generate`,
-token for token, for each drafter and K. In float64 there are no numerical ties and every text must
-be equal; in float32 the shape of a forward pass changes the last bits, so a text may differ, but
-first at a position where the reference's two best log-probabilities are within 1e-3. This counts
-as a tie.
-Sampled (`--temperature`, `--top-p`): the same against plain decoding (K = 0) through the same
-services with the same seed; in float32 a difference is a tie if changing logits or top-p by 1e-3
-can lead to the other token.
-`--reference plain`: all of it against plain decoding, without ties. A step whose bits depend on no
-other row gives the same text in any data type.
-
-Exits with 1 if any text differs that must not. Prompts: HumanEval, GSM8K, freshly generated
-problems, and more with `--sets`. Sets whose file is not in DIR, and prompts that do not fit the
-context, are skipped and reported.
-"""
+"""Does `exact` give what plain decoding gives? `python -m bench.exactness`."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
-from bench import command
-from bench.command import print_records, say
-from demo.corpus import problems
-from flyspec.bench.prompts import to_request
+from flyspec.bench.conditions import parse_ks
+from flyspec.bench.options import MaxTokens, names_of
 from flyspec.bench.reference import Reference
+from flyspec.cli.options import with_flags
+from flyspec.cli.options.stack import setting
+from flyspec.cli.program import run, say, single
+from flyspec.cli.results import BenchReport, Results
+from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack, StackOptions
-from flyspec.client import Chat, Client, GenerateOptions, Prompt
+from flyspec.client import Client, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
+from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.prompts import read_prompts
+from flyspec.flags import Flag
+from flyspec.prompts import read_prompts, word_problems
 from flyspec.rules import Rule
-from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
+from flyspec.speculation_length import AUTO, SpeculationLength
+from flyspec.tables import table_of
 from flyspec.values.tokens import SamplingParams
 
 TIE_NATS = 1e-3
@@ -56,7 +45,45 @@ SETS = {
     "acpbench": ("acp_prog_gen_dev.json", 40),
 }
 """File and maximum prompts of each set; `problems` are freshly generated."""
-DEFAULT_SETS = ("humaneval", "gsm8k", "problems")
+Data = Annotated[Path, Flag("Directory of the prompt files.")]
+
+
+# fmt: off
+@dataclass(frozen=True)
+class ExactnessOptions:
+    """What to compare, and with what."""
+
+    data: Data = Path("../shared/data")
+    dtype: Annotated[Literal["float64", "float32", "bfloat16"], Flag(
+        "Data type of both models.",
+    )] = "float64"
+    tensor_parallel_size: Annotated[int, setting(VerifySettings, "tensor_parallel_size")] = 1
+    max_tokens: MaxTokens = 64
+    max_model_len: Annotated[int, Flag(
+        "Skip prompts that would get longer than this with their output.", min=0,
+        default="the model's limit",
+    )] = 0
+    reference: Annotated[Literal["transformers", "plain"], Flag(
+        "What greedy texts must equal: transformers' generate, or plain decoding bit for bit.",
+    )] = "transformers"
+    ks: Annotated[tuple[SpeculationLength, ...], Flag(
+        "Drafted tokens per round: numbers or auto, comma-separated.", name="--k",
+        metavar="N|auto,...", listed=True, read=parse_ks,
+    )] = (1, 4, 15, AUTO)
+    sets: Annotated[tuple[str, ...], Flag(
+        f"Sets of prompts, comma-separated: {', '.join(SETS)}.", metavar="SET,...", listed=True,
+        read=names_of(SETS),
+    )] = ("humaneval", "gsm8k", "problems")
+    drafters: Annotated[tuple[str, ...], Flag(
+        "Drafters, comma-separated.", name="--drafter", metavar="NAME,...", listed=True,
+        read=names_of(DRAFTERS),
+    )] = DRAFTERS
+    limit: Annotated[int | None, Flag("Maximum prompts per set.", min=1)] = None
+    temperature: Annotated[float, Flag("Temperature of the sampled texts.")] = 1.0
+    top_p: Annotated[float, Flag("Top-p of the sampled texts.")] = 1.0
+    sampled_every: Annotated[int, Flag("Also sample every Nth prompt.", min=1)] = 4
+    sampled_only: Annotated[bool, Flag("Skip the greedy texts.")] = False
+    # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +118,11 @@ def prompt_sets(data: Path, names: Sequence[str], limit: int | None) -> dict[str
         count = min(most, limit or most)
         path = data / file
         if name == "problems":
-            sets[name] = [Chat.of_user(p.question) for p in problems("exactness", count)]
+            sets[name] = [p.to_request() for p in word_problems(count, "exactness")]
         elif path.exists():
             rows = read_prompts(str(path), most)
             chosen = rows[:: max(1, len(rows) // count)][:count]
-            sets[name] = [to_request(row, None) for row in chosen]
+            sets[name] = [row.to_request() for row in chosen]
         else:
             say(f"SKIPPED {name}: {path} does not exist")
     return sets
@@ -124,23 +151,23 @@ async def expect(
 
 
 async def read_samples(
-    client: Client, reference: Reference | None, args: argparse.Namespace
+    client: Client, reference: Reference | None, o: ExactnessOptions
 ) -> list[Expected]:
     """Tokenize the prompts that fit, and generate their expected outputs with `reference`."""
     limit = (await client.list_models()).target.context_length
     only_tokenize = GenerateOptions(max_tokens=1, num_speculative_tokens=0)
     samples = []
-    for name, prompts in prompt_sets(Path(args.data), args.sets, args.limit).items():
+    for name, prompts in prompt_sets(o.data, o.sets, o.limit).items():
         for index, prompt in enumerate(prompts):
             try:
                 started = (await client.complete(prompt, only_tokenize)).started
                 ids = list(started.prompt_token_ids)
             except InvalidArgumentError:
                 ids = [0] * limit
-            if len(ids) + args.max_tokens > limit:
+            if len(ids) + o.max_tokens > limit:
                 say(f"SKIPPED prompt {index} of {name}: it is too long")
                 continue
-            expected = reference.generate(ids, args.max_tokens) if reference else []
+            expected = reference.generate(ids, o.max_tokens) if reference else []
             samples.append(Expected(name, ids, expected, index))
     return samples
 
@@ -179,81 +206,63 @@ async def compare(
     return list(rows.values())
 
 
-async def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Make all comparisons; return the report."""
+async def measure(o: ExactnessOptions) -> BenchReport:
     options = StackOptions(
-        dtype=args.dtype,
-        draft_dtype=args.dtype,
-        tensor_parallel_size=args.tensor_parallel_size,
-        max_model_len=args.max_model_len,
+        dtype=o.dtype,
+        draft_dtype=o.dtype,
+        tensor_parallel_size=o.tensor_parallel_size,
+        max_model_len=o.max_model_len,
         log_level="warning",
     )
-    transformers, greedy = args.reference == "transformers", not args.sampled_only
-    plain = GenerateOptions(rule=EXACT, max_tokens=args.max_tokens, num_speculative_tokens=0)
-    sampling = SamplingParams(args.temperature, top_p=args.top_p)
+    transformers, greedy = o.reference == "transformers", not o.sampled_only
+    plain = GenerateOptions(rule=EXACT, max_tokens=o.max_tokens, num_speculative_tokens=0)
+    sampling = SamplingParams(o.temperature, top_p=o.top_p)
     rows: list[SetCount] = []
     async with Stack(options) as stack, Client(stack.address) as client:
-        reference = Reference(str(stack.options.model), args.dtype, stack.options.threads)
+        reference = Reference(str(stack.options.model), o.dtype, stack.options.threads)
         how = "transformers' own greedy generate" if transformers else "plain decoding"
         say(f"reference: {how}, and plain decoding with keyed sampling")
-        samples = await read_samples(client, reference if transformers and greedy else None, args)
+        samples = await read_samples(client, reference if transformers and greedy else None, o)
         drawn = replace(plain, sampling=sampling)
-        sampled = await expect(client, samples[:: args.sampled_every], drawn)
+        sampled = await expect(client, samples[:: o.sampled_every], drawn)
         if greedy and not transformers:
             samples = await expect(client, samples, plain)
-        ties = reference if transformers and args.dtype != "float64" else None
-        for drafter in args.drafter:
-            for k in args.k:
+        ties = reference if transformers and o.dtype != "float64" else None
+        for drafter in o.drafters:
+            for k in o.ks:
                 asked = replace(plain, drafter=drafter, num_speculative_tokens=k)
                 if greedy:
                     rows += await compare(client, samples, asked, ties)
                 rows += await compare(client, sampled, replace(asked, sampling=sampling), ties)
-    return {
-        "dtype": args.dtype,
-        "reference": args.reference,
-        "tensor_parallel_size": args.tensor_parallel_size,
-        "max_tokens": args.max_tokens,
-        "rows": list(map(vars, rows)),
-    }
-
-
-def main() -> int:
-    """Parse flags, compare, report."""
-    parser = command.parser("exactness", __doc__)
-    add = parser.add_argument
-    add("--data", default="../shared/data", help="directory of the prompt files")
-    add("--dtype", default="float64", choices=["float64", "float32", "bfloat16"])
-    add("--tensor-parallel-size", type=int, default=1, help="processes that share the target")
-    add("--max-tokens", type=int, default=64, help="maximum output tokens")
-    add("--max-model-len", type=int, default=0,
-        help="skip longer texts; 0: the model's limit")  # fmt: skip
-    add("--reference", default="transformers", choices=["transformers", "plain"],
-        help="reference of the greedy texts: transformers' generate, or plain decoding, bit for "
-        "bit")  # fmt: skip
-    add("--k", type=read_speculation_length, nargs="+", default=[1, 4, 15, AUTO], metavar="K|auto",
-        help="drafted tokens per round")  # fmt: skip
-    add("--sets", nargs="+", default=list(DEFAULT_SETS), choices=SETS)
-    add("--drafter", nargs="+", default=list(DRAFTERS), choices=DRAFTERS)
-    add("--limit", type=int, help="maximum prompts per set")
-    add("--temperature", type=float, default=1.0, help="temperature of the sampled texts")
-    add("--top-p", type=float, default=1.0, help="top-p of the sampled texts")
-    add("--sampled-every", type=int, default=4, help="also sample every Nth prompt")
-    add("--sampled-only", action="store_true", help="skip the greedy texts")
-    args = parser.parse_args()
-    return command.run(
-        args, lambda: asyncio.run(run(args)), show,
-        lambda report: not any(row["wrong"] for row in report["rows"]),
-    )  # fmt: skip
-
-
-def show(report: dict[str, Any]) -> None:
-    """Print a row per configuration and set, then the totals."""
-    print_records(report["rows"])
-    texts, wrong, ties = (
-        sum(row[figure] for row in report["rows"]) for figure in ("texts", "wrong", "ties")
+    texts, wrong, tied = (
+        sum(getattr(row, figure) for row in rows) for figure in ("texts", "wrong", "ties")
     )
-    print(f"{texts} texts in {report['dtype']}: {wrong} wrong, {ties} differ first at a tie")
+    summary = f"{texts} texts in {o.dtype}: {wrong} wrong, {tied} differ first at a tie"
+    table = table_of(list(map(vars, rows)), left=4)
+    return BenchReport({**vars(o), "rows": rows}, [table, summary], passed=not wrong)
+
+
+@with_flags
+def exactness(options: ExactnessOptions, results: Results) -> None:
+    """Check that `exact` gives the texts of plain decoding.
+
+    Greedy texts of the three services are compared with those of transformers' own generate, token
+    for token, for each drafter and K. In float64 there are no numerical ties, and every text must
+    be equal. In float32 the shape of a forward pass changes the last bits, so a text may differ if
+    the reference's two best log-probabilities are within 1e-3 where it first does: a tie.
+
+    Sampled texts (--temperature, --top-p) are compared with plain decoding (K = 0) by the same
+    services with the same seed; in float32 a difference is a tie if changing logits or top-p by
+    1e-3 can lead to the other token.
+
+    With --reference plain all texts are compared with plain decoding, without ties: a step whose
+    bits depend on no other row gives the same text in any data type.
+
+    The exit code is 1 if a text differs that must not. Sets whose file is missing, and prompts that
+    do not fit the context, are skipped and reported.
+    """
+    results.of(lambda: run_async(measure(options)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(single(exactness))

@@ -1,20 +1,7 @@
-"""Does a text depend on the batch it was made in, and what does it cost that it does not?
-
-    python -m bench.invariance --data DIR --json invariance.json
-
-Transformers' modules in this process, greedy, rule `exact`, with and without batch-invariant mode.
-Texts made with K drafts per round, several at a time, are compared with the same texts made one
-token per step, one at a time. Drafts are the plain text with a fixed probability of error per
-token, so that rounds of every length occur. Then step times with and without the mode, in turn:
-processor time, which a busy machine does not change, and the median of the pairs' ratios.
-
-Exits with 1 if any text differs with the mode on. Prompts: freshly generated problems, and
-HumanEval if its file is in DIR.
-"""
+"""Does a text depend on the batch it was made in? `python -m bench.invariance`."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -23,19 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, get_args
 
 import torch
 
-from bench import command
-from bench.command import print_records, say
-from bench.exactness import EXACT, prompt_sets
+from bench.exactness import EXACT, Data, prompt_sets
+from flyspec.bench.options import MaxTokens, Repeats, names_of, numbers_flag
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, say, single
+from flyspec.cli.results import BenchReport, Results
+from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.client import Chat
 from flyspec.concurrency import all_or_first_error
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
+from flyspec.flags import Dtype, Flag
+from flyspec.tables import table_of
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
@@ -49,6 +41,34 @@ CONTEXTS = range(40, 600, 17)
 """Tokens of the sequences in the step times, in turn."""
 PREFILL = 512
 """Tokens of the prompt that is timed, in one step."""
+
+
+# fmt: off
+@dataclass(frozen=True)
+class InvarianceOptions:
+    """What to compare and to time."""
+
+    model: Annotated[str, Flag(
+        "Model: a directory.", default="the bundled target model",
+    )] = str(DEMO_MODELS / "target")
+    data: Data = Path("../shared/data")
+    dtypes: Annotated[tuple[str, ...], Flag(
+        "Data types of the weights, comma-separated.", name="--dtype", metavar="DTYPE,...",
+        listed=True, read=names_of(get_args(Dtype)[1:]),
+    )] = ("bfloat16", "float32")
+    threads: Annotated[int, Flag("CPU threads; 1 for fair costs.", min=1)] = 1
+    texts: Annotated[int, Flag("Number of texts to compare.", min=1)] = 32
+    max_tokens: MaxTokens = 48
+    ks: Annotated[tuple[int, ...], numbers_flag(
+        "Drafted tokens per round", name="--k",
+    )] = (1, 4, 8, 15)
+    batches: Annotated[tuple[int, ...], numbers_flag(
+        "Texts generated at the same time", name="--batch",
+    )] = (1, 8, 32)
+    repeats: Repeats = 15
+    no_agreement: Annotated[bool, Flag("Measure costs only.")] = False
+    no_cost: Annotated[bool, Flag("Compare texts only.")] = False
+    # fmt: on
 
 
 @dataclass(frozen=True)
@@ -133,15 +153,15 @@ async def agreement(
     runner: ModelRunner,
     tokenizer: TokenizerBundle,
     ids: Sequence[list[int]],
-    options: argparse.Namespace,
+    options: InvarianceOptions,
     dtype: str,
 ) -> list[Agreement]:
     """Compare every K and batch with plain decoding, one text at a time."""
     make = partial(generate, runner, tokenizer, ids)
     plain = await make((), 0, 1, options.max_tokens)
     found = []
-    for batch in options.batch:
-        for k in (0, *options.k):
+    for batch in options.batches:
+        for k in (0, *options.ks):
             if (k, batch) != (0, 1):
                 texts = await make(plain, k, batch, options.max_tokens)
                 different = sum(text != own for text, own in zip(texts, plain, strict=True))
@@ -157,7 +177,6 @@ def context(slot: int) -> int:
 
 
 def costs(off: ModelRunner, on: ModelRunner, repeats: int, dtype: str) -> list[Cost]:
-    """Time steps of both, in turn."""
     cases = {
         f"batch {batch}, K {k}": [
             Step(slot, context(slot), [7] * (k + 1), k + 1) for slot in range(batch)
@@ -188,64 +207,50 @@ def costs(off: ModelRunner, on: ModelRunner, repeats: int, dtype: str) -> list[C
     return found
 
 
-async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything; return the report."""
-    torch.set_num_threads(options.threads)
+async def measure(o: InvarianceOptions) -> BenchReport:
+    torch.set_num_threads(o.threads)
     rows: list[Agreement] = []
     steps: list[Cost] = []
-    for dtype in options.dtype:
+    for dtype in o.dtypes:
         runners = []
         for invariant in (False, True):
-            loaded = load_model(options.model, "cpu", dtype, CONTEXT_LENGTH)
-            slots = max(32, *options.batch)
+            loaded = load_model(o.model, "cpu", dtype, CONTEXT_LENGTH)
+            slots = max(32, *o.batches)
             runners.append(ModelRunner(loaded, slots, batch_invariant=invariant))
             runners[-1].warm_up()
-        if not options.no_cost:
+        if not o.no_cost:
             off, on = runners
-            steps += costs(off, on, options.repeats, dtype)
-        if not options.no_agreement:
-            ids = prompts(Path(options.data), options.texts, Tokenizer(loaded.tokenizer))
+            steps += costs(off, on, o.repeats, dtype)
+        if not o.no_agreement:
+            ids = prompts(o.data, o.texts, Tokenizer(loaded.tokenizer))
             for runner in runners:
-                rows += await agreement(runner, loaded.tokenizer, ids, options, dtype)
-    return {
-        "threads": options.threads,
-        "max_tokens": options.max_tokens,
-        "agreement": list(map(vars, rows)),
-        "cost": list(map(vars, steps)),
-    }
-
-
-def main() -> int:
-    """Parse flags, compare, report."""
-    parser = command.parser("invariance", __doc__)
-    parser.add_argument("--model", default=str(DEMO_MODELS / "target"), help="a directory")
-    parser.add_argument("--data", default="../shared/data", help="directory of the prompt files")
-    parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"],
-                        choices=["bfloat16", "float16", "float32", "float64"])  # fmt: skip
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads; 1 for fair costs")
-    parser.add_argument("--texts", type=int, default=32)
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--k", type=int, nargs="+", default=[1, 4, 8, 15])
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--repeats", type=int, default=15, help="timed runs of every step")
-    parser.add_argument("--no-agreement", action="store_true", help="measure costs only")
-    parser.add_argument("--no-cost", action="store_true", help="compare texts only")
-    options = parser.parse_args()
-    return command.run(
-        options, lambda: asyncio.run(run(options)), show, lambda report: not _wrong(report)
+                rows += await agreement(runner, loaded.tokenizer, ids, o, dtype)
+    wrong = sum(row.different for row in rows if row.batch_invariant)
+    tables = [table_of(list(map(vars, records)), left=2) for records in (rows, steps) if records]
+    return BenchReport(
+        {**vars(o), "agreement": rows, "cost": steps},
+        [*tables, f"with the mode, {wrong} texts differ"],
+        passed=not wrong,
     )
 
 
-def show(report: dict[str, Any]) -> None:
-    """Print tables, and whether the mode works."""
-    print_records(report["agreement"])
-    print_records(report["cost"])
-    print(f"with the mode, {_wrong(report)} texts differ")
+@with_flags
+def invariance(options: InvarianceOptions, results: Results) -> None:
+    """Check that texts do not depend on their batch, and measure what that costs.
 
+    Runs transformers' modules in this process, greedy, with rule exact, with and without
+    batch-invariant mode. Texts made with K drafts per round, several at a time, are compared with
+    the same texts made one token per step, one at a time. Drafts are the plain text with a fixed
+    probability of error per token, so that rounds of every length occur.
 
-def _wrong(report: dict[str, Any]) -> int:
-    return sum(row["different"] for row in report["agreement"] if row["batch_invariant"])
+    Then steps are timed with and without the mode, in turn: processor time, which a busy machine
+    does not change, and the median of the pairs' ratios.
+
+    The exit code is 1 if a text differs with the mode on. Prompts: fresh word problems, and
+    HumanEval if its file is in --data.
+    """
+    results.of(lambda: run_async(measure(options)))
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(single(invariance))

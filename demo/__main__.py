@@ -1,7 +1,4 @@
-"""`python -m demo` (`make demo`): demonstrates the services on the bundled models.
-
-Starts the stack once, then shows and runs commands as a user would type them.
-"""
+"""`python -m demo` (`make demo`): demonstrates the services on the bundled models."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ import shlex
 import sys
 
 from demo.corpus import problems
+from flyspec.cli.program import run, single
+from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.errors import FlyspecError
 
@@ -33,7 +32,7 @@ async def flyspec(*arguments: str) -> None:
         raise FlyspecError(f"flyspec {arguments[0]} failed with exit code {process.returncode}")
 
 
-async def run() -> None:
+async def show() -> None:
     (problem,) = problems(PROBLEM_SEED, 1)
     say("starting draft service, verify service and orchestrator on the bundled models")
     options = StackOptions(log_level="warning")
@@ -58,17 +57,11 @@ async def run() -> None:
         say("stopping")
 
 
-def main() -> int:
-    try:
-        asyncio.run(run())
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+def demo() -> None:
+    """Start the services on the bundled models, and show and run a few commands."""
+    run_async(show())
     print("Done. `.venv/bin/flyspec serve` starts the same stack; see README.md for next steps.")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(single(demo), failed=1)

@@ -8,18 +8,20 @@ standard library, so its version is part of the recipe (`python_version`). No to
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import platform
 import random
 import re
-import sys
 import sysconfig
 from itertools import islice
 from pathlib import Path
+from typing import Annotated, Literal
 
 from demo.problems import LIMIT, Problem, stream
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
+from flyspec.flags import Flag
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
@@ -128,28 +130,25 @@ def code_split() -> tuple[list[str], list[str]]:
     return train, [text for path, text in files.items() if is_held_out(path)]
 
 
-def main() -> int:
-    """Print fresh problems, one JSON document per line."""
-    parser = argparse.ArgumentParser(description=main.__doc__, prog="python -m demo.corpus")
-    parser.add_argument("--problems", type=int, default=500, help="number of problems")
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument(
-        "--format",
-        choices=("gsm8k", "chat", "prompt"),
-        default="gsm8k",
-        help="gsm8k: question and answer; chat: full text; prompt: prompt and answer",
-    )
-    args = parser.parse_args()
-    for problem in problems(args.seed, args.problems):
-        if args.format == "gsm8k":
+@with_flags
+def print_problems(
+    count: Annotated[int, Flag("Number of problems.", name="--problems", min=1)] = 500,
+    seed: Annotated[int, Flag("Random seed.")] = 7,
+    form: Annotated[Literal["gsm8k", "chat", "prompt"], Flag(
+        "What to print: question and answer, the whole text, or prompt and answer.",
+        name="--format",
+    )] = "gsm8k",
+) -> None:  # fmt: skip
+    """Print fresh word problems, one JSON document per line."""
+    for problem in problems(seed, count):
+        if form == "gsm8k":
             row = {"question": problem.question, "answer": problem.solution}
-        elif args.format == "chat":
+        elif form == "chat":
             row = {"text": chat_text(problem)}
         else:
             row = {"prompt": chat_prompt(problem.question), "answer": str(problem.answer)}
         print(json.dumps(row))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(single(print_problems))

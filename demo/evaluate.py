@@ -1,30 +1,31 @@
-"""Measures the bundled models and prints the table of docs/demo-models.md.
-
-python -m demo.evaluate            # a few minutes on two cores
-python -m demo.evaluate --json
-"""
+"""`python -m demo.evaluate`: measures the bundled models, for docs/demo-models.md."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from rich.text import Text
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from demo import corpus
 from demo.problems import Problem
+from flyspec.bench.options import Problems, ProblemSeed
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, say, single
+from flyspec.cli.results import BenchReport, Results
+from flyspec.flags import Flag
 from flyspec.tables import markdown
 
 MODELS = Path(__file__).parent / "models"
+Threads = Annotated[int, Flag("CPU threads.", min=1)]
 THRESHOLD = 0.3  # for both entropy measures, as in FLy's presets
 
 
@@ -215,14 +216,12 @@ def evaluate(models: Path, count: int, seed: int) -> tuple[list[Row], Freedom]:
             row.agreement_on_problems = agreement(target, model, texts, starts)
             row.agreement_on_code = agreement(target, model, _windows(tokenizer, held_out))
         rows.append(row)
-        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        say(f"{name}: {time.monotonic() - began:.0f} s")
     starts = {tuple(t): len(p) for t, p in zip(texts, prompts, strict=True)}
     return rows, freedom(target, texts, starts)
 
 
 def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
-    """Format the results as Markdown."""
-
     def share(value: float | None) -> str:
         return "–" if value is None else f"{100 * value:.1f} %"
 
@@ -245,22 +244,25 @@ def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
     ))  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.evaluate")
-    parser.add_argument("--models", type=Path, default=MODELS)
-    parser.add_argument("--problems", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    rows, free = evaluate(args.models, args.problems, args.seed)
-    if args.json:
-        print(json.dumps({"models": [asdict(r) for r in rows], "target_freedom": asdict(free)}))
-    else:
-        print(table(rows, free, args.problems, args.seed))
-    return 0
+@with_flags
+def evaluate_models(
+    models: Annotated[Path, Flag("Folder of the models.", default="the bundled ones")] = MODELS,
+    problems: Problems = 500,
+    seed: ProblemSeed = 7,
+    threads: Threads = 2,
+    *,
+    results: Results,
+) -> None:
+    """Measure the bundled models; print a table in Markdown. Takes a few minutes on two cores."""
+
+    def measure() -> BenchReport:
+        torch.set_num_threads(threads)
+        rows, free = evaluate(models, problems, seed)
+        found = Text(table(rows, free, problems, seed), no_wrap=True, overflow="ignore")
+        return BenchReport({"models": rows, "target_freedom": free}, [found])
+
+    results.of(measure)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(single(evaluate_models))

@@ -1,19 +1,11 @@
-"""Trains the bundled models from scratch: tokenizers, target, draft, byte-level draft.
-
-All randomness depends on the seed. The schedule runs over `--steps`; on slower machines `--minutes`
-ends it earlier, with the learning rate decaying accordingly.
-
-    python -m demo.train --what all --seed 1
-"""
+"""`python -m demo.train`: trains the bundled models from scratch."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +14,11 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from demo import corpus
 from demo.batches import Batch, Batches, Mix
-from demo.evaluate import answers
+from demo.evaluate import MODELS, Threads, answers
 from demo.tokenizer import build_bytes, save, train_bpe
-
-MODELS = Path(__file__).parent / "models"
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
+from flyspec.flags import Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,51 +286,70 @@ class Trainer:
         self.save_checkpoint()
 
 
-def train(what: str, seed: int, args: argparse.Namespace) -> None:
+# fmt: off
+@dataclass(frozen=True)
+class TrainOptions:
+    """What to train, and for how long."""
+
+    what: Annotated[Literal["target", "draft", "draft-bytes", "all"], Flag(
+        "Model to train.",
+    )] = "all"
+    seed: Annotated[int, Flag("Random seed.")] = 1
+    steps: Annotated[int | None, Flag(
+        "Length of the schedule in steps.", min=1, default="the model's recipe",
+    )] = None
+    minutes: Annotated[float | None, Flag(
+        "Time limit in minutes.", min=0, default="the model's recipe",
+    )] = None
+    every: Annotated[float, Flag("Minutes between checkpoints.", min=0)] = 5.0
+    plain: Annotated[bool, Flag("Train the draft model without a teacher.")] = False
+    threads: Threads = 2
+    models: Annotated[Path, Flag(
+        "Folder to write the models to.", default="the bundled ones",
+    )] = MODELS
+    checkpoints: Annotated[Path, Flag("Folder for checkpoints.")] = Path("out")
+    # fmt: on
+
+
+def train(what: str, o: TrainOptions) -> None:
     recipe = RECIPES[what]
     code, _ = corpus.code_split()
-    tokenizer = get_tokenizer(what, code, seed, args.models)
-    save(tokenizer, args.models / what)
-    batches = Batches(tokenizer, seed, code)
+    tokenizer = get_tokenizer(what, code, o.seed, o.models)
+    save(tokenizer, o.models / what)
+    batches = Batches(tokenizer, o.seed, code)
     print(f"{what}: {corpus.python_version()}, {batches.code_tokens} tokens of code", flush=True)
     teacher = None
-    if recipe.distilled and not args.plain:
+    if recipe.distilled and not o.plain:
         teacher = LlamaForCausalLM.from_pretrained(
-            args.models / "target", dtype=torch.bfloat16, attn_implementation="eager"
+            o.models / "target", dtype=torch.bfloat16, attn_implementation="eager"
         )
     trainer = Trainer(
         what,
         recipe,
         tokenizer,
         batches,
-        seed=seed,
-        checkpoint=args.checkpoints / f"{what}.pt",
+        seed=o.seed,
+        checkpoint=o.checkpoints / f"{what}.pt",
         teacher=teacher,
     )
     count = sum(p.numel() for p in trainer.model.parameters())
     print(f"{what}: {count} parameters", flush=True)
-    trainer.run(args.steps or recipe.steps, args.minutes or recipe.minutes, args.every)
-    save_model(trainer.model, tokenizer, args.models / what)
+    trainer.run(o.steps or recipe.steps, o.minutes or recipe.minutes, o.every)
+    save_model(trainer.model, tokenizer, o.models / what)
     print(f"{what}: saved after {trainer.step} steps, {trainer.tokens} tokens", flush=True)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m demo.train")
-    parser.add_argument("--what", choices=[*RECIPES, "all"], default="all")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--steps", type=int, help="length of the schedule")
-    parser.add_argument("--minutes", type=float, help="time limit, if reached earlier")
-    parser.add_argument("--every", type=float, default=5.0, help="minutes between checkpoints")
-    parser.add_argument("--plain", action="store_true", help="train the draft without a teacher")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", type=Path, default=MODELS, help="output folder")
-    parser.add_argument("--checkpoints", type=Path, default=Path("out"))
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    for what in RECIPES if args.what == "all" else [args.what]:
-        train(what, args.seed, args)
-    return 0
+@with_flags
+def train_models(options: TrainOptions) -> None:
+    """Train the bundled models from scratch: tokenizers, target, draft and byte-level draft.
+
+    All randomness depends on the seed. The schedule has --steps steps; on slow machines --minutes
+    ends it earlier, with the learning rate decaying accordingly.
+    """
+    torch.set_num_threads(options.threads)
+    for what in RECIPES if options.what == "all" else [options.what]:
+        train(what, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(single(train_models))

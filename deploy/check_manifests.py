@@ -1,15 +1,4 @@
-"""Check what is deployed: `make manifests`, within a minute on one core.
-
-- kubectl renders every overlay of k8s/ into build/manifests/.
-- kubernetes-validate checks the result strictly against Kubernetes' schemas.
-- Custom resources are checked against the types of @kubernetes-models; LeaderWorkerSets, which have
-  none, against deploy/leader_worker_set.yaml, and their pod templates as Pods.
-- checkov looks for unsafe settings; k8s/checkov.yaml lists what is skipped, with reasons.
-- The compose files are checked against the schema of the Compose Specification.
-
-The tools are installed into .venv-manifests and node_modules. If one cannot be installed, its
-checks are skipped, visibly. The exit code is 1 if a check failed.
-"""
+"""`make manifests`: check what is deployed."""
 
 from __future__ import annotations
 
@@ -22,9 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
 
 from deploy.findings import Log
+from flyspec.cli.program import run as run_program
+from flyspec.cli.program import single
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "build" / "manifests"
@@ -182,8 +174,18 @@ def check_compose(log: Log) -> None:
           "--builtin-schema", "vendor.compose-spec", *COMPOSE_FILES)  # fmt: skip
 
 
-def main() -> int:
-    """Run every check whose tools are available; 1 if one failed."""
+def check_manifests() -> None:
+    """Check Kubernetes manifests and compose files, within a minute on one core.
+
+    kubectl renders every overlay of k8s/ into build/manifests/. kubernetes-validate checks the
+    result strictly against Kubernetes' schemas. Custom resources are checked against the types of
+    @kubernetes-models; LeaderWorkerSets, which have none, against deploy/leader_worker_set.yaml,
+    and their pod templates as Pods. checkov looks for unsafe settings; k8s/checkov.yaml lists what
+    is skipped, with reasons. Compose files are checked against the Compose Specification.
+
+    The tools are installed into .venv-manifests and node_modules. If one cannot be installed, its
+    checks are skipped, visibly. The exit code is 1 if a check failed.
+    """
     log = Log()
     OUTPUT.mkdir(parents=True, exist_ok=True)
     steps: dict[str, Callable[[], None]] = {"compose files": lambda: check_compose(log)}
@@ -199,8 +201,8 @@ def main() -> int:
             step()
         except Missing as error:
             log.skipped(what, error)
-    return int(log.failures > 0)
+    raise typer.Exit(log.failures > 0)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run_program(single(check_manifests))

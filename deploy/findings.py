@@ -22,5 +22,4 @@ class Log:
         self.say(f"{'ok' if right else 'FAILED'}: {what}{f' ({found})' if found != '' else ''}")
 
     def skipped(self, what: str, why: object) -> None:
-        """Print what could not be checked."""
         print(f"{'*' * 75}\n*** SKIPPED: {what}: {why}\n{'*' * 75}")

@@ -15,7 +15,6 @@ from pathlib import Path
 
 
 def main(pyproject: Path, constraints: Path, directory: Path) -> None:
-    """Write the three files."""
     project = tomllib.loads(pyproject.read_text())["project"]
     extras = project["optional-dependencies"]
     torch = re.search(r"^torch==(\S+)$", constraints.read_text(), re.MULTILINE)

@@ -1,7 +1,4 @@
-"""Build the images, run them with podman, and test what runs (docs/images-check.md).
-
-Needs root on Debian with buildah, podman, runc, catatonit, debootstrap and kubectl.
-"""
+"""`make images-check`: build the images, run them with podman, and test what runs."""
 
 from __future__ import annotations
 
@@ -22,7 +19,10 @@ import yaml
 
 from deploy.containers import CommandError, Containers
 from deploy.findings import Log
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
+from flyspec.flags import Flag
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_BASE = "docker.io/library/python:3.11-slim-bookworm"
@@ -91,7 +91,6 @@ def torch_index(asked: str | None, log: Log) -> dict[str, str]:
 
 
 def build(containers: Containers, arguments: dict[str, str], log: Log) -> None:
-    """Build every target."""
     for target in TARGETS:
         name, began = f"flyspec-{target}:{TAG}", time.monotonic()
         containers.build(ROOT, target, name, arguments)
@@ -180,19 +179,20 @@ def mount_directories(manifest: str, folder: Path) -> str:
     return changed
 
 
-def main(
-    base: Annotated[
-        str, typer.Option(help="Base image (default: the Dockerfile's, or one by debootstrap).")
-    ] = "",
-    torch_cpu_index: Annotated[
-        str | None,
-        typer.Option(help="Build argument TORCH_CPU_INDEX; '' uses pip's own configuration."),
-    ] = None,
-    work: Annotated[
-        Path | None, typer.Option(help="Directory for images, kept for the next run.")
-    ] = None,
-) -> None:
-    """Build the images, run them with podman, and test what runs."""
+@with_flags
+def images_check(
+    base: Annotated[str, Flag(
+        "Base image.", default="the Dockerfile's, or else one made by debootstrap",
+    )] = "",
+    torch_cpu_index: Annotated[str | None, Flag(
+        "Build argument TORCH_CPU_INDEX; '' uses pip's own configuration.",
+    )] = None,
+    work: Annotated[Path | None, Flag("Directory for images, kept for the next run.")] = None,
+) -> None:  # fmt: skip
+    """Build the images, run them with podman, and test what runs (docs/images-check.md).
+
+    Needs root on Debian with buildah, podman, runc, catatonit, debootstrap and kubectl.
+    """
     log = Log()
     if lacking := missing():
         print(f"images-check needs {', '.join(lacking)}; as root: apt-get install buildah podman "
@@ -221,4 +221,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(single(images_check))

@@ -41,15 +41,16 @@ _STYLE: Any = {
 }
 
 
-def check_plot(path: Path | None) -> None:
-    """Check before measuring that the plot can be written. Raises `ConfigError`."""
+def check_file(flag: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
+    """Check before measuring that a file, or a plot, can be written. Raises `ConfigError`."""
     if path is None:
         return
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"--plot {path}: the name must end in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no directory {path.parent}")
-    check_matplotlib("--plot")
+    if suffixes and path.suffix not in suffixes:
+        raise ConfigError(f"{flag} {path}: must end in {' or '.join(suffixes)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{flag} {path}: no such directory: {path.parent}")
+    if suffixes == FORMATS:
+        check_matplotlib(flag)
 
 
 def check_matplotlib(what: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-__all__ = ["Column", "Table", "cell", "make_table", "markdown", "record_table"]
+__all__ = ["Column", "Table", "cell", "make_table", "markdown", "record_table", "table_of"]
 
 Column = tuple[str, str | Callable[[Any], str]]
 """A heading, and how to render a record: a format such as `{.tokens:,}`, or a function."""
@@ -42,20 +42,18 @@ def record_table(
     return make_table([heading for heading, _ in columns], rows, title, left)
 
 
-def markdown(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1, aligned: bool = False
-) -> str:
-    """Return a Markdown table; `aligned` pads cells so that the source is readable too."""
+def table_of(records: Sequence[Mapping[str, Any]], left: int = 1) -> Table:
+    """Return a table of records with the same keys, which head its columns."""
+    rows = (
+        [f"{v:.3g}" if isinstance(v, float) else str(v) for v in record.values()]
+        for record in records
+    )
+    return make_table([key.replace("_", " ") for key in records[0]], rows, left=left)
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
     rule = ["---" if i < left else "---:" for i in range(len(columns))]
-    lines = [columns, rule, *rows]
-    if aligned:
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines = [
-            [cell.ljust(w, fill) if i < left else cell.rjust(w, fill)
-             for i, (cell, w) in enumerate(zip(line, widths, strict=True))]
-            for line in lines for fill in ("-" if line is rule else " ")
-        ]  # fmt: skip
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (columns, rule, *rows))
 
 
 def cell(form: str | Callable[[Any], str], record: Any) -> str:

@@ -20,7 +20,8 @@ except ImportError as missing:
 # isort: split
 from functools import partial
 
-from loadtest.command import run, say, scenario_app
+from flyspec.cli.program import run, say
+from loadtest.command import scenario_app
 from loadtest.run import run_test
 
 app = scenario_app("Test a running flyspec under load (docs/load.md).", partial(run_test, say=say))

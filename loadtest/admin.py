@@ -1,4 +1,4 @@
-"""The admin port, synchronously: what load tests look at, and the swap of drafters."""
+"""Synchronous calls of the admin port: status, and swapping drafters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest.connection import Endpoint
 
 
 def left_open(status: Status) -> dict[str, int]:
-    """What must be gone when there are no requests: sessions of both services, generations."""
+    """Return what must be 0 without requests: sessions of both services, generations."""
     return {
         "verify sessions": sum(u.sessions.active for u in status.targets),
         "draft sessions": sum(u.sessions.active for u in status.drafters),
@@ -24,7 +24,7 @@ def left_open(status: Status) -> dict[str, int]:
 
 
 def slots(status: Status) -> int | None:
-    """How many generations the services hold at once; None if unknown."""
+    """Return how many generations the services can hold at once; None if unknown."""
     limits = [
         sum(u.sessions.limit for u in of if u.ready) for of in (status.targets, status.drafters)
     ]
@@ -40,7 +40,6 @@ class Admin:
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def close(self) -> None:
-        """Close the connection."""
         self._channel.close()
 
     def status(self) -> Status:
@@ -68,7 +67,6 @@ class Admin:
         return int(answer.drafter.stats.active_generations)
 
     def remove(self, name: str, force: bool = False) -> None:
-        """Remove a drafter."""
         self._ask("RemoveDrafter", admin_pb2.RemoveDrafterRequest(name=name, force=force))
 
     def _ask(self, method: str, request: Any, timeout_s: float = 10.0) -> Any:

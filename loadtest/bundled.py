@@ -19,12 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
+from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.config import VerifySettings
 from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
-from loadtest.command import run, say, scenario_app
+from loadtest.command import scenario_app
 from loadtest.options import LoadOptions
 from loadtest.run import run_test
 from loadtest.scenarios import Scenario
@@ -38,7 +39,7 @@ DRAFTERS = (("model-b", "draft", "model"), ("levels", "draft", "multi_level"),
 LOOPBACK = "127.0.0.1"
 END_S = 60.0
 """Time for a process to stop when told to."""
-_GROUP = "Stack (settings of its services also come from their environment variables)"
+_GROUP = "Stack (its services also read their environment variables)"
 
 
 def _stack(name: str) -> Flag:

@@ -1,35 +1,17 @@
-"""What the command lines here share: errors, exit codes, a command for every scenario."""
+"""A command for every scenario."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from inspect import Parameter, Signature, getdoc
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
+from flyspec.cli.help import HelpCommand
 from flyspec.cli.options import with_flags
-from flyspec.errors import FlyspecError
+from flyspec.cli.program import program
 from loadtest.scenarios import SCENARIOS, Scenario
-
-_APP: Any = {
-    "add_completion": False,
-    "pretty_exceptions_enable": False,
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}
-
-
-def say(line: str) -> None:
-    """Report progress on standard error."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def single(command: Callable[..., None]) -> typer.Typer:
-    """A program of one command."""
-    app = typer.Typer(**_APP)
-    app.command(help=_paragraphs(command))(command)
-    return app
 
 
 def scenario_app(about: str, start: Callable[..., int], **more: Any) -> typer.Typer:
@@ -38,9 +20,9 @@ def scenario_app(about: str, start: Callable[..., int], **more: Any) -> typer.Ty
     `start` gets the scenario, its `LoadOptions` as `load`, its own flags as `own`, and `more` by
     name: dataclasses of further flags, with their defaults.
     """
-    app = typer.Typer(no_args_is_help=True, help=about, **_APP)
+    app = program(no_args_is_help=True, help=about)
     for name, scenario in SCENARIOS.items():
-        app.command(name, help=_paragraphs(scenario), short_help=scenario.about)(
+        app.command(name, cls=HelpCommand, help=getdoc(scenario), short_help=scenario.about)(
             _command(scenario, start, more)
         )
     return app
@@ -58,22 +40,3 @@ def _command(
         Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()
     ])  # fmt: skip
     return with_flags(command)
-
-
-def _paragraphs(owner: Any) -> str:
-    """The docstring of a command, its paragraphs in one line each: the terminal breaks them."""
-    return "\n\n".join(p.replace("\n", " ") for p in (getdoc(owner) or "").split("\n\n"))
-
-
-def run(app: typer.Typer) -> NoReturn:
-    """Run a program. User errors print a message; their exit code is 2."""
-    failed = False
-    try:
-        app()
-    except* FlyspecError as errors:
-        failed = True
-        for error in errors.exceptions:
-            say(f"error: {error}")
-    except* KeyboardInterrupt:
-        sys.exit(130)
-    sys.exit(2 if failed else 0)

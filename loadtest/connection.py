@@ -1,4 +1,4 @@
-"""The one way to a server: address, TLS, API key."""
+"""Connections to a server: address, TLS, API key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flyspec.client import Credentials
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A port, and what is shown there (see `Credentials`)."""
+    """A port, and the credentials to show there."""
 
     address: str
     credentials: Credentials = field(default_factory=Credentials)

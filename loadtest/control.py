@@ -1,6 +1,6 @@
-"""What users share: the current phase, what to ask for next, what became of every request.
+"""What users share: the current phase, the next request, the records of all requests.
 
-No locust in here: events are those of the standard library, which gevent makes cooperative.
+Does not use locust: events are those of the standard library, which gevent makes cooperative.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Control:
         return time.perf_counter() - self._begin
 
     def open_phase(self, phase: Phase) -> None:
-        """Let requests of this phase begin."""
         self.phase, self.phase_began = phase, self.now()
         self.opened.set()
 
@@ -55,12 +54,10 @@ class Control:
         return load.arrivals(phase.seconds, random.Random(f"{self._seed} {phase.name}"))
 
     def add(self, record: Record) -> None:
-        """What became of a request."""
         if self._keep_records:
             self.records.append(record)
 
     def close_phase(self) -> None:
-        """Let nothing more begin."""
         self.opened.clear()
 
     def next_job(self, planned: float | None = None) -> Job:

@@ -29,7 +29,6 @@ __all__ = ["ClosedLoopUser"]
 
 
 def add(parser: Any, defaults: Any) -> None:
-    """Add the flags of a dataclass to a parser of argparse."""
     for name, (kind, flag) in flags_of(type(defaults)).items():
         default = getattr(defaults, name)
         given: dict[str, Any] = {"default": default, "dest": name, "help": flag.help}
@@ -44,7 +43,6 @@ def add(parser: Any, defaults: Any) -> None:
 
 
 def taken(args: Any, defaults: Any) -> Any:
-    """The dataclass with what was given."""
     found = {}
     for name, (_, flag) in flags_of(type(defaults)).items():
         found[name] = getattr(args, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, 
 from flyspec.flags import Flag, flags_of
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
-from flyspec.values.generation import SERVERS
+from flyspec.values.generation import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals
@@ -20,12 +20,7 @@ from loadtest.prompts import FRESH, VARIED, Source
 from loadtest.report.files import ReportFiles
 
 _flag = partial(Flag, group="Requests")
-
-
-def _asked(name: str, **changes: Any) -> Flag:
-    """The flag of a request's option, as `flyspec generate` has it."""
-    _, flag = {**flags_of(GenerateOptions), **flags_of(SamplingParams)}[name]
-    return replace(flag, group="Requests", **changes)
+_asked = partial(request_flag, group="Requests")
 
 
 def _sources(texts: Sequence[str]) -> tuple[Source, ...]:
@@ -68,7 +63,6 @@ class Requests:
     # fmt: on
 
     def options(self) -> GenerateOptions:
-        """The options of a request."""
         return GenerateOptions(
             sampling=SamplingParams(self.temperature, self.top_p),
             max_tokens=self.max_tokens,
@@ -86,18 +80,18 @@ class LoadOptions:
     """The installation, the requests, what has to hold, and where the report goes."""
 
     address: Annotated[str, Flag(
-        "Generation address; several, comma-separated, take turns.",
+        "Generation address, or several, comma-separated, used in turn.",
     )] = DEFAULT_ADDRESS
     admin_address: Annotated[str, Flag(
         f"Admin address, usually {DEFAULT_ADMIN_ADDRESS}. Without it, the test cannot check "
         "that nothing is left open at the end.",
     )] = ""
     seconds: Annotated[float, Flag(
-        "Seconds of load, all phases together; the last requests end later.", min=1,
+        "Total seconds of load; the last requests end later.", min=1,
     )] = 120.0
     connections: Annotated[int, Flag("TCP connections to each address.", min=1)] = 4
     watch: Annotated[tuple[tuple[str, int], ...], Flag(
-        "Process on this machine whose memory to record; repeatable.",
+        "Process on this machine whose memory is recorded; repeatable.",
         metavar="NAME=PID", read=_processes,
     )] = ()
     every: Annotated[float, Flag("Seconds between samples of memory and status.", min=0.01)] = 1.0
@@ -118,7 +112,6 @@ class LoadOptions:
             endpoint.credentials.security(endpoint.address)
 
     def endpoints(self) -> list[Endpoint]:
-        """The generation ports."""
         return [Endpoint(address, self.credentials) for address in self.address.split(",")]
 
     def told(self, own: Any) -> dict[str, Any]:
@@ -133,7 +126,6 @@ class LoadOptions:
 
 
 def _plain(value: Any) -> Any:
-    """A flag's value for JSON."""
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value if isinstance(value, int | float | str | bool | dict) else str(value)

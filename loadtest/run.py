@@ -110,11 +110,9 @@ class LoadTest:
 
     @property
     def records(self) -> Sequence[Record]:
-        """Every request."""
         return self._control.records
 
     def close(self) -> None:
-        """Close the connections."""
         self._transport.close()
         if self._world.admin:
             self._world.admin.close()

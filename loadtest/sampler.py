@@ -20,7 +20,7 @@ MAX_SAMPLES = 300
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Resident memory of a process after it had `served` so many requests.
+    """Resident memory of a process after it had `served` this many requests.
 
     `life` counts how often its service was restarted.
     """
@@ -62,7 +62,6 @@ class Sampler:
         self._lives: dict[str, list[int]] = {}
 
     def look(self) -> None:
-        """Take a sample of everything."""
         for name, pid in self.pids.items():
             lives = self._lives.setdefault(name, [])
             if pid not in lives:
@@ -77,7 +76,6 @@ class Sampler:
                 self._say(f"status: {error}")
 
     def growth(self, begin: float, end: float) -> list[Growth]:
-        """Growth of each process in that stretch of the test."""
         return growth([m for m in self.memory if begin <= m.seconds <= end])
 
     def memory_document(self) -> dict[str, dict[str, list[float]]]:

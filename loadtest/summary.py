@@ -1,4 +1,4 @@
-"""Requests summed up: a phase, a way of asking, a stretch of time. Pure."""
+"""Summaries of requests: of a phase, a variant, a period. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Limits = Mapping[Metric, float]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A time over many requests, ms; NaN of none."""
+    """The distribution of a time over many requests, in ms; NaN if there are none."""
 
     count: int
     mean: float
@@ -32,7 +32,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Sum up."""
         return cls(
             len(values),
             sum(values) / len(values) if values else math.nan,
@@ -41,12 +40,11 @@ class Spread:
 
 
 def times(records: Sequence[Record], metric: Metric) -> list[float]:
-    """That time of every request that has one, ms."""
+    """Return this time of every request that has one, in ms."""
     return [value for r in records if (value := r.metric(metric)) is not None]
 
 
 def meets(record: Record, limits: Limits) -> bool:
-    """Whether a request was completed within all limits."""
     if record.outcome != "complete":
         return False
     return all((record.metric(m) or 0.0) <= limit for m, limit in limits.items())
@@ -54,11 +52,11 @@ def meets(record: Record, limits: Limits) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What became of requests.
+    """Outcomes and times of requests.
 
-    `requests_per_s` and `tokens_per_s` are of completed requests, each counted for the share of its
-    time that lies in the stretch. `refusal` is the time from sending to the refusal. `goodput` is
-    the share of all requests, except those that their client gave up, that completed within the
+    `requests_per_s` and `tokens_per_s` are of completed requests, each counted for the share of
+    its time within the period. `refusal` is the time from sending to the refusal. `goodput` is
+    the share of requests, excluding those cancelled by their client, that completed within the
     limits; None without limits.
     """
 
@@ -135,7 +133,6 @@ class PhaseResult:
         records: Sequence[Record],
         limits: Limits | None = None,
     ) -> PhaseResult:
-        """Sum up the requests of a phase."""
         window = (began + SETTLE * (sent_until - began), sent_until)
         names = list(dict.fromkeys(v.name for v in phase.variants))
         return cls(
@@ -153,7 +150,6 @@ class PhaseResult:
         )
 
     def to_document(self) -> dict[str, Any]:
-        """For JSON."""
         load = self.phase.load
         return {
             "name": self.phase.name,
@@ -184,9 +180,9 @@ def to_document(figures: Figures) -> dict[str, Any]:
 
 
 def timeline(records: Sequence[Record], seconds: float) -> dict[str, Any]:
-    """The whole test in stretches of equal length: what was sent, came out, and how long it took.
+    """Summarize the whole test in periods of equal length.
 
-    Times are of requests by when they were due; throughput by when it came out.
+    Latencies belong to when a request was due, throughput to when tokens came out.
     """
     width = _width(seconds)
     bins = max(1, math.ceil(seconds / width))

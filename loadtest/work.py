@@ -1,4 +1,4 @@
-"""What a load consists of: phases, how requests arrive in them, and what they ask for. Pure."""
+"""The parts of a load: phases, arrivals, and what requests ask for. Pure."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Variant:
 
 @dataclass(slots=True)
 class Text:
-    """A text that is asked for again and again, and its tokens without any disturbance."""
+    """A text that is requested again and again, and its tokens without faults."""
 
     prompt: Prompt = field(repr=False)
     options: GenerateOptions
     expected: Sequence[int] | None = None
 
     def differs(self, token_ids: Sequence[int]) -> bool:
-        """Whether it came out otherwise than the first time."""
+        """Return whether the tokens differ from those of the first time."""
         if self.expected is None:
             self.expected = token_ids
         return self.expected != token_ids
@@ -76,11 +76,12 @@ class Text:
 class Phase:
     """A part of a test with one load.
 
-    Its requests draw from `variants`, or ask for `texts` in turn. A share `cancelled` of them is
-    given up by its client after a random time, `cancel_after_s` on average. `addresses` is how many
-    of the installation's addresses they use (None: all). `series` names the curve that the phase is
-    a point of. Goals apply if it is `judged`: not to warm-up and overload. With `drain`, the next
-    phase begins when the last request of this one has ended. `meanwhile` runs beside the load.
+    Its requests draw from `variants`, or ask for `texts` in turn. A share `cancelled` of them
+    is cancelled by its client after a random time, `cancel_after_s` on average. `addresses` is
+    how many of the installation's addresses they use (None: all). `series` names the curve that
+    the phase is a point of. Goals apply if it is `judged`: not to warm-up and overload. With
+    `drain`, the next phase begins when the last request of this one has ended. `meanwhile` runs
+    beside the load.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request to make. `leave_after_s`: when its client gives it up, if it does."""
+    """A request to make. `leave_after_s`: when its client cancels it, if it does."""
 
     phase: str
     variant: str

@@ -52,11 +52,9 @@ class SlotQueue:
         return len(self._queue)
 
     def others(self, orchestrator_id: str) -> int:
-        """Return the number of other orchestrators' sessions with a slot."""
         return self.active - self._open[orchestrator_id]
 
     def others_waiting(self, orchestrator_id: str) -> int:
-        """Return the number of other orchestrators' sessions waiting for a slot."""
         return sum(waiting.orchestrator_id != orchestrator_id for waiting in self._queue)
 
     def take(self, orchestrator_id: str = "") -> None:

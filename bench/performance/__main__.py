@@ -1,21 +1,21 @@
-"""`python -m bench.performance`: the tables and plots of docs/performance.md.
-
-Reads the JSON reports in a folder, and rewrites the parts of the document between
-`<!-- NAME -->` and `<!-- /NAME -->`, and its plots. Parts without reports are left as they are.
-"""
+"""`python -m bench.performance`: the tables and plots of docs/performance.md."""
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from bench.performance.parts import parts_of
 from bench.performance.plots import plot_batches, plot_groups
 from bench.performance.reports import groups, others_of, read_reports
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
+from flyspec.errors import ConfigError
+from flyspec.flags import Flag
 
 
 def write_between(text: str, parts: Mapping[str, str]) -> str:
@@ -30,27 +30,30 @@ def write_between(text: str, parts: Mapping[str, str]) -> str:
     return text
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the document and its plots; return the exit code."""
-    args = argparse.ArgumentParser(prog="bench.performance", description=__doc__)
-    args.add_argument("reports", type=Path, nargs="?", default=Path("build/performance"))
-    args.add_argument("--document", type=Path, default=Path("docs/performance.md"))
-    given = args.parse_args(arguments)
-    try:
-        reports = read_reports(given.reports)
-        text = write_between(given.document.read_text(), parts_of(reports))
-        speed = reports.get("speed", ())
-        images = given.document.parent / "images" / given.document.stem
-        images.parent.mkdir(exist_ok=True)
-        plot_groups(groups(speed), others_of(speed), images)
-        plot_batches([b for d in speed for b in d["batches"]], images)
-    except (FlyspecError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    given.document.write_text(text)
-    print(f"wrote {given.document} and {images}-*.svg")
-    return 0
+@with_flags
+def performance(
+    reports: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder of JSON reports of `flyspec bench`.")
+    ] = Path("build/performance"),
+    document: Annotated[Path, Flag("Document to update.")] = Path("docs/performance.md"),
+) -> None:
+    """Write measurements into a document: its tables and its plots.
+
+    Rewrites what is between <!-- NAME --> and <!-- /NAME -->. Parts without reports are left as
+    they are.
+    """
+    found = read_reports(reports)
+    if not document.is_file():
+        raise ConfigError(f"--document {document}: no such file")
+    text = write_between(document.read_text(), parts_of(found))
+    speed = found.get("speed", ())
+    images = document.parent / "images" / document.stem
+    images.parent.mkdir(exist_ok=True)
+    plot_groups(groups(speed), others_of(speed), images)
+    plot_batches([b for d in speed for b in d["batches"]], images)
+    document.write_text(text)
+    print(f"wrote {document} and {images}-*.svg")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(single(performance))

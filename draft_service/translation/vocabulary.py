@@ -186,7 +186,6 @@ class _Parts:
         self._ends += [self._length] * len(ids)
 
     def encoded(self) -> Encoded:
-        """Return all tokens."""
         count = len(self._ids)
         exact = count if self._num_exact is None else self._num_exact
         return Encoded(self._ids, self._ends, exact, max(count - HELD_BACK, 0))

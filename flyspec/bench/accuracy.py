@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.conditions import PLAIN, Condition, with_plain
 from flyspec.bench.options import EvalOptions
-from flyspec.bench.prompts import Group, to_request
+from flyspec.bench.prompts import Group
 from flyspec.bench.versus import Versus, compare
 from flyspec.client import Client, GenerateOptions, Generation, SpeculationMetrics
 from flyspec.concurrency import all_or_first_error
@@ -108,7 +108,7 @@ async def generate_all(client: Client, group: Group, o: EvalOptions) -> dict[str
             num_speculative_tokens=condition.requested_k(o.num_speculative_tokens),
         )
         async with gate:
-            prompt = to_request(group.prompts[index], o.chat)
+            prompt = group.prompts[index].to_request(o.chat)
             generation = await client.complete(prompt, request, math.inf)
         advance()
         return generation

@@ -15,7 +15,6 @@ _PACKAGES = ("flyspec", "torch", "transformers", "numpy", "grpcio")
 
 
 def this_machine() -> dict[str, Any]:
-    """Describe this machine for a report."""
     import torch
 
     known: dict[str, str] = {}

@@ -5,8 +5,9 @@ Reports list these fields as well. Imports neither torch nor gRPC, so that `--he
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from flyspec.bench.conditions import (
@@ -22,13 +23,12 @@ from flyspec.bench.conditions import (
 )
 from flyspec.bench.openai import parse_against
 from flyspec.bench.peers import parse_peers
-from flyspec.flags import Dtype, Flag, flags_of
+from flyspec.flags import Dtype, Flag
 from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.ranges import Range
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
-from flyspec.values.generation import GenerateOptions
-from flyspec.values.tokens import SamplingParams
+from flyspec.values.generation import request_flag
 
 STALL_GROWTH = 64
 """Tokens by which a session of `bench prefill-stall` grows before it is rolled back."""
@@ -51,6 +51,18 @@ def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
+def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a parser of comma-separated names, each of them one of `known`."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = _names(text)
+        if unknown := next((name for name in names if name not in known), None):
+            raise ValueError(f"{unknown!r}: must be one of {', '.join(known)}")
+        return names
+
+    return read
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
@@ -59,14 +71,11 @@ def _servers(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(map(parse_against, texts))
 
 
-def _request(name: str, **changes: Any) -> Flag:
-    """Return the flag of a request's field, without its group."""
-    _, flag = {**flags_of(GenerateOptions), **flags_of(SamplingParams)}[name]
-    return replace(flag, group=None, **changes)
+_request = partial(request_flag, group=None)
 
 
 # fmt: off
-def _numbers(text: str, least: int = 1, **known: Any) -> Flag:
+def numbers_flag(text: str, least: int = 1, **known: Any) -> Flag:
     return Flag(f"{text}, comma-separated.", metavar="N,...", listed=True, read=numbers(least),
                 **known)
 
@@ -155,14 +164,13 @@ class SpeedOptions:
         "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
         metavar="[NAME=]URL", read=_servers,
     )] = ()
-    batch: Annotated[tuple[int, ...], _numbers("Concurrent requests")] = (1,)
+    batch: Annotated[tuple[int, ...], numbers_flag("Concurrent requests")] = (1,)
     compare_dtypes: Annotated[bool, Flag(
         "Also time plain decoding in the other of bfloat16 and float32.",
     )] = False
 
     @property
     def others(self) -> list[str]:
-        """Names of the modes other than flyspec's."""
         return [*self.peers, *(name for name, _ in self.against)]
 
 
@@ -194,7 +202,6 @@ class EvalOptions:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The rules to compare, or the usual ones."""
         return CONDITIONS if self.rules is None else self.rules
 
 
@@ -217,19 +224,19 @@ class EngineOptions(ModelOptions):
     Chunks are cut from a prompt as long as the longest context.
     """
 
-    batches: Annotated[tuple[int, ...], _numbers(
+    batches: Annotated[tuple[int, ...], numbers_flag(
         "Sequences per step", name="--batch",
     )] = (1, 2, 4, 8, 16, 32)
-    num_speculative_tokens: Annotated[tuple[int, ...], _numbers(
+    num_speculative_tokens: Annotated[tuple[int, ...], numbers_flag(
         "Drafted tokens (K; 0: plain decoding)", 0, name="--k",
     )] = (0, 4, 8, 16)
-    contexts: Annotated[tuple[int, ...], _numbers(
+    contexts: Annotated[tuple[int, ...], numbers_flag(
         "Cached tokens per sequence", name="--context",
     )] = (128, 512, 2048)
-    chunks: Annotated[tuple[int, ...], _numbers(
+    chunks: Annotated[tuple[int, ...], numbers_flag(
         "Prompt tokens per prefill step", name="--chunk",
     )] = (128, 256, 512, 1024)
-    tensor_parallel_sizes: Annotated[tuple[int, ...], _numbers(
+    tensor_parallel_sizes: Annotated[tuple[int, ...], numbers_flag(
         "Number of processes that share the model", name="--tensor-parallel-size",
     )] = (1,)
     repeats: Repeats = 7
@@ -284,7 +291,7 @@ class StallOptions(ModelOptions):
 class ThroughputOptions:
     """`flyspec bench throughput`."""
 
-    concurrency: Annotated[tuple[int, ...], _numbers(
+    concurrency: Annotated[tuple[int, ...], numbers_flag(
         "Concurrent requests",
     )] = (1, 2, 4, 8, 16, 32)
     rule: OneRule = EXACT
@@ -361,6 +368,5 @@ class JudgeOptions:
 
     @property
     def ks(self) -> list[int]:
-        """The values of K, each once."""
         return list(dict.fromkeys(self.num_speculative_tokens or (15, 25)))
 # fmt: on

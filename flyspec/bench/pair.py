@@ -226,5 +226,4 @@ PAIR_NOTES = (
 
 
 def pair_table(reports: Sequence[PairReport], title: str) -> Table:
-    """Return the table of a pair."""
     return record_table(_COLUMNS, reports, title)

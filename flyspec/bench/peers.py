@@ -76,7 +76,6 @@ class PeerAnswer:
 
     @property
     def tokens(self) -> int:
-        """Number of output tokens."""
         return len(self.token_ids)
 
 
@@ -155,7 +154,6 @@ class PeerProcess:
             raise FlyspecError(f"transformers, {setup}: {what}") from None
 
     def kill(self) -> None:
-        """End the process, whatever it is doing."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
 

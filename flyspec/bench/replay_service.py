@@ -105,7 +105,6 @@ async def build(
 
 
 def main() -> None:
-    """Run until SIGTERM."""
     end_on_sigterm()
     from flyspec.serving import run
 

@@ -16,7 +16,7 @@ from typing import Any
 from flyspec.bench.conditions import PLAIN, by_k
 from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
 from flyspec.bench.options import SpeedOptions
-from flyspec.bench.prompts import Group, in_turn, to_request
+from flyspec.bench.prompts import Group, in_turn
 from flyspec.client import Client, GenerateOptions
 from flyspec.concurrency import all_or_first_error
 from flyspec.progress import progress
@@ -100,7 +100,7 @@ async def read_items(
     for group in groups:
         items = []
         for i, prompt in enumerate(group.prompts):
-            request = to_request(prompt, options.chat)
+            request = prompt.to_request(options.chat)
             done = await client.complete(request, plain)
             prompt_token_ids = tuple(done.started.prompt_token_ids)
             items.append(Item(group.name, i, request, prompt_token_ids, len(done.token_ids)))

@@ -32,14 +32,11 @@ def median_or_none(values: Iterable[float]) -> float | None:
 
 
 def interval(
-    values: Sequence[float],
-    statistic: Callable[..., Any] = np.median,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
+    values: Sequence[float], statistic: Callable[..., Any] = np.median
 ) -> tuple[float, float]:
     """Return the 95 % percentile bootstrap interval of a statistic of values; seeded."""
-    rng = np.random.default_rng(seed)
-    drawn = np.asarray(values)[rng.integers(len(values), size=(resamples, len(values)))]
+    rng = np.random.default_rng(0)
+    drawn = np.asarray(values)[rng.integers(len(values), size=(RESAMPLES, len(values)))]
     low, high = np.percentile(statistic(drawn, axis=1), (2.5, 97.5))
     return float(low), float(high)
 

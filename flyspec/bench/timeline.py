@@ -75,7 +75,6 @@ class RoundLine:
 
     @property
     def total_ns(self) -> int:
-        """The whole round."""
         return sum(self.parts_ns)
 
     @property

@@ -34,7 +34,6 @@ def timeline_table(report: TimelineReport) -> Table:
 
 
 def timeline_summary(report: TimelineReport) -> str:
-    """Summarize the time outside the models."""
     text = f", text {report.text_ms:.2f} ms" if report.text_ms is not None else ""
     return (
         f"hops {report.hops_ms:.2f} ms (traced {report.traced_hops_ms:.2f}), "

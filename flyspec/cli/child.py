@@ -25,7 +25,6 @@ def _follow_parent() -> None:
 
 
 def main() -> None:
-    """Run the module that the first argument names."""
     threading.Thread(target=_follow_parent, name="follow-parent", daemon=True).start()
     module = sys.argv.pop(1)
     runpy.run_module(module, run_name="__main__", alter_sys=True)

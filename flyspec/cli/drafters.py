@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Name = Annotated[str, typer.Argument(help="Name of the drafter in requests.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the drafter in requests.")]
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.options import EvalOptions
-from flyspec.cli.bench.common import Address, BenchReport, Local, Results, models_of, notes
+from flyspec.cli.bench.common import Address, Local, models_of
 from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 

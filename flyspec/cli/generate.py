@@ -114,9 +114,9 @@ async def _one(
     client: Client, prompt: Prompt, options: GenerateOptions, chat: bool, output: _Output
 ) -> None:
     from flyspec.cli import render
-    from flyspec.client import Chat, Chunk, Completion, Generation, Retract, Started, Transcript
+    from flyspec.client import Chunk, Completion, Generation, Retract, Started, Transcript
     console = error_console()
-    source = Chat.of_user(prompt.text) if chat else prompt.text
+    source = prompt.to_request(chat)
     if output.json:
         generation = await client.complete(source, options)
         _warn(console, generation.started.warnings)
@@ -180,7 +180,6 @@ async def _many(
 ) -> None:
     """Generate for many prompts concurrently; print results in the order of the prompts."""
     from flyspec.cli import render
-    from flyspec.client import Chat
 
     console = error_console()
     gate = asyncio.Semaphore(concurrency)
@@ -188,7 +187,7 @@ async def _many(
     async def work(prompt: Prompt) -> Generation:
         async with gate:
             try:
-                source = Chat.of_user(prompt.text) if chat else prompt.text
+                source = prompt.to_request(chat)
                 # If the server has fewer slots than `concurrency`, the others wait here.
                 return await client.complete(source, options, options.timeout_s or math.inf)
             except FlyspecError as error:
@@ -222,7 +221,6 @@ async def _many(
 def _result(
     number: int, count: int, prompt: Prompt, generation: Generation, output: _Output
 ) -> str:
-    """Format the result of one of many prompts."""
     from flyspec.cli import render
 
     if output.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import textwrap
 from typing import Any
@@ -12,22 +13,9 @@ COLUMN = 32
 """Where the texts start."""
 
 
-def _format_options(command: Any, ctx: Any, formatter: Any) -> None:
-    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for parameter in command.get_params(ctx):
-        if record := parameter.get_help_record(ctx):
-            heading = getattr(parameter, "rich_help_panel", None)
-            heading = heading or f"{parameter.param_type_name.capitalize()}s"
-            sections.setdefault(heading, []).append(record)
-    for heading, records in sections.items():
-        lines = [line for flag, text in records for line in _lines(flag, text, formatter.width)]
-        if lines:
-            formatter.write("\n".join(["", f"{heading}:", *lines, ""]))
-
-
 def _lines(flag: str, text: str, width: int) -> list[str]:
-    flag = re.sub(r"<(?:list\[)?(int|float|str)\b[^>]*>", r"<\1>", flag)
-    text = re.sub(r"\[default: \((.*)\)(?=[;\]])", r"[default: \1", text)
+    flag = re.sub(r"<(?:list\[)?(int|float|str)\b[^|>]*>", r"<\1>", flag)
+    text = re.sub(r"\bdefault: \((.*)\)(?=[;\]])", r"default: \1", text)
     text = re.sub(r"\bx>=(\d+)", r"minimum: \1", text)
     lines = textwrap.wrap(text, width - COLUMN, break_on_hyphens=False)
     if len(flag) > COLUMN - 4:
@@ -35,18 +23,39 @@ def _lines(flag: str, text: str, width: int) -> list[str]:
     return [f"  {flag}".ljust(COLUMN) + lines[0], *(" " * COLUMN + line for line in lines[1:])]
 
 
-class HelpCommand(TyperCommand):
+class _HelpLayout:
+    """How a command or group is described."""
+
+    def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
+
+    def format_help_text(self: Any, ctx: Any, formatter: Any) -> None:
+        for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
+            lines = textwrap.wrap(paragraph, formatter.width - 2, break_on_hyphens=False)
+            formatter.write("\n".join(["", *(f"  {line}" for line in lines), ""]))
+
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                heading = getattr(parameter, "rich_help_panel", None)
+                heading = heading or f"{parameter.param_type_name.capitalize()}s"
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            lines = [line for flag, text in records for line in _lines(flag, text, formatter.width)]
+            if lines:
+                formatter.write("\n".join(["", f"{heading}:", *lines, ""]))
+
+
+class HelpCommand(_HelpLayout, TyperCommand):
     """A command with this layout."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        _format_options(self, ctx, formatter)
 
-
-class HelpGroup(TyperGroup):
+class HelpGroup(_HelpLayout, TyperGroup):
     """A group of commands with this layout."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        _format_options(self, ctx, formatter)
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

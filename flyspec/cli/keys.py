@@ -25,7 +25,9 @@ def _group() -> None:
 @app.command("new")
 @with_flags
 def new(
-    name: Annotated[str, typer.Argument(help="Owner of the key, for logs and limits.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Owner of the key, for logs and limits.")
+    ],
     scope: Annotated[
         Sequence[str], Flag("Scope: generate or admin; repeatable.", default="generate")
     ] = (),

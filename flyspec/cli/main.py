@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 from typer.main import get_group
 
 from flyspec.cli.help import HelpCommand, HelpGroup
-from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, NotFoundError
+from flyspec.cli.program import program, run
 
 _COMMANDS = {
     "serve": ("serve", "Run all services on this machine until Ctrl-C."),
@@ -33,7 +32,7 @@ class _OnDemand(HelpGroup):
             name, (attribute, _) = args[0], _COMMANDS[args[0]]
             module = import_module(f"flyspec.cli.{'evaluate' if name == 'eval' else name}")
             found = getattr(module, attribute)
-            alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+            alone = program()
             if attribute == "app":
                 for command in found.registered_commands:
                     command.cls = HelpCommand
@@ -44,14 +43,7 @@ class _OnDemand(HelpGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
-    name="flyspec",
-    cls=_OnDemand,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = program(name="flyspec", cls=_OnDemand, no_args_is_help=True, add_completion=True)
 for _name, (_, _help) in _COMMANDS.items():
     app.command(_name, help=_help)(lambda: None)
 
@@ -80,14 +72,4 @@ def main() -> None:
     """Run a command. User errors print a message; the exit code is 2 for bad input, else 1."""
     # gRPC would print failed handshakes in between our own lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    try:
-        app()
-    except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        asked_wrongly = isinstance(error, ConfigError | InvalidArgumentError | NotFoundError)
-        raise SystemExit(2 if asked_wrongly else 1) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-    except BrokenPipeError:  # the reader of our output is gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+    run(app, failed=1)

@@ -276,7 +276,6 @@ class Stack:
         return service
 
     def _flags(self, name: str) -> list[str]:
-        """The flags for starting a service now."""
         o = self.options
         common = o.flags("log_level", "drain_grace_s")
         if name == "orchestrator":

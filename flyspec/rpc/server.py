@@ -98,7 +98,6 @@ class GrpcServer:
         return self._port
 
     async def set_ready(self, ready: bool) -> None:
-        """Set the health status."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         state = status.SERVING if ready else status.NOT_SERVING
         for name in ["", *self._names]:

@@ -1,4 +1,4 @@
-"""Updates the tables of rules in a document: `python -m flyspec.rules docs/rules.md`.
+"""Regenerates the tables of rules in a document: `python -m flyspec.rules docs/rules.md`.
 
 A table is between `<!-- rules -->`, `<!-- parameters NAME ... -->` or `<!-- limits -->` and
 `<!-- end -->`; everything else is left unchanged.
@@ -33,7 +33,7 @@ def write_tables(document: str) -> str:
 
 
 def _rules() -> Rows:
-    yield "rule", "a mismatch may stand if", "window", "draft's distribution", "lossless"
+    yield "rule", "condition for accepting a mismatch", "window", "draft's distribution", "lossless"
     for name, preset in RULE_PRESETS.items():
         lossless = "yes" if preset.lossless else "no"
         yield f"`{name}`", preset.accepts, _window(preset), _draft(preset), lossless
@@ -44,7 +44,7 @@ def _window(preset: RulePreset) -> str:
         return "" if preset.lossless else "none"
     scope = preset.defaults.get("window_scope")
     reach = f", {scope.name.lower().replace('_', ' ')}" if scope else ""
-    return f"W = {_value(window)}{reach}{', the mismatch included' * preset.counts_mismatch}"
+    return f"W = {_value(window)}{reach}{', including the mismatch' * preset.counts_mismatch}"
 
 
 def _draft(preset: RulePreset) -> str:
@@ -85,9 +85,9 @@ def _limits() -> Rows:
     yield "limit", "bounds"
     for parameter in PARAMETERS.values():
         if parameter.limit:
-            side = "floor" if parameter.limit == "min" else "ceiling"
-            measures = " of each measure" if parameter.limited_by_measure else ""
-            zero = "; 0 is above every other value" if parameter.zero_is_all else ""
+            side = "minimum" if parameter.limit == "min" else "maximum"
+            measures = " for each measure" if parameter.limited_by_measure else ""
+            zero = "; 0 counts as the largest value" if parameter.zero_is_all else ""
             called = parameter.symbol or f"`{parameter.name}`"
             yield f"`{parameter.limit_name}`", f"{side} of {called}{measures}{zero}"
 

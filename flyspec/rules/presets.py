@@ -104,7 +104,7 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
         draft=DraftNeeds(whole=True), raw=True,
     ),
     "rejection": RulePreset(
-        "by chance, so that nothing is lost", {"divergence_top_k": 0},
+        "at random, preserving the target's distribution", {"divergence_top_k": 0},
         lossless=True, draft=DraftNeeds(drawn_from=True),
     ),
     "typical": RulePreset(
@@ -112,7 +112,7 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
         {"typical_epsilon": 0.09, "typical_delta": 0.3, **_NO_WINDOW}, "typical",
     ),
     "random": RulePreset(
-        "by chance, with probability 0.1",
+        "at random, with probability 0.1",
         {"random_acceptance": 0.1, "random_judges_matches": False, **_NO_WINDOW}, "random",
     ),
 })

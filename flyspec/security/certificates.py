@@ -34,7 +34,6 @@ class TlsFiles:
 
     @property
     def paths(self) -> list[str]:
-        """The files to watch."""
         return [p for p in (self.certfile, self.keyfile, self.ca_certs) if p and p != SYSTEM]
 
 

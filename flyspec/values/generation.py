@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
-from flyspec.flags import UINT32, UINT64, Flag
+from flyspec.flags import UINT32, UINT64, Flag, flags_of
 from flyspec.ranges import Range
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength, read_speculation_length
@@ -121,6 +121,12 @@ class GenerateOptions:
     request_id: str = ""
     traceparent: str = ""
     # fmt: on
+
+
+def request_flag(name: str, **changes: Any) -> Flag:
+    """Return the flag of a request's option, with changes."""
+    _, flag = {**flags_of(GenerateOptions), **flags_of(SamplingParams)}[name]
+    return replace(flag, **changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ spec:
 
 
 def generate(out: Path) -> None:
-    """Write the files below `out`."""
     (out / "dashboards").mkdir(parents=True, exist_ok=True)
     for uid, (title, rows) in DASHBOARDS.items():
         document = json.dumps(build(uid, title, rows), cls=JSONEncoder, indent=2)

@@ -7,7 +7,6 @@ from k8s.monitoring.promql import NS, RATE, labelled, quantile, quantiles, ratio
 
 
 def engine(service: str) -> list[Panel]:
-    """Panels of a service with a model."""
     p = f"flyspec_{service}"
     return [
         graph("Step time", "Of one forward pass over all its sessions.",

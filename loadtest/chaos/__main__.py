@@ -1,4 +1,4 @@
-"""Does every stream go on? `python -m loadtest.chaos --seconds 300`."""
+"""`python -m loadtest.chaos`: faults under load."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import asyncio
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, say, single
 from loadtest.chaos.run import run as run_chaos
 from loadtest.chaos.work import ChaosOptions
-from loadtest.command import run, say, single
 from loadtest.report.files import ReportFiles
 
 
@@ -18,14 +18,14 @@ def chaos(
     files: ReportFiles,
     options: ChaosOptions,
 ) -> None:
-    """Disturb a fleet of services under load; every stream must go on.
+    """Inject faults into a fleet of services under load; every stream must go on.
 
-    Two targets, two drafters and one with another tokenizer, each behind a proxy, and one
-    orchestrator. Streams ask for texts of every kind while services are killed, drained, stopped,
-    delayed, stalled and cut off at random, one at a time and all targets at once.
+    The fleet has one orchestrator, and behind proxies two targets, two drafters and one with
+    another tokenizer. While requests of every kind are streamed, services are killed, drained,
+    stopped, delayed, stalled and cut off at random, one at a time and all targets at once.
 
-    With exact, every completed text must be the one generated before the faults. With lossy rules,
-    every round is judged again by a fresh target, which must give the same decisions and text. No
+    With exact, every completed text must equal the one generated before the faults. With lossy
+    rules, a fresh target judges every round again, and must reach the same decisions and text. No
     request may fail or exceed its deadline; at the end no session may be left, and every drafter
     must draft again. The exit code is 1 if any of this does not hold; --seed repeats a schedule.
     """

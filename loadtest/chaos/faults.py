@@ -1,4 +1,4 @@
-"""What is done to the services, and when: all of it follows from a seed."""
+"""The faults and their schedule, all determined by a seed."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ BOTH_PAUSE_S = 45.0
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One thing to do after `pause_s`: to all of `members` at once, for `seconds`.
+    """A fault to inject into all of `members` at once after `pause_s`, for `seconds`.
 
-    `number` chooses among the ways that a kind has.
+    `number` selects a variant of the kind.
     """
 
     pause_s: float
@@ -66,7 +66,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What was done, in seconds since the run's start; `service` is who, or `both targets`."""
+    """An injected fault, in seconds since the run began; `service` may be `both targets`."""
 
     kind: str
     service: str
@@ -76,7 +76,7 @@ class Fault:
 
 
 def random_tracks(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
-    """A track without end for every service, and one for all targets at once."""
+    """Return an endless track for every service, and one for all targets at once."""
     tracks = []
     for member in fleet.members:
         rng = random.Random(f"{seed} {member.name}")
@@ -88,7 +88,7 @@ def random_tracks(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
 
 
 def one_of_each(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
-    """Every kind once, short: on targets and on drafters by turns, in an order of the seed's."""
+    """Return every kind once, briefly, for targets and drafters in turn, ordered by the seed."""
     quick, *restarts = outer_ones(fleet, seed)
     target, drafter = fleet.targets[-1], fleet.drafters[-1]
     of_target = [Act(0.5, kind, [target], 20.0, number=5) for kind in ("device", "nan")]
@@ -101,7 +101,7 @@ def one_of_each(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
 
 
 def outer_ones(fleet: ProxiedFleet, seed: int) -> list[Iterator[Act]]:
-    """As `one_of_each`, of what is done to services from without."""
+    """As `one_of_each`, with only those faults that come from outside a service."""
     rng = random.Random(seed)
     kinds = [k for k in OUTER if k not in RESTARTS]
     rng.shuffle(kinds)
@@ -138,7 +138,7 @@ def _seconds(rng: random.Random, kind: str) -> float:
 
 
 class Saboteur:
-    """Plays tracks; `faults` is what it did. Whatever happens, it heals what it hurt."""
+    """Plays tracks and records the injected `faults`. Heals every service that it disturbed."""
 
     def __init__(self, tracks: Sequence[Iterator[Act]], now: Callable[[], float]) -> None:
         self._tracks, self._now = tracks, now
@@ -149,7 +149,7 @@ class Saboteur:
         """Services that are hurt now, and how."""
 
     async def play(self, seconds: float | None = None) -> None:
-        """Play all tracks to their end, or for so long; faults under way then run their course."""
+        """Play all tracks to their end, or for this long; faults in progress are then completed."""
         async with asyncio.TaskGroup() as tasks:
             playing = [tasks.create_task(self._play(track)) for track in self._tracks]
             if seconds is not None:
@@ -171,7 +171,7 @@ class Saboteur:
                 await self._do(act)
 
     async def _wait(self, seconds: float) -> bool:
-        """Sleep; whether it is all over."""
+        """Sleep; return whether the run is over."""
         try:
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -196,7 +196,7 @@ class Saboteur:
 
 
 async def hurt(member: Member, act: Act) -> None:
-    """Do that to a service, and return when it works again."""
+    """Inject the fault into a service, and return when it works again."""
     proxy, process, kind, seconds = member.proxy, member.process, act.kind, act.seconds
     match kind:
         case "kill":
@@ -245,9 +245,9 @@ async def hurt(member: Member, act: Act) -> None:
 
 
 async def _be_ill(process: Restartable, kind: str, calls: int, seconds: float) -> None:
-    """Have a model fail after so many calls, and a new process once its own has ended by itself.
+    """Have a model fail after so many calls, then start a new process.
 
-    Raises `FlyspecError` if it ended otherwise than to be started again.
+    Raises `FlyspecError` if the old one ended with a code other than the one for a restart.
     """
     await process.restart(illness=[kind, str(calls)])
     with contextlib.suppress(TimeoutError):
@@ -259,7 +259,7 @@ async def _be_ill(process: Restartable, kind: str, calls: int, seconds: float) -
 
 
 async def _lie(member: Member, tell: Tell, seconds: float) -> None:
-    """Let a drafter lie for a while; then there is an honest one, a new process."""
+    """Let a drafter lie for a while, then replace it by an honest one in a new process."""
     proxy, process = member.proxy, member.process
     async with LyingDrafter(f"127.0.0.1:{process.port}") as liar:
         liar.lie = tell

@@ -1,4 +1,4 @@
-"""Replicas of the services as processes of this machine, each behind a proxy, one orchestrator."""
+"""Replicas of the services on this machine, each behind a proxy, and one orchestrator."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class FleetOptions:
 
 @dataclass(eq=False)
 class Member:
-    """A service that can be hurt: its process, and the proxy between it and the orchestrator.
+    """A service to disturb: its process, and the proxy between it and the orchestrator.
 
-    `other_model` is a checkpoint that it should not have. `lock` is held by who hurts it, and
-    `healed_s` is when that was last over, in the run's time.
+    `other_model` is a checkpoint that it should not have. `lock` is held while a fault is
+    injected; `healed_s` is when the last one was over, in the run's time.
     """
 
     role: Role
@@ -59,11 +59,10 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What reports call it."""
         return self.process.name
 
     async def num_sessions(self) -> int:
-        """Sessions open on it, as it says itself. Raises `UnavailableError`."""
+        """Return how many sessions it says it has. Raises `UnavailableError`."""
         upstream = (GrpcVerifyUpstream if self.role == "target" else GrpcDraftUpstream)(
             f"{LOOPBACK}:{self.process.port}", 5.0
         )
@@ -99,17 +98,14 @@ class ProxiedFleet:
 
     @property
     def address(self) -> str:
-        """Where clients generate."""
         return f"{LOOPBACK}:{self.orchestrator.port}"
 
     @property
     def admin_address(self) -> str:
-        """Where the operator asks."""
         return f"{LOOPBACK}:{self.orchestrator.service.facts['admin_port']}"
 
     @property
     def orchestrator_mib(self) -> float:
-        """Memory of the orchestrator."""
         return resident_mib(self.orchestrator.service.pid) or 0.0
 
     async def __aenter__(self) -> Self:
@@ -160,7 +156,7 @@ class ProxiedFleet:
 
 
 def save_other_weights(source: Path, folder: Path) -> None:
-    """A checkpoint of the same model in shape, whose texts are others: its last layers' order."""
+    """Save a checkpoint of the same shape that gives other texts: its last two layers swapped."""
     shutil.copytree(source, folder)
     weights = load_file(folder / SAFE_WEIGHTS_NAME)
     layers = [name.split(".")[2] for name in weights if name.startswith("model.layers.")]
@@ -173,5 +169,5 @@ def save_other_weights(source: Path, folder: Path) -> None:
 
 
 def _log(line: str) -> None:
-    """What the services say, where it does not disturb a report."""
+    """Print a line of a service's log without disturbing a report."""
     print(f"  {line}", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""A draft service that lies: an honest one, and what is made of its answers on their way.
+"""A draft service that lies: it forwards an honest one's answers, altered.
 
-`LIES` are the ways, each with the fault that the orchestrator finds in it.
+`LIES` lists the ways to lie, each with the fault that the orchestrator must find.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAD = b"\x7a"  # the tag of field 15, bytes, which no message has
 
 
 class End(Exception):
-    """A stream ends with that status instead."""
+    """Ends a stream with this status."""
 
     def __init__(self, code: grpc.StatusCode, details: str = "so it is") -> None:
         super().__init__(code, details)
@@ -50,7 +50,7 @@ Tell = Callable[[Asked], Iterable[Said]]
 
 @dataclass(frozen=True)
 class Lie:
-    """A way to lie, and what is wrong with it; `top_k` of the distributions that it is about."""
+    """A way to lie, and what is wrong with it; `top_k` is that of the distributions concerned."""
 
     name: str
     fault: DraftFault
@@ -59,10 +59,10 @@ class Lie:
 
 
 class LyingDrafter:
-    """Answers as the drafter at `upstream` does, but with a `lie`, unless that is None.
+    """Answers like the drafter at `upstream`, with a `lie` unless that is None.
 
-    `description` changes what it says of itself. `num_asked` counts questions, `num_opened`
-    sessions, `num_bytes` what was sent in answers.
+    `description` changes what it says about itself. `num_asked` counts questions, `num_opened`
+    sessions, `num_bytes` the bytes of its answers.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -159,7 +159,6 @@ async def _answer(call: Any) -> draft_pb2.DraftResponse:
 
 
 def _edited(message: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a message with a change to it."""
     copy = type(message)()
     copy.CopyFrom(message)
     change(copy)
@@ -167,12 +166,10 @@ def _edited(message: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def changed(change: Callable[[Any], Any]) -> Tell:
-    """The answer, with a change to it."""
     return lambda asked: [_edited(asked.answer, change)]
 
 
 def pieces(answer: draft_pb2.DraftResponse) -> list[draft_pb2.DraftResponse]:
-    """The answer, a token at a time."""
     found = []
     for index, token in enumerate(answer.token_ids):
         piece = draft_pb2.DraftResponse(
@@ -244,8 +241,6 @@ def _no_confidences(message: Any) -> None:
 
 
 def _each(change: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """A change to every distribution."""
-
     def change_all(message: Any) -> None:
         for distribution in message.distributions:
             change(distribution)

@@ -1,7 +1,7 @@
-"""A TCP proxy that delays, holds back and cuts what goes through it, on command.
+"""A TCP proxy that delays, holds back and cuts connections on command.
 
-It stands between a client and a server that know nothing of it. What is held back is not lost: it
-goes on in order, or its connection is cut. No byte is ever changed, doubled or left out.
+Client and server do not know about it. Bytes held back are forwarded later, in order, or their
+connection is cut; no byte is ever changed, duplicated or dropped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_CHUNKS = 64
 
 
 class Proxy:
-    """Forwards connections from a port of its own to `host:port`.
+    """Forwards connections from its own port to `host:port`.
 
-    `delay_s` is added to the way of every chunk, in each direction. While `refusing`, new
-    connections are cut at once. `port` may change: new connections go there.
+    `delay_s` is added to every chunk in each direction. While `refusing`, new connections are
+    cut at once. `port` may change: new connections go there.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -40,17 +40,17 @@ class Proxy:
         self.address = f"{host}:{port}"
 
     def stall(self) -> None:
-        """Forward nothing and read nothing; connections stay, new ones too."""
+        """Forward and read nothing; connections stay open, and new ones are accepted."""
         self._flowing.clear()
 
     def flow(self) -> None:
-        """Forward again, what was held back first."""
+        """Forward again, beginning with what was held back."""
         self._flowing.set()
 
     def forget(self) -> None:
-        """Never forward anything on the connections there are, and do not end them; new ones work.
+        """Stop forwarding on existing connections without ending them; new ones work.
 
-        What a router does to connections that it no longer knows.
+        This is what a router does to connections that it no longer knows.
         """
         flows = self._flowing.is_set()
         for flowing in self._connections.values():
@@ -60,14 +60,13 @@ class Proxy:
             self._flowing.set()
 
     def cut(self) -> int:
-        """End all connections at once, with what is under way on them; their number."""
+        """End all connections at once, dropping what is in flight; return their number."""
         number = len(self._connections)
         for connection in self._connections:
             connection.cancel()
         return number
 
     async def close(self) -> None:
-        """End everything."""
         if self._server is not None:
             self._server.close()
         connections = list(self._connections)
@@ -82,7 +81,7 @@ class Proxy:
     async def _connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
     ) -> None:
-        """One connection, until it ends on either side or is cut."""
+        """Serve a connection until either side ends it or it is cut."""
         writers = [writer]
         with contextlib.suppress(asyncio.CancelledError):
             try:
@@ -103,7 +102,6 @@ class Proxy:
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
     ) -> None:
-        """One direction."""
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
         taking = asyncio.ensure_future(self._take(reader, chunks, flowing))
         try:

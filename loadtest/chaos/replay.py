@@ -1,8 +1,8 @@
-"""What was judged loosely, judged again: the recorded drafts, a fresh target, the same function.
+"""Judges lossy texts again: the recorded drafts, a fresh target, the same function.
 
 The target, its slots and `judge` run in this process and have seen nothing of the run. From a
-generation's records only the drafts and the bounds that held are taken; tokens, windows and text
-follow from the new verdicts, and have to be the old ones.
+generation's records only the drafts and limits are taken; tokens, windows and text follow from the
+new verdicts, and must equal the old ones.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Replay:
         self._engine.stop()
 
     async def check_all(self, requests: Sequence[Request]) -> dict[int, str]:
-        """What differs, by the request's number; nothing for those that come out the same."""
+        """Return differences by the request's number, without requests that turn out the same."""
         gate = asyncio.Semaphore(CONCURRENCY)
         found: dict[int, str] = {}
 
@@ -106,7 +106,7 @@ class Replay:
 
 
 class _Retold:
-    """A generation as it comes out this time."""
+    """A generation as it turns out this time."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _Retold:
         self._round_id = 0
 
     async def compare(self, generation: Generation) -> str:
-        """What differs first; empty if nothing does."""
+        """Return the first difference; empty if there is none."""
         for number, record in enumerate(generation.rounds, 1):
             if problem := await self._round(record):
                 return f"round {number} of {len(generation.rounds)}: {problem}"
@@ -137,7 +137,6 @@ class _Retold:
         return ""
 
     async def _round(self, record: RoundRecord) -> str:
-        """Judge a round again, and go on from there."""
         if record.start_length != len(self._sequence):
             return f"begins at {record.start_length} instead of {len(self._sequence)}"
         event: Event
@@ -166,7 +165,6 @@ class _Retold:
         return ""
 
     def _take(self, event: Event) -> None:
-        """Do what follows from an event."""
         self._state, commands = step(self._state, event)
         for command in commands:
             if isinstance(command, Extend):
@@ -180,7 +178,6 @@ class _Retold:
         self._text += "".join(update.texts)
 
     async def _judge(self, record: RoundRecord) -> Verdict:
-        """The verdict of the fresh target."""
         self._round_id += 1
         round_ = VerifyRound(
             round_id=self._round_id,

@@ -1,4 +1,4 @@
-"""The results of chaos: faults, streams, recoveries and what those added."""
+"""The results of chaos: faults, streams, recoveries and the time these added."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLOURS = dict(zip(KINDS, (
 
 @dataclass(slots=True)
 class ChaosResult:
-    """A run. `violations` is empty if all went well; times are in seconds since the run began."""
+    """A run. `violations` is empty if all went well; times are seconds since the run began."""
 
     seed: int
     streams: int
@@ -47,7 +47,7 @@ class ChaosResult:
     violations: list[str] = field(default_factory=list)
 
     def count(self, requests: Sequence[Request]) -> None:
-        """Fill in what the requests say; problems become violations."""
+        """Fill in the results of the requests; problems become violations."""
         delays: dict[str, list[float]] = {}
         silences = []
         arrivals = [arrival for request in requests for arrival in request.arrivals]
@@ -75,13 +75,11 @@ class ChaosResult:
             self.tokens_each_second[int(at)] += number
 
     def check_memory(self) -> None:
-        """The orchestrator must not have grown wildly."""
         warm, end = self.orchestrator_mib
         if end > MAX_GROWTH * warm + MAX_GROWTH_MIB:
             self.violations.append(f"the orchestrator grew from {warm:.0f} to {end:.0f} MiB")
 
     def report(self) -> ChaosReport:
-        """The report."""
         violations = self.violations or [""]
         return ChaosReport({
             "version": VERSION,

@@ -1,4 +1,4 @@
-"""Services that can be killed, stopped and drained, and come back at the same port."""
+"""Services that can be killed, stopped and drained, and restarted on the same port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ END_TIMEOUT_S = 60.0
 
 
 class Restartable:
-    """A service as a child process, which listens on `port` in all its lives."""
+    """A service as a child process that listens on the same `port` after every restart."""
 
     def __init__(
         self, name: str, module: str, flags: list[str], on_log: Callable[[str], None]
@@ -28,14 +28,13 @@ class Restartable:
 
     @property
     def service(self) -> Child:
-        """The process of its present life."""
         assert self._service is not None, f"{self.name} was never started"
         return self._service
 
     async def spawn(self, illness: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
         """Start the process, with more `flags`; `service.ready` waits for it.
 
-        `illness` makes it a sick one: kind and calls of `loadtest.chaos.sick_service`.
+        `illness` makes its model fail: kind and calls of `loadtest.chaos.sick_service`.
         """
         module, arguments = self._module, [*self._flags, *flags]  # the last flag of a name wins
         if illness:
@@ -43,7 +42,7 @@ class Restartable:
         self._service = await Child.start(self.name, module, arguments, 1, self._on_log)
 
     async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Signal it and wait for its end. Raises `FlyspecError` if that does not come."""
+        """Signal it and wait for its end. Raises `FlyspecError` if it does not end."""
         self.service.send(how)
         try:
             async with asyncio.timeout(END_TIMEOUT_S):

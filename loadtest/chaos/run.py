@@ -1,4 +1,4 @@
-"""A run: a fleet, streams that never rest, somebody who hurts it, and what must hold at the end."""
+"""A run: a fleet under constant load, injected faults, and the checks at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOW_S = 40.0
 
 
 async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None) -> ChaosResult:
-    """Run all of it. Raises `FlyspecError` when a service does not come back."""
+    """Make a whole run. Raises `FlyspecError` when a service does not come back."""
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     say(f"seed {seed}")
     result = ChaosResult(seed, options.streams, options.fleet.dtype)
@@ -51,7 +51,6 @@ class _ChaosRun:
         self._result, self._say = result, say
 
     async def go(self) -> list[Request]:
-        """The requests that were made."""
         o, fleet, result = self._options, self._fleet, self._result
         names = await self._drafters()
         self._say(f"drafters: {', '.join(names)}; generating {o.texts} texts without faults")
@@ -86,7 +85,7 @@ class _ChaosRun:
         return work.requests
 
     async def _drafters(self) -> list[str]:
-        """Names of the drafters, once all are there."""
+        """Return the drafters' names once all are available."""
         deadline = time.monotonic() + SETTLE_S
         while True:
             names = list((await self._client.list_models()).drafters)
@@ -97,7 +96,6 @@ class _ChaosRun:
             await asyncio.sleep(0.1)
 
     async def _tell(self, work: Work, saboteur: Saboteur, now: Callable[[], float]) -> None:
-        """Say how it goes from time to time."""
         while True:
             await asyncio.sleep(PROGRESS_S)
             done = [r for r in work.requests if r.ended_s]
@@ -113,7 +111,7 @@ class _ChaosRun:
                 self._say(f"        {oldest} has {tokens} tokens in {now() - oldest.begun_s:.0f} s")
 
     async def _settle(self, names: list[str]) -> None:
-        """Wait until nothing is left and every drafter drafts again; what does not, is noted."""
+        """Wait until no session is left and every drafter drafts again; note those that do not."""
         result, deadline = self._result, time.monotonic() + SETTLE_S
         lacking = set(names)
         while True:
@@ -129,7 +127,7 @@ class _ChaosRun:
         result.violations += [f"{name} does not draft again" for name in sorted(lacking)]
 
     async def _left(self) -> dict[str, int]:
-        """Sessions at each service, as itself says, and generations of the orchestrator."""
+        """Return the sessions that each service reports, and the orchestrator's generations."""
         left = {}
         for member in self._fleet.members:
             try:
@@ -145,7 +143,7 @@ class _ChaosRun:
 async def _replay(
     options: ChaosOptions, result: ChaosResult, requests: list[Request], say: Callable[[str], None]
 ) -> None:
-    """Judge again what was judged loosely; differences are violations."""
+    """Judge lossy texts again; differences are violations."""
     lossy = [r for r in requests if r.lossy and r.generation is not None]
     rounds = sum(len(r.generation.rounds) for r in lossy if r.generation is not None)
     say(f"replaying {rounds} rounds of {len(lossy)} requests")

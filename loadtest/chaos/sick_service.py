@@ -30,7 +30,7 @@ def _raises(model: Any) -> None:
 
 
 def _nan(model: Any) -> None:
-    """The last norm's weights, of a transformers model or of the native step's."""
+    """Return the weights of the last norm, of a transformers model or of the native step."""
     packed = getattr(model, "_weights", None)
     if packed is None:
         model.model.model.norm.weight.data.fill_(math.nan)
@@ -50,7 +50,6 @@ KINDS: dict[str, Callable[[Any], None]] = {
 
 
 def main() -> None:
-    """Run the service."""
     make_ill, calls, module = KINDS[sys.argv[1]], int(sys.argv[2]), sys.argv[3]
     del sys.argv[1:4]
     start = StepLoop.start

@@ -1,4 +1,4 @@
-"""What is asked of the stack while it is hurt, and what must come out."""
+"""The requests sent while services are disturbed, and their expected results."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from flyspec.client import (
 )
 from flyspec.errors import FlyspecError
 from flyspec.flags import Flag
+from flyspec.prompts import word_problems
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 from loadtest.chaos.fleet import FleetOptions
-from loadtest.prompts import questions, varied_prompt
+from loadtest.prompts import varied_prompt
 
 EXACT = Rule("exact")
 LOSSY = (Rule("fly"), Rule("fly"), Rule("fly", fly_window_size=2), Rule("fly-paper"),
@@ -44,17 +45,17 @@ HANG_S = 10.0
 # fmt: off
 @dataclass(frozen=True)
 class ChaosOptions:
-    """A run. `once` has each fault once instead; only those from outside if not `ill`."""
+    """A run. `once`: each fault once instead; without `ill`, only faults from outside."""
 
     seconds: Annotated[float, Flag("Seconds of faults.", min=0)] = 300.0
-    streams: Annotated[int, Flag("Requests at the same time.", min=1)] = 32
-    texts: Annotated[int, Flag("Different texts.", min=1)] = 96
+    streams: Annotated[int, Flag("Concurrent requests.", min=1)] = 32
+    texts: Annotated[int, Flag("Number of different texts.", min=1)] = 96
     lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
     timeout_s: Annotated[float, Flag(
         "Time limit per request in seconds.", name="--timeout", min=0,
     )] = 120.0
     seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
-    once: Annotated[bool, Flag("Each fault once, instead of --seconds of them.")] = False
+    once: Annotated[bool, Flag("Inject each fault once, whatever --seconds says.")] = False
     ill: bool = True
     fleet: FleetOptions = field(default_factory=FleetOptions)
     # fmt: on
@@ -62,9 +63,9 @@ class ChaosOptions:
 
 @dataclass(slots=True)
 class TextJob:
-    """A text to ask for; `options` are without rule, K and drafter, which do not change it.
+    """A text to request; `options` lack rule, K and drafter, which do not change it.
 
-    `expected` is what came out without faults.
+    `expected` is its output without faults.
     """
 
     prompt: Prompt
@@ -73,9 +74,9 @@ class TextJob:
 
 
 def texts(seed: int, number: int) -> list[TextJob]:
-    """Prompts of every kind, short and long, greedy and sampled."""
+    """Return prompts of every kind, short and long, greedy and sampled."""
     rng = random.Random(f"{seed} jobs")
-    asked = questions(f"chaos {seed}", max(8, number))
+    asked = [p.text for p in word_problems(max(8, number), f"chaos {seed}")]
     found = []
     for _ in range(number):
         options = GenerateOptions(
@@ -89,7 +90,7 @@ def texts(seed: int, number: int) -> list[TextJob]:
 
 
 async def fill_in(client: Client, wanted: Sequence[TextJob]) -> None:
-    """Generate what is expected, by plain decoding; nothing may be hurt meanwhile."""
+    """Generate the expected texts by plain decoding, before any fault."""
     gate = asyncio.Semaphore(REFERENCE_CONCURRENCY)
 
     async def one(job: TextJob) -> None:
@@ -104,7 +105,7 @@ async def fill_in(client: Client, wanted: Sequence[TextJob]) -> None:
 
 @dataclass(slots=True)
 class Request:
-    """One request of the run: what was asked, when, and what became of it."""
+    """A request of the run: what it asked for, when, and its outcome."""
 
     number: int
     job: TextJob
@@ -130,7 +131,7 @@ class Request:
 
     @property
     def problem(self) -> str:
-        """What is wrong with its outcome; empty if nothing. Of a lossy one only what shows."""
+        """Return what is wrong with its outcome, or nothing. Lossy texts are judged again later."""
         if self.hung:
             lasted_s = self.ended_s - self.begun_s
             return f"it hangs: still there after {lasted_s:.0f} s ({self._arrived()})"
@@ -160,7 +161,7 @@ class Request:
         return ""
 
     def _arrived(self) -> str:
-        """What came of it, and whether it stood still or was slow."""
+        """Describe the tokens that arrived, and the longest silence."""
         if not self.arrivals:
             return "nothing came"
         times = [self.begun_s, *(at for at, _ in self.arrivals), self.ended_s]
@@ -172,7 +173,7 @@ class Request:
 
 
 class Work:
-    """Streams that ask for one text after the other; `requests` are all that were begun."""
+    """Streams that send one request after the other; `requests` are all those begun."""
 
     def __init__(
         self,
@@ -189,11 +190,10 @@ class Work:
         self.requests: list[Request] = []
 
     def finish(self) -> None:
-        """Begin nothing new."""
         self._over = True
 
     async def run(self) -> None:
-        """Run all streams until `finish`; what they then ask for still comes to its end."""
+        """Run all streams until `finish`; requests still running then are completed."""
         async with asyncio.TaskGroup() as tasks:
             for stream in range(self._options.streams):
                 tasks.create_task(self._stream(random.Random(f"{self._seed} stream {stream}")))
@@ -224,7 +224,7 @@ class Work:
 
 
 async def ask(client: Client, request: Request, now: Callable[[], float], timeout_s: float) -> None:
-    """Make a request and note what became of it; `timeout_s` is its deadline."""
+    """Make a request and record its outcome; `timeout_s` is its deadline."""
     try:
         # The client's own deadline is what must end it; this one finds out if it does not.
         async with asyncio.timeout(timeout_s + HANG_S):
@@ -258,7 +258,7 @@ async def _consume(client: Client, request: Request, now: Callable[[], float]) -
 
 
 async def drafts(client: Client, name: str, timeout_s: float = 20.0) -> bool:
-    """Whether a generation that asks for a drafter gets it, and without any trouble."""
+    """Return whether a generation that names a drafter gets it, without any recovery."""
     options = GenerateOptions(
         max_tokens=16, ignore_eos=True, drafter=name, rule=EXACT, num_speculative_tokens=4,
         timeout_s=timeout_s,

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
 from flyspec.flags import Flag
-from loadtest.command import run, single
 from loadtest.report.files import ReportFiles, read
 from loadtest.report.load import LoadReport
 from loadtest.report.terminal import markdown as as_markdown
@@ -17,7 +17,7 @@ from loadtest.report.terminal import markdown as as_markdown
 
 @with_flags
 def render(
-    file: Annotated[Path, typer.Argument(help="What --json wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Report that --json wrote.")],
     files: ReportFiles,
     markdown: Annotated[bool, Flag("Print the tables as Markdown.")] = False,
 ) -> None:

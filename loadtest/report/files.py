@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from flyspec.drawing import FORMATS, check_matplotlib, save
+from flyspec.drawing import FORMATS, check_file, check_matplotlib, save
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from loadtest.report.base import LabReport
@@ -45,17 +45,12 @@ class ReportFiles:
         files = {"html": (self.html, (".html",)), "json": (self.json, (".json",)),
                  "plot": (self.plot, FORMATS), **others}  # fmt: skip
         for name, (path, suffixes) in files.items():
-            if path is None or (name == "json" and path == STANDARD_OUTPUT):
-                continue
-            if path.suffix not in suffixes:
-                raise ConfigError(f"--{name} {path}: must end in {' or '.join(suffixes)}")
-            if not path.absolute().parent.is_dir():
-                raise ConfigError(f"--{name} {path}: no such directory: {path.parent}")
-        if self.html or self.plot:
-            check_matplotlib("--html or --plot")
+            if path != STANDARD_OUTPUT:
+                check_file(f"--{name}", path, suffixes)
+        if self.html:
+            check_matplotlib("--html")
 
     def write(self, report: LabReport) -> None:
-        """Write the files."""
         if self.json is not None and self.json != STANDARD_OUTPUT:
             self.json.write_text(to_json(report.document))
         if self.plot is not None:

@@ -75,7 +75,6 @@ class LoadReport(LabReport):
 
 
 def _cell(value: Any) -> str:
-    """A value in a scenario's own table."""
     return number(value) if isinstance(value, float) else str(value)
 
 

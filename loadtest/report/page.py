@@ -28,7 +28,6 @@ dt { font-weight: 600 } dd { margin: 0 } code { font-size: 13px; overflow-wrap: 
 
 
 def page(report: LabReport) -> str:
-    """The whole page."""
     document, title = report.document, escape(report.title)
     verdict = ("", "passed") if report.passed else (" broken", "failed")
     parts = [

@@ -1,4 +1,4 @@
-"""What a scenario is: phases of load, what happens during them, what must hold."""
+"""What a scenario is: phases of load, what happens during them, and checks."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ class RateFlags:
     """The rate that the installation sustains, given or measured."""
 
     rate: Annotated[float | None, own_flag(
-        "Requests per second that the installation sustains.", default="measured first",
+        "Sustainable requests per second.", default="measured first",
     )] = None
     users: Annotated[int | None, own_flag(
-        "Users for that measurement.", min=1, default="one per slot",
+        "Users while that rate is measured.", min=1, default="one per slot",
     )] = None
 
 
@@ -140,7 +140,6 @@ class Scenario(ABC, Generic[F]):
 
     @property
     def plain_variants(self) -> tuple[Variant, ...]:
-        """One way to ask: as the flags say."""
         return (variant_of(self.options),)
 
     def sustainable(
@@ -178,7 +177,6 @@ class Scenario(ABC, Generic[F]):
         return texts
 
     def same_texts(self) -> list[Check]:
-        """That every one of those texts came out the same."""
         texts = [r for r in self.world.records if r.outcome == "complete" and r.arrivals]
         wrong = sum(r.differs for r in texts)
         said = f"{wrong} of {len(texts)} differ from those generated undisturbed"
@@ -198,7 +196,6 @@ def bounded(what: str, shares: Mapping[str, float], bound: float) -> list[Check]
 
 
 def polite(phases: Iterable[PhaseResult]) -> Check:
-    """That every refusal said when to retry."""
     silent = sum(p.figures.refusals_without_retry for p in phases)
     refused = sum(p.figures.refused for p in phases)
     return Check("refusals", silent == 0, f"{silent} of {refused} did not say when to retry")

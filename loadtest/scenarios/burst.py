@@ -37,18 +37,18 @@ class BurstFlags(LoadFlags):
 class Burst(Scenario[BurstFlags]):
     """Poisson arrivals: normal load, a burst, normal load again.
 
-    What is too much must be refused, with when to retry. Goals apply before and after the burst.
+    Excess requests must be refused with a time to retry after. Goals apply before and after the
+    burst.
     """
 
     name = "burst"
-    about = "A burst of far more load than can be served, and normal load before and after."
+    about = "Normal load, a burst of far more than can be served, normal load again."
     defaults = BurstFlags()
     capacity, share = 0.2, 0.2
     """Shares of the time: to measure the sustainable rate; of the burst, of what is then left."""
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """The ways to ask."""
         return self.plain_variants
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
@@ -102,20 +102,19 @@ class OverloadFlags(BurstFlags):
 class Overload(Burst):
     """Poisson arrivals at 80 % of the sustainable rate, at ten times that rate, at 80 % again.
 
-    Accepted requests must stay within twice the p99 latency at 80 %, the others must be refused at
-    once with when to retry, memory must not grow, and soon after the end a request must have a
-    normal latency again. Lengths of outputs vary by half around --max-tokens.
+    Accepted requests must stay within twice the p99 latency at 80 %, the others must be refused
+    at once with a time to retry after, memory must not grow, and soon after the overload a
+    request must have a normal latency again. Output lengths vary by half around --max-tokens.
     """
 
     name = "overload"
-    about = "Ten times the sustainable load: what is accepted stays fast, the rest is refused."
+    about = "Ten times the sustainable load: accepted requests stay fast, the others are refused."
     load = FIXED
     defaults = OverloadFlags(load=0.8, factor=10.0)
     capacity, share = 0.15, 0.5
 
     @property
     def variants(self) -> Sequence[Variant]:
-        """The same, with lengths that vary."""
         return [replace(v, vary=vary_length) for v in self.plain_variants]
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:

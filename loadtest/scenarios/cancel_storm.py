@@ -1,4 +1,4 @@
-"""Clients that arrive in large numbers and leave again: nothing of them may be left."""
+"""Many requests that are cancelled: they may leave nothing behind."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class StormFlags(UserFlags):
         "Rate of the storm, as a multiple of the users' requests per second before it.",
     )] = 10.0
     cancel_after: Annotated[float, own_flag(
-        "Mean seconds until a client of the storm leaves.", min=0.001,
+        "Mean seconds until a request of the storm is cancelled.", min=0.001,
     )] = 0.3
     # fmt: on
 
 
 class CancelStorm(Scenario[StormFlags]):
-    """A closed loop, then a storm of requests that are all given up, then the loop again.
+    """A closed loop, then a storm of requests that are all cancelled, then the loop again.
 
     Goals apply to the loop before and after.
     """
 
     name = "cancel-storm"
-    about = "A storm of requests that are given up; nothing of them may be left."
+    about = "A storm of cancelled requests; they may leave nothing behind."
     defaults = StormFlags(users=4)
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:

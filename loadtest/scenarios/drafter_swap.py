@@ -1,4 +1,4 @@
-"""Drafters take turns while streams run: no text may change, no stream may wait long."""
+"""Drafters are swapped while streams run: no text may change, no stream may stall."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ class SwapFlags(UserFlags):
     """What is swapped."""
 
     swap_to: Annotated[tuple[Candidate, ...], own_flag(
-        "Draft service to swap to; several, by repeating the flag, take turns.",
+        "Draft service to swap to; repeatable, used in turn.",
         metavar="NAME=HOST:PORT[,KIND]", read=_candidates,
     )] = ()
     turns: Annotated[int, own_flag("Number of swaps.", min=1)] = 4
-    texts: Annotated[int, own_flag("Different texts, with the rule exact.", min=1)] = 24
+    texts: Annotated[int, own_flag("Number of different texts, with the rule exact.", min=1)] = 24
     # fmt: on
 
 
 class DrafterSwap(Scenario[SwapFlags]):
-    """Each turn: register a drafter, give it a share, activate it, drain and remove the last one.
+    """Each turn registers a drafter, gives it some traffic, activates it and removes the last one.
 
-    With the rule exact, every text must be the one generated before the swaps, token for token.
+    With the rule exact, every text must equal the one generated before the swaps, token for token.
     At the end, the drafter that was active before the test is registered and activated again.
     """
 
     name = "drafter-swap"
-    about = "Drafters are swapped during streams: no text may change, no request may fail."
+    about = "Drafters are swapped during streams; no text may change and no request may fail."
     needs_admin = True
     load = replace(FIXED, seconds=120.0)
     defaults = SwapFlags()
@@ -92,7 +92,6 @@ class DrafterSwap(Scenario[SwapFlags]):
                     meanwhile=self._swap)  # fmt: skip
 
     def _swap(self) -> None:
-        """The swaps."""
         admin = self.world.operator
         before = admin.drafters()
         if not self.own.swap_to:
@@ -137,7 +136,7 @@ class DrafterSwap(Scenario[SwapFlags]):
         self.world.sleep(max(0.0, 0.7 * pause))
 
     def _keep_stats(self, admin: Admin) -> None:
-        """Keep what each drafter did, of its busiest life: removing it forgets that."""
+        """Keep each drafter's statistics at their highest: removing it forgets them."""
         for drafter in admin.drafters():
             kept = self.stats.get(drafter.name)
             if kept is None or drafter.stats.num_spec_steps > kept.num_spec_steps:

@@ -21,14 +21,14 @@ class MixFlags(UserFlags):
 
     rules: Annotated[
         str, own_flag(f"Rules, comma-separated; {PLAIN} is K = 0.", metavar="NAME,...")
-    ] = f"{PLAIN},exact,fly,fly-paper,margin,fuzzy,typical,rejection"
+    ] = f"{PLAIN}, exact, fly, fly-paper, margin, fuzzy, typical, rejection"
 
 
 class MixedRules(Scenario[MixFlags]):
-    """A closed loop in which every request draws its rule; `plain` is K = 0."""
+    """A closed loop in which every request draws its rule at random; `plain` is K = 0."""
 
     name = "mixed-rules"
-    about = "Requests with different acceptance rules, and plain ones, at the same time."
+    about = "Concurrent requests with different acceptance rules, and with plain decoding."
     defaults = MixFlags()
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:

@@ -32,24 +32,24 @@ class RampFlags:
     """The steps."""
 
     steps: Annotated[Sequence[float] | None, own_flag(
-        "Users of each step, a closed loop.",
+        "Users at each step (closed loop).",
         metavar="N,...", default="1,2,4,8,16,32", read=_ascending,
     )] = None
     rates: Annotated[Sequence[float] | None, own_flag(
-        "Instead: requests per second of each step, Poisson arrivals.",
+        "Instead of --steps: requests per second at each step (Poisson arrivals).",
         metavar="RATE,...", read=_ascending,
     )] = None
     against: Annotated[int | None, own_flag(
-        "A second curve with this K; 0 is plain decoding.", metavar="K",
+        "Also measure a curve with this K; 0 is plain decoding.", metavar="K",
     )] = None
     # fmt: on
 
 
 class Ramp(Scenario[RampFlags]):
-    """Steps of load, a curve for each K; with two curves, they alternate at every step."""
+    """Increase the load in steps; with --against, every step is run with either K."""
 
     name = "ramp"
-    about = "Steps of load; finds the knee of throughput against latency."
+    about = "Load that grows in steps; finds the knee of throughput against latency."
     defaults = RampFlags()
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:

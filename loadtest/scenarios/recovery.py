@@ -1,4 +1,4 @@
-"""How long streams stand still when a service is killed or hangs."""
+"""How long streams stall when a service is killed or hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAULT_AT = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is done to which service. `replicas`: of the drafter."""
+    """A service and what happens to it. `replicas`: of the drafter."""
 
     name: str
     service: str
@@ -53,22 +53,23 @@ class RecoveryFlags(UserFlags):
         "The installation's --draft-timeout-s, which bounds the loss of a drafter.",
     )] = 1.0
     replica: Annotated[str, own_flag(
-        "Address of a second draft service; without it, the cases with two are left out.",
+        "Address of a second draft service; without it, cases that need two are left out.",
     )] = ""
     # fmt: on
 
 
 class KillRecovery(Scenario[RecoveryFlags]):
-    """Long texts with exact; during each phase a service is killed, or stopped so that it hangs.
+    """Long texts with rule exact; in each phase a service is killed, or stopped so that it hangs.
 
-    Measured is each stream's longest pause from then on, minus its median pause before. The loss of
-    a drafter may cost --draft-timeout and the time to open as many sessions, which is measured
-    first; that of a target as long as it was away, and 1 s. Every text must be the one generated
-    undisturbed. Needs --watch draft=PID and verify=PID, and something that restarts what is killed.
+    Measures each stream's longest pause from then on, minus its median pause before. The loss of a
+    drafter may cost --draft-timeout plus the time to open that many sessions, which is measured
+    first; the loss of a target may cost the time it was away plus 1 s. Every text must equal the
+    one generated without faults. Needs --watch draft=PID and verify=PID, and something that
+    restarts killed services.
     """
 
     name = "recovery"
-    about = "Services are killed and hang during streams: how long do these stand still?"
+    about = "Services are killed or hang during streams; measures how long the streams stall."
     needs_admin = True
     load = replace(
         FIXED,

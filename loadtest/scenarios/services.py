@@ -18,9 +18,10 @@ LOOK_S = 0.1
 
 
 def process_of(world: World, name: str) -> UpstreamStatus:
-    """The service that `--watch` names so, as the orchestrator sees it. Raises `ConfigError`.
+    """Return the service of that name in `--watch`, as the orchestrator sees it.
 
-    Only a process that was named is ever hurt: one of another machine may have the same id.
+    Raises `ConfigError`. Only named processes are ever killed: one on another machine may have
+    the same id.
     """
     pid = world.sampler.pids.get(name)
     for upstream in _upstreams(world.operator.status(), name):
@@ -30,7 +31,7 @@ def process_of(world: World, name: str) -> UpstreamStatus:
 
 
 def kill(world: World, name: str) -> tuple[float, float]:
-    """Kill a service; when, and when its successor at the same address was ready."""
+    """Kill a service; return when, and when its successor at the same address was ready."""
     before = process_of(world, name)
     killed = world.now()
     world.killed.add(before.address)

@@ -33,21 +33,21 @@ class SharingFlags(RateFlags):
         "Maximum p99 TTFT with several orchestrators, as a multiple of that with one.",
     )] = 1.5
     max_overtaken: Annotated[float, own_flag(
-        "Maximum seconds by which a request that gets its slot first may have arrived later.",
+        "Maximum seconds by which a later request may overtake an earlier one.",
     )] = 1.0
     # fmt: on
 
 
 class Sharing(Scenario[SharingFlags]):
-    """1.5 times the sustainable rate: to the first address, then to all of --address in turn.
+    """1.5 times the sustainable rate, to the first address, then to all of --address in turn.
 
     The addresses are those of orchestrators over the same services. With several of them, p99 time
-    to first token must be within 1.5 times that with one, slots must go by arrival to within a
-    second, and what is too much must be refused with when to retry.
+    to first token must be within 1.5 times that with one, slots must be given in the order of
+    arrival to within a second, and excess requests must be refused with a time to retry after.
     """
 
     name = "sharing"
-    about = "Several orchestrators over the same slots: as fast as one, first come, first served."
+    about = "Several orchestrators share the same slots: as fast as one, first come, first served."
     load = FIXED
     defaults = SharingFlags()
 
@@ -74,7 +74,7 @@ class Sharing(Scenario[SharingFlags]):
 
 
 def overtaken_s(records: Sequence[Record]) -> float:
-    """By how many seconds later than another a request arrived that got its slot first, at most."""
+    """Return the longest time by which a later request overtook an earlier one, in seconds."""
     served = sorted((r.started, r.sent) for r in records if r.started is not None)
     worst = latest = 0.0
     for _, sent in served:

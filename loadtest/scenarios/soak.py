@@ -32,9 +32,9 @@ DRAFTERS = ("", "model", "prompt_lookup", "multi_level")
 class SoakFlags(LoadFlags):
     """The load, what disturbs it, and the bounds."""
 
-    cancelled: Annotated[float, own_flag("Share of requests whose client gives up.")] = 0.05
+    cancelled: Annotated[float, own_flag("Share of requests that are cancelled.")] = 0.05
     cancel_after: Annotated[float, own_flag(
-        "Mean seconds until such a client gives up, if the request takes so long.", min=0.001,
+        "Mean seconds until they are cancelled, unless they end before.", min=0.001,
     )] = 1.0
     varied: Annotated[bool, own_flag(
         "Draw every request's rule, drafter, K, sampling and length (up to --max-tokens), and ask "
@@ -44,21 +44,21 @@ class SoakFlags(LoadFlags):
         "Kill the draft service this many times (it must be restarted; needs --watch draft=PID).",
         min=0,
     )] = 0
-    verify_kills: Annotated[int, own_flag("The same for the verify service.", min=0)] = 0
+    verify_kills: Annotated[int, own_flag("Same for the verify service.", min=0)] = 0
     max_memory_growth: Annotated[float, own_flag(
         "Maximum growth of each --watch process, once warm.",
     )] = 0.05
     max_latency_growth: Annotated[float, own_flag(
-        "Maximum growth of p50 and p99 latency, last third against middle third (without kills).",
+        "Maximum growth of p50 and p99 latency from the middle third to the last (without kills).",
     )] = 0.25
     # fmt: on
 
 
 class Soak(Scenario[SoakFlags]):
-    """Poisson arrivals at a share of the sustainable rate; some clients leave mid-stream."""
+    """Poisson arrivals at a share of the sustainable rate; some clients cancel mid-stream."""
 
     name = "soak"
-    about = "Steady load for a long time; memory and latency must not grow."
+    about = "Steady load for a long time; neither memory nor latency may grow."
     defaults = SoakFlags()
 
     def __init__(self, *args: Any) -> None:
@@ -83,7 +83,7 @@ class Soak(Scenario[SoakFlags]):
         )  # fmt: skip
 
     def _kill(self, seconds: float) -> None:
-        """Kill services, at even distances."""
+        """Kill services, at even intervals."""
         began = self.world.now()
         plan = [
             (seconds * (i + 1) / (times_ + 1), name)
@@ -139,7 +139,7 @@ class Soak(Scenario[SoakFlags]):
 
 
 def vary_everything(rng: random.Random, options: GenerateOptions) -> GenerateOptions:
-    """Draw everything that a request may choose."""
+    """Draw every option of a request."""
     return replace(
         options,
         sampling=SamplingParams(rng.choice([0.0, 0.0, 0.8]), rng.choice([1.0, 0.9])),

@@ -30,7 +30,6 @@ class GenerateUser(User):
 
     @property
     def control(self) -> Control:
-        """What all users of this test share."""
         found: Control = self.environment.flyspec_control
         return found
 
@@ -52,7 +51,6 @@ class ClosedLoopUser(GenerateUser):
 
     @task
     def generate(self) -> None:
-        """One request."""
         self.control.opened.wait()
         record = self.request()
         if record.outcome == "refused":
@@ -66,7 +64,6 @@ class OpenLoopUser(GenerateUser):
 
     @task
     def arrivals(self) -> None:
-        """All requests of a phase."""
         control = self.control
         control.opened.wait()
         phase = control.phase
@@ -83,12 +80,10 @@ class OpenLoopUser(GenerateUser):
 
 
 def user_class_of(load: Closed | Open) -> type[GenerateUser]:
-    """The kind of user that makes a load."""
     return OpenLoopUser if isinstance(load, Open) else ClosedLoopUser
 
 
 def measure(control: Control, job: Job) -> Record:
-    """Make a request and time it."""
     sent, started, first, tokens = control.now(), None, None, 0
     token_ids: list[int] = []
     arrivals: list[float] = []

@@ -223,7 +223,6 @@ class Pool(Generic[S]):
         return added
 
     async def drop(self, addresses: Addresses) -> None:
-        """Undo `add`."""
         self._sources.remove(addresses)
         await self._discover()
 

@@ -19,7 +19,7 @@ from flyspec.bench.engine.throughput import LevelSample, report
 from flyspec.bench.modes import Sample
 from flyspec.bench.options import EngineOptions, StallOptions, numbers
 from flyspec.cli.main import app
-from flyspec.drawing import check_plot
+from flyspec.drawing import FORMATS, check_file
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
@@ -91,7 +91,7 @@ def test_engine_refuses_before_it_measures(target: str, tmp_path: Path) -> None:
     refused = run("engine", "--model", target, "--batch", "0,2")
     assert refused.exit_code == 2
     assert "--batch '0,2': must be a comma-separated list" in one_line(refused)
-    with pytest.raises(ConfigError, match="the name must end in"):
+    with pytest.raises(ConfigError, match="must end in"):
         run("engine", "--model", target, "--plot", str(tmp_path / "plot.txt"))
     with pytest.raises(ConfigError, match="no such directory"):
         run("engine", "--model", target, "--output", str(tmp_path / "none" / "x.json"))
@@ -108,9 +108,9 @@ def test_a_plot_without_matplotlib_says_how_to_get_it(
         return real(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    check_plot(None)
+    check_file("--plot", None, FORMATS)
     with pytest.raises(ConfigError, match=r"pip install 'flyspec\[plots\]'"):
-        check_plot(tmp_path / "plot.svg")
+        check_file("--plot", tmp_path / "plot.svg", FORMATS)
 
 
 def test_numbers_are_sorted_and_unique() -> None:

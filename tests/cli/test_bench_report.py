@@ -15,7 +15,7 @@ import pytest
 from flyspec.bench.conditions import Condition
 from flyspec.bench.modes import Sample
 from flyspec.bench.options import SpeedOptions
-from flyspec.bench.prompts import groups, in_turn, random_tokens, to_request
+from flyspec.bench.prompts import groups, in_turn, random_tokens
 from flyspec.bench.report import ModeReport, report, report_batches
 from flyspec.bench.speed import BatchSample, hindsight
 from flyspec.bench.summaries import interval
@@ -209,7 +209,7 @@ def test_random_tokens_are_drawn_by_seed_and_are_no_special_ones(tmp_path: Path)
     for prompt in group.prompts:
         assert 16 <= len(prompt.token_ids) <= 256
         assert min(prompt.token_ids) > 2  # <s>, </s>, <pad>
-        assert to_request(prompt, True) == prompt.token_ids
+        assert prompt.to_request(True) == prompt.token_ids
     with pytest.raises(ConfigError, match=r"--random-prompts draws from .*nowhere"):
         random_tokens(1, str(tmp_path / "nowhere"))
 

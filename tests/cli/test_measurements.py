@@ -24,7 +24,7 @@ from flyspec.bench.conditions import (
     parse_rules,
     with_plain,
 )
-from flyspec.bench.prompts import Group, fresh_problems, to_request
+from flyspec.bench.prompts import Group, fresh_problems
 from flyspec.bench.versus import mcnemar_p
 from flyspec.cli.runtime import to_json
 from flyspec.client import (
@@ -71,10 +71,10 @@ def test_fresh_problems_can_be_solved_and_repeat() -> None:
 
 def test_questions_are_asked_and_code_is_continued() -> None:
     question, code = Prompt("Q", "gsm8k"), Prompt("def f", "humaneval")
-    assert isinstance(to_request(question, None), Chat)
-    assert to_request(code, None) == "def f"
-    assert to_request(question, False) == "Q"
-    assert isinstance(to_request(code, True), Chat)
+    assert isinstance(question.to_request(), Chat)
+    assert code.to_request() == "def f"
+    assert question.to_request(False) == "Q"
+    assert isinstance(code.to_request(True), Chat)
 
 
 # --- texts of rules ---------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from bench.performance.__main__ import main, write_between
+from bench.performance.__main__ import performance, write_between
 from bench.performance.parts import parts_of
 from bench.performance.reports import read_reports
 from flyspec.bench.modes import Sample
 from flyspec.bench.report import report, report_batches
 from flyspec.bench.speed import BatchSample
 from flyspec.cli.runtime import to_json
+from flyspec.errors import ConfigError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 MACHINE = {"processor": "CPU 9000", "instruction_sets": ["avx2"], "cores": 2, "accelerator": "",
@@ -123,7 +124,7 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
     )  # fmt: skip
     document = tmp_path / "performance.md"
     document.write_text(DOCUMENT.read_text())
-    assert main([str(reports), "--document", str(document)]) == 0
+    performance(reports=reports, document=document)
     text = document.read_text()
     for expected in (
         "CPU 9000, 2 cores, avx2; torch 2.0.",
@@ -145,11 +146,11 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
     for plot in ("groups", "others", "batches"):
         drawn = (tmp_path / "images" / f"performance-{plot}.svg").read_text()
         assert "<text" in drawn
-    assert main([str(reports), "--document", str(document)]) == 0
+    performance(reports=reports, document=document)
     assert document.read_text() == text
 
 
-def test_what_was_not_measured_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_not_measured_stays(tmp_path: Path) -> None:
     text = "<!-- rounds -->\nold\n<!-- /rounds -->\n<!-- pairs -->\n<!-- /pairs -->\n"
     parts = {"pairs": "new"}
     assert write_between(text, parts) == text.replace(
@@ -157,12 +158,12 @@ def test_what_was_not_measured_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
     document = tmp_path / "performance.md"
     document.write_text(text)
-    assert main([str(tmp_path), "--document", str(document)]) == 1
-    assert "has no reports of `flyspec bench`" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="has no reports of `flyspec bench`"):
+        performance(reports=tmp_path, document=document)
     write(tmp_path, a=speed("words", {"plain": 1.0, "fly": 0.5}))
-    assert main([str(tmp_path), "--document", str(document)]) == 1
-    assert "must have <!-- machine -->" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="must have <!-- machine -->"):
+        performance(reports=tmp_path, document=document)
     assert document.read_text() == text
     (tmp_path / "a.json").write_text("{")
-    assert main([str(tmp_path), "--document", str(document)]) == 1
-    assert "a.json: not JSON" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"a\.json: not JSON"):
+        performance(reports=tmp_path, document=document)

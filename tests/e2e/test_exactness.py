@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
     "flags",
     [
         ("--limit", "2", "--k", "15"),
-        ("--limit", "1", "--k", "15", "auto", "--dtype", "bfloat16", "--reference", "plain"),
+        ("--limit", "1", "--k", "15,auto", "--dtype", "bfloat16", "--reference", "plain"),
     ],
     ids=["float64", "bfloat16"],
 )

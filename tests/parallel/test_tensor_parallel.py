@@ -405,7 +405,7 @@ def test_places_from_the_environment(target, monkeypatch):
 def test_exactness_of_tensor_parallel(size):
     """20 prompts of each kind against transformers, through all services."""
     command = [sys.executable, "-m", "bench.exactness", "--limit", "20", "--k", "15"]
-    command += ["--sets", *SETS]
+    command += ["--sets", ",".join(SETS)]
     data = os.environ.get("FLYSPEC_DATA", "../shared/data")
     done = subprocess.run(
         [*command, "--tensor-parallel-size", str(size), "--data", data],

@@ -47,7 +47,6 @@ class RecordingEngine(VerifyEngine):
         self._last = sequences, tokens
 
     def step(self) -> None:
-        """As `VerifyEngine.step`."""
         begin = time.perf_counter_ns()
         super().step()
         self.records.append(StepRecord(begin, time.perf_counter_ns(), *self._last))

@@ -23,7 +23,6 @@ class StepRecord(NamedTuple):
 
     @property
     def milliseconds(self) -> float:
-        """Duration."""
         return (self.end_ns - self.begin_ns) / 1e6
 
 
@@ -58,7 +57,6 @@ class ChunkReport:
 
     @property
     def name(self) -> str:
-        """The name in tables and plots."""
         return f"chunks of {self.chunk:,}" if self.cut else "one chunk"
 
 
@@ -95,7 +93,6 @@ class Arrival:
 
 
 def report_chunk(chunk: int, arrivals: Sequence[Arrival], options: StallOptions) -> ChunkReport:
-    """Summarize the arrivals with one chunk size."""
     steps: dict[str, list[float]] = {phase: [] for phase in PHASES}
     rounds: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for arrival in arrivals:

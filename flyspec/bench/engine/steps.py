@@ -152,7 +152,6 @@ class _Bench:
                     advance()
 
     def step_costs(self) -> list[StepCost]:
-        """Summarize every kind of step."""
         costs = []
         for cell in self._cells:
             times, parts = sorted(self._times[cell]), self._parts[cell]
@@ -173,7 +172,6 @@ class _Bench:
         return costs
 
     def prefill_costs(self) -> list[PrefillCost]:
-        """Summarize every chunk size."""
         length = max(self._options.contexts)
         return [
             PrefillCost(
@@ -201,7 +199,6 @@ class _Bench:
         return [Step(slot, cell.context, token_ids, len(token_ids)) for slot in range(cell.batch)]
 
     def _prefill(self, chunk: int) -> list[float]:
-        """Time the chunks of a whole prompt."""
         length = max(self._options.contexts)
         times = []
         for start in range(0, length, chunk):

@@ -87,12 +87,10 @@ class EngineRun:
 
     @property
     def ks(self) -> list[int]:
-        """Values of K."""
         return sorted({s.num_speculative_tokens for s in self.steps})
 
     @property
     def contexts(self) -> list[int]:
-        """Cached tokens."""
         return sorted({s.context for s in self.steps})
 
     @property
@@ -101,7 +99,6 @@ class EngineRun:
         return 8 if 8 in self.ks else self.ks[len(self.ks) // 2]
 
     def cell(self, batch: int, k: int, context: int) -> StepCost:
-        """Return the results of one kind of step."""
         return next(
             s for s in self.steps
             if (s.batch, s.num_speculative_tokens, s.context) == (batch, k, context)

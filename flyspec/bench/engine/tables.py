@@ -33,7 +33,6 @@ _THROUGHPUT: tuple[Column, ...] = (
 
 
 def engine_shown(report: EngineReport) -> list[Any]:
-    """Return everything to show, run by run."""
     shown: list[Any] = []
     for run in report.runs:
         size = run.tensor_parallel_size
@@ -94,7 +93,6 @@ def engine_summary(run: EngineRun) -> str:
 
 
 def throughput_table(reports: Sequence[LevelReport]) -> Table:
-    """Return a row per number of requests."""
     return record_table(_THROUGHPUT, reports, "concurrent and sequential requests", left=0)
 
 
@@ -106,7 +104,6 @@ THROUGHPUT_NOTES = (
 
 
 def stall_table(report: StallReport) -> Table:
-    """Return a row per phase for each chunk size."""
     o = report.options
     table = make_table(
         ["", "", "steps", *("step p50", "p99", "max"), *("round p50", "p99", "max")], (),

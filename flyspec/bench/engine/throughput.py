@@ -38,7 +38,6 @@ class LevelSample:
         return self.total("tokens") / self.seconds
 
     def total(self, name: str) -> float:
-        """Return the sum of a field over the generations."""
         found: float = sum(getattr(g, name) for g in self.generations)
         return found
 
@@ -113,7 +112,6 @@ def _items(number: int, seed: int) -> list[Item]:
 
 
 def report(samples: Sequence[LevelSample]) -> list[LevelReport]:
-    """Summarize every N, in increasing order."""
     levels = grouped(samples, lambda s: s.concurrency)
     return [_report_level(n, levels[n]) for n in sorted(levels)]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import typer
 
 from flyspec.bench.options import SpeedOptions
-from flyspec.cli.bench.common import Address, Local, Results
+from flyspec.cli.bench.common import Address, Local
 from flyspec.cli.bench.engine import bench_engine, bench_judge, bench_stall, bench_throughput
 from flyspec.cli.bench.pair import bench_pair
 from flyspec.cli.bench.round import bench_round
 from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.results import Results
 from flyspec.cli.stack import StackOptions
 from flyspec.credentials import Credentials
 

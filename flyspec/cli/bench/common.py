@@ -1,18 +1,12 @@
-"""From a measurement to its results: shared by `flyspec eval`, `flyspec bench` and subcommands."""
+"""Shared by `flyspec eval`, `flyspec bench` and its subcommands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from flyspec.cli.stack import Stack
     from flyspec.values.admin import ModelInfo
 
@@ -20,81 +14,6 @@ Address = Annotated[str | None, Flag(
     "Address of a running stack.", default="start one for this command",
 )]  # fmt: skip
 Local = Annotated[bool, Flag("Start a stack for this command (the default).")]
-
-
-@dataclass(frozen=True)
-class BenchReport:
-    """The result of a measurement as JSON, as tables with notes, and as a plot.
-
-    `samples` are part of the JSON only in a file. Dataclasses in either become objects. `columns`
-    is the width of the tables if they are not shown on a terminal.
-    """
-
-    document: Mapping[str, Any]
-    shown: Sequence[RenderableType]
-    samples: Mapping[str, Any] = field(default_factory=dict)
-    plot: Callable[[Path], None] | None = None
-    columns: int = 132
-
-
-def notes(text: str) -> RenderableType:
-    """Return notes to show below a table."""
-    from rich.text import Text
-
-    return Text(text, style="dim")
-
-
-@dataclass(frozen=True)
-class Results:
-    """Where results go."""
-
-    json: Annotated[bool, Flag("Print one JSON document instead of tables.")] = False
-    output: Annotated[Path | None, Flag(
-        "Also write the JSON document, with all samples, to a file.",
-    )] = None  # fmt: skip
-    plot: Path | None = None
-
-    def of(self, measure: Callable[[], BenchReport]) -> None:
-        """Measure, write and plot what was asked for, and print.
-
-        Raises `ConfigError` for files that cannot be written, before anything is measured.
-        """
-        from flyspec.cli.runtime import print_json, to_json
-        from flyspec.drawing import check_plot
-
-        check_plot(self.plot)
-        if self.output is not None and not self.output.parent.is_dir():
-            raise ConfigError(f"--output {self.output}: no such directory: {self.output.parent}")
-        report = measure()
-        if self.output is not None:
-            self.output.write_text(to_json({**report.document, **report.samples}) + "\n")
-        if self.plot is not None and report.plot is not None:
-            report.plot(self.plot)
-        if self.json:
-            print_json(report.document)
-            return
-        console = result_console(report.columns)
-        for item in report.shown:
-            console.print(item, markup=False)
-
-
-@dataclass(frozen=True)
-class PlottedResults(Results):
-    """Where results go, a plot included."""
-
-    plot: Annotated[Path | None, Flag(
-        "Write a plot to a .svg, .png or .pdf file (needs matplotlib).",
-    )] = None  # fmt: skip
-
-
-def result_console(columns: int = 132) -> Console:
-    """Return a console on standard output, wide enough for tables if it is not a terminal."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, columns)
-    return console
 
 
 def models_of(target: ModelInfo, stack: Stack | None) -> dict[str, Any]:

@@ -28,7 +28,8 @@ from flyspec.bench.speed import (
     read_items,
 )
 from flyspec.bench.transport import round_trips_ns
-from flyspec.cli.bench.common import BenchReport, models_of, notes
+from flyspec.cli.bench.common import models_of
+from flyspec.cli.results import BenchReport, notes
 from flyspec.cli.stack import Stack
 from flyspec.client import Client
 from flyspec.errors import ConfigError

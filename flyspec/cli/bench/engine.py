@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flyspec.bench.options import EngineOptions, JudgeOptions, StallOptions, ThroughputOptions
-from flyspec.cli.bench.common import BenchReport, PlottedResults, Results, models_of, notes
+from flyspec.cli.bench.common import models_of
 from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.results import BenchReport, PlottedResults, Results, notes
 from flyspec.cli.stack import Stack, StackOptions
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.options import PairOptions, WantedPadding
-from flyspec.cli.bench.common import BenchReport, Results, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
+from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 from flyspec.errors import ConfigError
 from flyspec.speculation_length import SpeculationLength, requested

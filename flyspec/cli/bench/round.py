@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 
 from flyspec.bench.options import RoundOptions
-from flyspec.cli.bench.common import BenchReport, Results, notes
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
+from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.cli.stack import StackOptions
 from flyspec.errors import ConfigError
 

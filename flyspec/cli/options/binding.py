@@ -65,7 +65,6 @@ class _Field(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether the flag is repeatable."""
         return get_origin(self.kind) in (Sequence, tuple) and not self.flag.listed
 
     def option(self, default: Any) -> inspect.Parameter:
@@ -85,7 +84,6 @@ class _Field(NamedTuple):
         return inspect.Parameter(self.parameter, keyword, default=default, annotation=annotation)
 
     def value(self, given: Any) -> Any:
-        """Convert the given value to the field's."""
         if self.several:
             given = tuple(given or ())
         if self.flag.read is None or given is None:
@@ -157,7 +155,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(**given: Any) -> None:
         values = {name: take(defaults, given) for name, defaults in groups.items()}
-        values |= {name: field.value(given.pop(name)) for name, field in single.items()}
+        values |= {name: field.value(given.pop(field.parameter)) for name, field in single.items()}
         command(**values, **given)
 
     wrapper.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]

@@ -124,7 +124,6 @@ class ListeningFlags:
     # fmt: on
 
     def orchestrator_flags(self) -> tuple[str, ...]:
-        """Return the flags for the orchestrator."""
         given = {name: value for name, value in vars(self).items() if value}
         bare = ["--allow-insecure"] if given.pop("allow_insecure", False) else []
         return (*to_flags(**given), *bare)
