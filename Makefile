@@ -208,7 +208,7 @@ LOAD ?= $(if $(filter ramp,$(SCENARIO)),$(RAMP))
 loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak, burst, ...
 	@mkdir -p build
 	@$(BIN)/python -m loadtest.bundled $(SCENARIO) --seconds 100 $(LOAD) \
-		--html build/load-$(SCENARIO).html --json build/load-$(SCENARIO).json $(ARGS)
+		--html build/load-$(SCENARIO).html --output build/load-$(SCENARIO).json $(ARGS)
 
 MESSAGES ?= 200000
 fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; an hour or two on two cores

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
+from flyspec.drawing import check_file
 from flyspec.flags import Flag, flags_of
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
@@ -17,7 +18,7 @@ from flyspec.values.tokens import SamplingParams
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals
 from loadtest.prompts import FRESH, VARIED, Source
-from loadtest.report.files import ReportFiles
+from loadtest.report.files import LabResults
 
 _flag = partial(Flag, group="Requests")
 _asked = partial(request_flag, group="Requests")
@@ -96,17 +97,18 @@ class LoadOptions:
     )] = ()
     every: Annotated[float, Flag("Seconds between samples of memory and status.", min=0.01)] = 1.0
     records: Annotated[Path | None, Flag(
-        "Write every request to a .jsonl or .gz file, one JSON document per line.", group="Report",
+        "Write every request to a .jsonl or .gz file, one JSON document per line.", group="Results",
     )] = None
     # fmt: on
     credentials: Credentials = field(default_factory=Credentials)
     requests: Requests = field(default_factory=Requests)
     goals: Goals = field(default_factory=Goals)
-    files: ReportFiles = field(default_factory=ReportFiles)
+    results: LabResults = field(default_factory=LabResults)
 
     def validate(self) -> None:
         """Refuse what cannot work before anything runs. Raises `ConfigError`."""
-        self.files.validate(records=(self.records, (".jsonl", ".gz")))
+        self.results.check()
+        check_file("--records", self.records, (".jsonl", ".gz"))
         self.goals.validate()
         for endpoint in self.endpoints():
             endpoint.credentials.security(endpoint.address)

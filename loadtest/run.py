@@ -24,7 +24,8 @@ from loadtest.goals import Check
 from loadtest.options import LoadOptions
 from loadtest.prompts import prompt_mix
 from loadtest.record import Record
-from loadtest.report.files import VERSION, short, write_records
+from loadtest.report.base import VERSION
+from loadtest.report.files import write_records
 from loadtest.report.load import LoadReport
 from loadtest.sampler import Sampler
 from loadtest.scenarios import Scenario, ScenarioVerdict, World
@@ -70,7 +71,7 @@ def run_test(
         test.close()
     if load.records is not None:
         write_records(load.records, map(asdict, test.records))
-    return load.files.finish(report)
+    return load.results.finish(report)
 
 
 class LoadTest:
@@ -178,7 +179,7 @@ class LoadTest:
             "status": self._sampler.status_document(),
             "timeline": timeline(self.records, seconds),
         }
-        return LoadReport(short(document))
+        return LoadReport(document)
 
     # --- phases ---------------------------------------------------------------------------------
 

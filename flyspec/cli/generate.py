@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.options import Color, ModelFlags, with_flags
-from flyspec.cli.runtime import print_json, refuse_model_flags, run_async, to_json, with_server
+from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError, FlyspecError

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from flyspec.cli.json_output import print_json
 from flyspec.cli.options import with_flags
-from flyspec.cli.runtime import print_json, run_async
+from flyspec.cli.runtime import run_async
 from flyspec.credentials import Credentials
 from flyspec.errors import FlyspecError
 from flyspec.flags import Flag

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from flyspec.cli.json_output import print_json
 from flyspec.cli.options import with_flags
-from flyspec.cli.runtime import print_json
 from flyspec.flags import Flag
 from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
 from flyspec.values.generation import SERVERS

@@ -4,25 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
+from flyspec.cli.json_output import print_json, to_json
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+_results = partial(Flag, group="Results")
 
-@dataclass(frozen=True)
-class BenchReport:
+
+class Report(Protocol):
     """The result of a measurement as JSON, as tables with notes, and as a plot.
 
     `samples` are part of the JSON only in a file. Dataclasses in either become objects. `columns`
-    is the width of the tables if they are not shown on a terminal.
-    `passed`: whether everything that had to hold did.
+    is the width of the tables if they are not shown on a terminal. `passed`: whether everything
+    that had to hold did.
     """
+
+    @property
+    def document(self) -> Mapping[str, Any]: ...
+    @property
+    def samples(self) -> Mapping[str, Any]: ...
+    @property
+    def shown(self) -> Sequence[RenderableType]: ...
+    @property
+    def plot(self) -> Callable[[Path], None] | None: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def passed(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """A `Report` of given parts."""
 
     document: Mapping[str, Any]
     shown: Sequence[RenderableType]
@@ -39,48 +60,59 @@ def notes(text: str) -> RenderableType:
     return Text(text, style="dim")
 
 
+# fmt: off
 @dataclass(frozen=True)
 class Results:
     """Where results go."""
 
-    json: Annotated[bool, Flag("Print one JSON document instead of tables.")] = False
-    output: Annotated[Path | None, Flag(
+    json: Annotated[bool, _results("Print one JSON document instead of tables.")] = False
+    output: Annotated[Path | None, _results(
         "Also write the JSON document, with all samples, to a file.",
-    )] = None  # fmt: skip
+    )] = None
     plot: Path | None = None
+    # fmt: on
 
-    def of(self, measure: Callable[[], BenchReport]) -> None:
-        """Measure, write and plot what was asked for, and print; exit with 1 if it did not pass.
-
-        Raises `ConfigError` for files that cannot be written, before anything is measured.
-        """
-        from flyspec.cli.runtime import print_json, to_json
+    def check(self) -> None:
+        """Raise `ConfigError` for files that cannot be written."""
         from flyspec.drawing import FORMATS, check_file
 
         check_file("--plot", self.plot, FORMATS)
         check_file("--output", self.output)
-        report = measure()
+
+    def write(self, report: Report) -> None:
+        """Write the files."""
         if self.output is not None:
             self.output.write_text(to_json({**report.document, **report.samples}) + "\n")
         if self.plot is not None and report.plot is not None:
             report.plot(self.plot)
+
+    def finish(self, report: Report) -> int:
+        """Write the files and print the report; return the exit code: 0 if it passed, else 1."""
+        self.write(report)
         if self.json:
             print_json(report.document)
         else:
             console = result_console(report.columns)
             for item in report.shown:
                 console.print(item, markup=False, crop=False)
-        if not report.passed:
-            raise typer.Exit(1)
+        return 0 if report.passed else 1
+
+    def of(self, measure: Callable[[], Report]) -> None:
+        """Measure, once the files have been checked, and finish; exit unless it passed."""
+        self.check()
+        if code := self.finish(measure()):
+            raise typer.Exit(code)
 
 
+# fmt: off
 @dataclass(frozen=True)
 class PlottedResults(Results):
     """Where results go, a plot included."""
 
-    plot: Annotated[Path | None, Flag(
+    plot: Annotated[Path | None, _results(
         "Write a plot to a .svg, .png or .pdf file (needs matplotlib).",
-    )] = None  # fmt: skip
+    )] = None
+    # fmt: on
 
 
 def result_console(columns: int = 132) -> Console:

@@ -1,18 +1,15 @@
-"""Shared by all commands: running a coroutine, messages on standard error, JSON output."""
+"""Shared by all commands: running a coroutine, messages on standard error."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from pydantic_core import to_jsonable_python
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,17 +52,6 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main())
     except Terminated:
         raise typer.Exit(128 + signal.SIGTERM) from None
-
-
-def to_json(document: Any) -> str:
-    """Return a document, dataclasses included, as one line of JSON; infinities and NaN are null."""
-    plain = to_jsonable_python(document, inf_nan_mode="null")
-    return json.dumps(plain, ensure_ascii=False, allow_nan=False)
-
-
-def print_json(document: Any) -> None:
-    sys.stdout.write(to_json(document) + "\n")
-    sys.stdout.flush()
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
+from flyspec.cli.json_output import print_json
 from flyspec.cli.options import ListeningFlags, with_flags
-from flyspec.cli.runtime import narrate, print_json, run_async
+from flyspec.cli.runtime import narrate, run_async
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.cli.supervisor import supervise
 from flyspec.flags import Flag

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-import typer
-
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
 from loadtest.chaos.run import run as run_chaos
 from loadtest.chaos.work import ChaosOptions
-from loadtest.report.files import ReportFiles
+from loadtest.report.files import LabResults
 
 
 @with_flags
 def chaos(
-    files: ReportFiles,
+    results: LabResults,
     options: ChaosOptions,
 ) -> None:
     """Inject faults into a fleet of services under load; every stream must go on.
@@ -29,9 +27,7 @@ def chaos(
     request may fail or exceed its deadline; at the end no session may be left, and every drafter
     must draft again. The exit code is 1 if any of this does not hold; --seed repeats a schedule.
     """
-    files.validate()
-    result = asyncio.run(run_chaos(options, say))
-    raise typer.Exit(files.finish(result.report()))
+    results.of(lambda: asyncio.run(run_chaos(options, say)).report())
 
 
 if __name__ == "__main__":

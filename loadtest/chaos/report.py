@@ -11,8 +11,7 @@ from typing import Any
 from flyspec.drawing import BLUE
 from loadtest.chaos.faults import KINDS, Fault
 from loadtest.chaos.work import Request
-from loadtest.report.base import LabReport, Plot, Table
-from loadtest.report.files import VERSION
+from loadtest.report.base import VERSION, LabReport, Plot, Table
 from loadtest.summary import Spread
 
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0

@@ -10,25 +10,24 @@ import typer
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
-from loadtest.report.files import ReportFiles, read
+from loadtest.report.files import LabResults, read
 from loadtest.report.load import LoadReport
-from loadtest.report.terminal import markdown as as_markdown
 
 
 @with_flags
 def render(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Report that --json wrote.")],
-    files: ReportFiles,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Report that --output wrote.")],
+    results: LabResults,
     markdown: Annotated[bool, Flag("Print the tables as Markdown.")] = False,
 ) -> None:
     """Recreate a load test's report from its JSON."""
-    files.validate()
+    results.check()
     report = LoadReport(read(file))
     if markdown:
-        files.write(report)
-        print(as_markdown(report))
+        results.write(report)
+        print(report.markdown())
     else:
-        files.finish(report)
+        results.finish(report)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from flyspec import tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+DIGITS = 5
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +40,53 @@ class Table:
 
 
 class LabReport(ABC):
-    """A finished measurement: `document` is what `--json` writes.
+    """A finished measurement: a `Report` whose tables and plots are made from its document alone.
 
     Every document has `version`, `passed`, `checks` (of `name`, `passed`, `said`), `warnings` and
-    `options`.
+    `options`. Its numbers are shortened to `DIGITS` significant digits, since measurements have no
+    more.
     """
 
+    columns = 200
+    samples: Mapping[str, Any] = {}
     words: ClassVar[Sequence[tuple[str, str]]] = ()
     """Terms and their meaning, for the page."""
 
     def __init__(self, document: dict[str, Any]) -> None:
-        self.document = document
+        self.document: dict[str, Any] = short(document)
 
     @property
     def passed(self) -> bool:
         """Whether everything that had to hold did."""
         return bool(self.document["passed"])
+
+    @property
+    def shown(self) -> Sequence[RenderableType]:
+        """Tables, findings, checks and the verdict."""
+        document = self.document
+        checks = [
+            f"{'ok    ' if check['passed'] else 'BROKEN'} {check['name']}: {check['said']}"
+            for check in document["checks"]
+        ]
+        return [
+            *(tables.make_table(t.columns, t.rows, left=t.left) for t in self.tables()),
+            *self.lines(),
+            *(f"warning: {warning}" for warning in document["warnings"]),
+            *checks,
+            "PASSED" if self.passed else "FAILED",
+        ]
+
+    def markdown(self) -> str:
+        """Tables and findings for a document."""
+        parts = [tables.markdown(t.columns, t.rows, left=t.left) for t in self.tables()]
+        return "\n\n".join([*parts, "\n".join(f"- {line}" for line in self.lines())])
+
+    def plot(self, path: Path) -> None:
+        """Draw the main plot."""
+        from flyspec.drawing import save
+
+        main = self.plots()[0]
+        save(path, main.inches, main.draw)
 
     @property
     @abstractmethod
@@ -70,3 +109,18 @@ class LabReport(ABC):
     @abstractmethod
     def plots(self) -> Sequence[Plot]:
         """The plots, the main one first."""
+
+
+def short(value: Any) -> Any:
+    """Shorten numbers; NaN and infinity become None."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return None
+        if value == 0 or abs(value) >= 10**DIGITS:
+            return round(value)
+        return round(value, DIGITS - 1 - math.floor(math.log10(abs(value))))
+    if isinstance(value, dict):
+        return {k: short(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [short(v) for v in value]
+    return value

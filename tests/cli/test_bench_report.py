@@ -20,7 +20,7 @@ from flyspec.bench.report import ModeReport, report, report_batches
 from flyspec.bench.speed import BatchSample, hindsight
 from flyspec.bench.summaries import interval
 from flyspec.bench.tables import worst_prompts
-from flyspec.cli.runtime import to_json
+from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from tests.tiny import make_tokenizer

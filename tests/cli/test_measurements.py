@@ -26,7 +26,7 @@ from flyspec.bench.conditions import (
 )
 from flyspec.bench.prompts import Group, fresh_problems
 from flyspec.bench.versus import mcnemar_p
-from flyspec.cli.runtime import to_json
+from flyspec.cli.json_output import to_json
 from flyspec.client import (
     Chat,
     Chunk,

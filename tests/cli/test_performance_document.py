@@ -14,7 +14,7 @@ from bench.performance.reports import read_reports
 from flyspec.bench.modes import Sample
 from flyspec.bench.report import report, report_batches
 from flyspec.bench.speed import BatchSample
-from flyspec.cli.runtime import to_json
+from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from flyspec.cli import render
-from flyspec.cli.runtime import to_json
+from flyspec.cli.json_output import to_json
 from flyspec.client import (
     Chunk,
     Completion,

@@ -15,12 +15,12 @@ from loadtest.chaos.fleet import FleetOptions
 from loadtest.chaos.replay import Replay
 from loadtest.chaos.run import run
 from loadtest.chaos.work import ChaosOptions, Request, TextJob
-from loadtest.report.terminal import show
+from loadtest.report.files import LabResults
 
 
 async def check(options, kinds=KINDS):
     result = await run(options)
-    show(result.report())
+    LabResults().finish(result.report())
     assert result.report().passed, result.violations
     assert result.completed_exact
     assert result.replayed_rounds

@@ -63,7 +63,7 @@ def run_load(load_stack, tmp_path):
             "--watch", f"verify={load_stack.services['verify'].pid}", "--every", "0.2",
         ]  # fmt: skip
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, scenario, *where, "--json", str(data),
+            sys.executable, "-m", module, scenario, *where, "--output", str(data),
             *(["--html", str(html)] if page else []), *flags.split(),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip

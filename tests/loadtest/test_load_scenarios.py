@@ -217,7 +217,7 @@ def given(*flags):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("ramp --json a.txt", r"must end in \.json"),
+        ("ramp --plot a.txt", r"must end in \.svg"),
         ("ramp --html none/a.html", "no such directory: none"),
         ("soak --min-goodput 0.9", "needs --goodput"),
         ("burst --ssl-certfile a.pem", "ssl-ca-certs"),

@@ -110,7 +110,9 @@ class Generations(RuleBasedStateMachine):
             if round_.proposal.ahead:
                 assert drafted_on == tokens[:-1]
             else:
-                overtaken = self.pace is not None or len(tokens) == len(self.plan.prompt_token_ids) + 1
+                overtaken = (
+                    self.pace is not None or len(tokens) == len(self.plan.prompt_token_ids) + 1
+                )
                 assert drafted_on == tokens or (overtaken and drafted_on is None)
             sent, drafts = verify.distributions[round_id], round_.request.draft_token_ids
             assert len(sent) == (len(drafts) if self.plan.distribution else 0)
