@@ -41,6 +41,11 @@ class RegisteredDrafter:
                 return info.model
         return None
 
+    def relative_size(self, target: ModelInfo) -> float:
+        """Return its model's parameters divided by the target's; 0 without a model."""
+        model = self.model
+        return 0.0 if model is None else model.num_parameters / max(1, target.num_parameters)
+
     @property
     def usable(self) -> bool:
         return self.pool is None or bool(self.pool.usable)

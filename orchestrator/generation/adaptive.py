@@ -1,12 +1,12 @@
 """Adaptive K: each round drafts as many tokens as pay off under its rule, possibly none. Pure.
 
-The first token waits for no drafter. Where drafts paid off well in other texts, all later tokens
-are drafted from the start. Elsewhere decoding is plain; after a while the drafter follows the text
-and is queried for what it would have proposed and what it proposes next. Once drafts promise more
-tokens/s than plain decoding, rounds draft; when measured rounds show otherwise, decoding is plain
-again, for longer each time. Queries are paid from an allowance: a share of the time of plain
-decoding plus what drafts have saved. Concurrent generations draft only if that makes all of them
-together faster (`load_trials`).
+The first token waits for no drafter, unless that is quick beside the target. Where drafts paid off
+well in other texts, all later tokens are drafted from the start. Elsewhere decoding is plain; after
+a while the drafter follows the text and is queried for what it would have proposed and what it
+proposes next. Once drafts promise more tokens/s than plain decoding, rounds draft; when measured
+rounds show otherwise, decoding is plain again, for longer each time. Queries are paid from an
+allowance: a share of the time of plain decoding plus what drafts have saved. Concurrent generations
+draft only if that makes all of them together faster (`load_trials`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
 from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience, Recent, TextKind
 from orchestrator.generation.following import Overtaken
-from orchestrator.generation.pace import CheckedRound, NextRound, Pace
+from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
 from orchestrator.generation.question import Question
 from orchestrator.generation.speedup import best_k, drafting, round_ns
 
@@ -55,6 +55,8 @@ ENDING_NS = 6_000_000
 """Maximum time of the first round, besides a plain token's, attributed to ending plain decoding."""
 CAUGHT_UP = 0.5
 """Share of a round's time outside both models that remains if its drafts already exist."""
+PLAIN_FIRST = FirstToken(1.0, 0)
+"""A drafter as slow as the target."""
 HOPE = [0.985**k for k in range(1, 33)]
 """Survivals of drafts in a very predictable text."""
 
@@ -63,7 +65,12 @@ class AdaptivePace(Pace):
     """The pace of one generation, with up to `most` drafts per round; `rule` is the rule's name."""
 
     def __init__(
-        self, experience: Experience, drafter: str, rule: str, most: int, prompt_length: int = 0
+        self,
+        experience: Experience,
+        drafter: str,
+        rule: str,
+        most: int,
+        first: FirstToken = PLAIN_FIRST,
     ) -> None:
         self._experience, self._rule, self._most = experience, rule, most
         self._drafter = experience.with_drafter(drafter, rule)
@@ -76,7 +83,7 @@ class AdaptivePace(Pace):
         self._tokens = self._time_ns = 0.0  # in rounds with drafts since drafting began
         self._rest = FIRST_REST
         self._begun = self._entered = False
-        self._question = Question(prompt_length)
+        self._question = Question(first.prompt_length)
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = 0, 0.0
         self._undisturbed = 0  # first tokens without queries, to time plain decoding
@@ -90,6 +97,9 @@ class AdaptivePace(Pace):
                 self._undisturbed = LIKELY_TOKENS if at_once.samples_plain else 0
         self._at_once = self._first_k > 0
         self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
+        if self._first_k and not first.is_delayed(self._first_k):
+            self._enter(self._first_k, self._first_promise)
+            self._first_k = 0
 
     @property
     def saved_ns(self) -> int:
@@ -102,17 +112,22 @@ class AdaptivePace(Pace):
     def checked(self, round_: CheckedRound) -> None:
         """Learn from a round; continue, possibly with another K, or switch to plain decoding."""
         experience, verdict = self._experience, round_.verdict
-        if self._begun:  # the first round's time includes the prompt
+        begun = self._begun
+        if begun:  # the first round's time includes the prompt
             experience.emitted(round_.num_emitted, round_.round_ns)
         if not verdict.decisions:
             self._decoded(round_)
             return
         self._begun = True
+        if not begun:
+            usual_ns = int(self._round_ns(len(verdict.decisions)))
+            round_ = round_._replace(round_ns=min(usual_ns, round_.round_ns))
         self._question.drafted()
         self._take(round_.proposal.drafter)
         usual_ns = self._usual_ns(round_)
         self._drafter.checked(round_.proposal, verdict, usual_ns)
-        experience.stepped(len(verdict.decisions) + 1, verdict.timings.forward_ns)
+        if begun:
+            experience.stepped(len(verdict.decisions) + 1, verdict.timings.forward_ns)
         self._acceptance.checked(len(verdict.decisions), verdict.num_accepted)
         if self._kind:
             self._kind.acceptance.checked(len(verdict.decisions), verdict.num_accepted)

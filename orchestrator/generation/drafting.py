@@ -98,6 +98,11 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     def assigned_name(self) -> str:
         return self._assigned.name
 
+    @property
+    def relative_size(self) -> float:
+        """Parameters of the assigned draft model divided by the target's."""
+        return self._assigned.relative_size(self._target)
+
     async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
         """Propose a continuation of `token_ids`; drafter failures lead to a fallback.
 

@@ -13,6 +13,11 @@ from typing import NamedTuple
 from flyspec.values.rounds import DraftChunk, Verdict
 from orchestrator.generation.following import Overtaken
 
+SHORT_PROMPT = 512
+"""Tokens. The drafter only reads a longer prompt after the target's first token."""
+MAX_DELAY, MAX_LONG_DELAY = 0.2, 0.05
+"""Maximum share by which drafting may delay the first token after a short and a longer prompt."""
+
 
 class NextRound(NamedTuple):
     """Draft up to `num_drafts` tokens (0: decode without drafts).
@@ -81,16 +86,34 @@ class Pace(ABC):
         return ()
 
 
-class FixedPace(Pace):
-    """The same K in every round that follows the first token.
+class FirstToken(NamedTuple):
+    """What drafting before the first token would cost.
 
-    The target decodes the first token without drafts, while the drafter reads the prompt, unless
-    the generation is `resumed`. K 0 is plain decoding.
+    `relative_size`: parameters of the draft model divided by the target's.
     """
 
-    def __init__(self, num_speculative_tokens: int, resumed: bool = False) -> None:
+    relative_size: float
+    prompt_length: int
+
+    def is_delayed(self, num_drafts: int) -> bool:
+        """Whether drafting so many tokens after the prompt would delay the first token noticeably.
+
+        A drafter takes about its relative size of the target's time, for the prompt and for a
+        token. It depends on sizes and not on measured times, so that texts can be repeated.
+        """
+        limit = MAX_DELAY if self.prompt_length <= SHORT_PROMPT else MAX_LONG_DELAY
+        return (1 + num_drafts) * self.relative_size > limit
+
+
+class FixedPace(Pace):
+    """The same K in every round, `at_once` or after the first token; K 0 is plain decoding.
+
+    The target decodes the first token while the drafter reads the prompt.
+    """
+
+    def __init__(self, num_speculative_tokens: int, at_once: bool = False) -> None:
         self._k = num_speculative_tokens
-        self._begun = resumed or not self._k
+        self._begun = at_once or not self._k
 
     def turn(self) -> NextRound:
         return NextRound(self._k) if self._begun else NextRound(0, max_plain_tokens=1)

@@ -15,7 +15,7 @@ from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
 from orchestrator.generation.next_proposal import NextProposal
-from orchestrator.generation.pace import CheckedRound, Pace
+from orchestrator.generation.pace import SHORT_PROMPT, CheckedRound, Pace
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
@@ -30,10 +30,6 @@ from orchestrator.generation.window import (
     WindowState,
     step,
 )
-
-SHORT_PROMPT = 512
-"""Tokens. The drafter only reads a longer prompt after the target's first token."""
-
 
 KEPT_S = 0.005
 """Maximum seconds a round is kept back while the drafter works."""

@@ -35,7 +35,13 @@ from orchestrator.generation.experience import (
     Experience,
 )
 from orchestrator.generation.following import Overtaken
-from orchestrator.generation.pace import CheckedRound, FixedPace, NextRound, RepeatedPace
+from orchestrator.generation.pace import (
+    CheckedRound,
+    FirstToken,
+    FixedPace,
+    NextRound,
+    RepeatedPace,
+)
 from orchestrator.generation.question import FOLLOWING_COST_NS
 from tests.examples import examples
 from tests.orchestrator.simulation import MS, Costs, Simulation
@@ -64,7 +70,7 @@ def drafted(k: int, accepted: int, round_ns: int = 10 * MS, **proposal) -> Check
 )
 def test_what_was_recorded_is_repeated(ks, data):
     """Whatever the verdicts accept, and however many plain tokens each has."""
-    rest = FixedPace(5, resumed=True)
+    rest = FixedPace(5, at_once=True)
     pace, left = RepeatedPace(ks, rest), list(ks)
     while left:
         turn = pace.turn()
@@ -81,6 +87,30 @@ def test_what_was_recorded_is_repeated(ks, data):
         pace.checked(plain(count))
         del left[:count]
     assert pace.turn() == rest.turn() == NextRound(5)
+
+
+# --- the first token ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("relative_size", "prompt_length", "k", "delayed"),
+    [
+        (0.0, 5000, 15, False),  # prompt lookup
+        (0.1, 100, 15, True),
+        (0.1, 100, 1, False),
+        (0.012, 100, 15, False),
+        (0.012, 513, 15, True),
+        (1.0, 1, 1, True),
+    ],
+)
+def test_a_quick_drafter_drafts_from_the_first_token_on(relative_size, prompt_length, k, delayed):
+    first = FirstToken(relative_size, prompt_length)
+    assert first.is_delayed(k) == delayed
+    pace = FixedPace(k, at_once=not delayed)
+    if delayed:
+        assert (pace.turn(), pace.follows(0)) == (NextRound(0, max_plain_tokens=1), k)
+        pace.checked(plain(1))
+    assert (pace.turn(), pace.follows(0)) == (NextRound(k), 0)
 
 
 def test_behind_an_earlier_run_k_adapts():
@@ -270,6 +300,13 @@ def test_where_drafts_pay_the_next_text_is_drafted_from_its_second_token(agreeme
     assert k > 0
     pace.checked(plain(1))
     assert pace.turn().num_drafts == k
+    # A quick drafter drafts with the prompt, whose time counts for nothing.
+    pace = AdaptivePace(experience, "model", "exact", MOST, FirstToken(0.001, 100))
+    assert (pace.turn().num_drafts, pace.follows(0)) == (k, 0)
+    plain_ns, verify_ns = experience.plain_ns, experience.verify_ns(k)
+    pace.checked(drafted(k, k, round_ns=1000 * costs.step_ns))
+    assert (pace.turn().num_drafts > 0, pace.saved_ns > 0) == (True, True)
+    assert (experience.plain_ns, experience.verify_ns(k)) == (plain_ns, verify_ns)
     second = Simulation(costs, steady(agreement), seed=1)
     spent = second.run(AdaptivePace(experience, "model", "exact", MOST), 60)
     assert spent.drafted >= 59
@@ -345,7 +382,7 @@ def test_a_question_costs_what_it_delays_plain_decoding():
     """As where drafter and target share processors, and the drafter has a long prompt to read."""
     experience = Experience([MeasuredStep(1, MS), MeasuredStep(32, 2 * MS)])
     drafter = experience.with_drafter("d", "exact")
-    pace = AdaptivePace(experience, "d", "exact", MOST, prompt_length=1000)
+    pace = AdaptivePace(experience, "d", "exact", MOST, FirstToken(1.0, 1000))
     pace.checked(plain(1))
     pace.checked(plain(40)._replace(round_ns=40 * MS))
     assert pace.follows(40) > 0
