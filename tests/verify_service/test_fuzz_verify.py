@@ -93,6 +93,16 @@ async def test_a_call_without_its_request_is_told_so(engine, loaded, method, mon
         assert (await status_of(silent))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+async def test_a_method_that_grpc_does_not_implement_is_no_bug_of_the_server(engine, loaded):
+    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+        with logged() as lines:
+            call = channel.unary_unary("/grpc.health.v1.Health/List")(b"")
+            code, details = await call.code(), await call.details()
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+        assert "Health/List is not implemented" in details
+        assert not lines
+
+
 async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
     """Nor does opening more of them than one connection allows."""
     async with (
