@@ -212,7 +212,7 @@ loadtest: $(VENV)/.installed-dev ## two minutes of load on the bundled pair: SCE
 
 MESSAGES ?= 200000
 fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; an hour or two on two cores
-	@$(BIN)/python -m bench.fuzz --messages $(MESSAGES) $(ARGS)
+	@$(BIN)/python -m loadtest.fuzz --num-messages $(MESSAGES) $(ARGS)
 
 audit: $(VENV)/.installed-dev ## known vulnerabilities of the versions in constraints.txt; needs a registry's advisories
 	@$(call install,audit)
