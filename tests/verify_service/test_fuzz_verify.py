@@ -179,6 +179,13 @@ def with_round(**fields):
     )
 
 
+def with_window(target_logprobs):
+    window = verify_pb2.OpenWindow(
+        position=HELD, target_token_id=5, remaining_matches=1, target_logprobs=target_logprobs
+    )
+    return with_round(append_token_ids=[6], draft_token_ids=[7], open_window=window)
+
+
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -186,16 +193,11 @@ def with_round(**fields):
         (with_round(draft_token_ids=[7], remaining_loose_cost_nats=-0.5), "at least 0"),
         (with_round(append_token_ids=[5] * 1_000_000), "exceed the model's context"),
         (with_round(draft_token_ids=[5] * 1_000_000), "at most 64"),
-        (
-            with_round(
-                draft_token_ids=[7],
-                open_window=verify_pb2.OpenWindow(
-                    position=4, target_token_id=5, remaining_matches=1,
-                    target_logprobs={"top_token_ids": [5] * 21},
-                ),
-            ),
-            "at most 20",
-        ),
+        (with_window({"top_token_ids": [5] * 21}), "at most 20"),
+        (with_window({"top_token_ids": [400], "top_logprobs": [-1.0]}), "400 is out of range"),
+        (with_window({"top_token_ids": [5]}), "a number for each"),
+        (with_window({"top_token_ids": [5], "top_logprobs": [math.nan]}), "a number for each"),
+        (with_window({"logprob": math.nan}), "a number for each"),
     ],
 )  # fmt: skip
 async def test_absurd_rounds_are_refused(service, engine, message, text):
