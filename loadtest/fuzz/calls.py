@@ -1,4 +1,4 @@
-"""What is sent in one call, step by step, and how the server took it.
+"""What is sent in one call, step by step, how the server took it, and the smallest part of it.
 
 To the client every call is a stream, whatever its method is, so a method of one request may get
 none or two. A script does not depend on what the server answers: all or part of it can be replayed.
@@ -7,11 +7,13 @@ none or two. A script does not depend on what the server answers: all or part of
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
@@ -19,8 +21,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from flyspec import rpc
-from loadtest.fuzz.encoded import readable
-from loadtest.fuzz.mutate import mistake
+from loadtest.fuzz.mutate import is_map, mistake, places, readable
 
 OK = frozenset({"OK"})
 REFUSED = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE",
@@ -32,8 +33,7 @@ NO_ANSWER, WRITE_RACE = "no answer", "ended while written to"
 ALWAYS = frozenset({"RESOURCE_EXHAUSTED", WRITE_RACE})
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """A method of a service, which takes a stream of requests or one."""
 
     path: str
@@ -93,14 +93,13 @@ class Script:
     def __str__(self) -> str:
         lines = [f"{self.method.path} ({self.kind}; expects {', '.join(sorted(self.expects))})"]
         for step in self.steps:
-            text = step.value if isinstance(step, Do) else f"send {_shown(self.method, step)}"
+            if isinstance(step, Do):
+                text = step.value
+            else:
+                message = readable(self.method.request, step)
+                text = "send " + (step.hex() if message is None else " ".join(str(message).split()))
             lines.append(f"  {text[:300]}{' ...' if len(text) > 300 else ''}")
         return "\n".join(lines)
-
-
-def _shown(method: Method, data: bytes) -> str:
-    message = readable(method.request, data)
-    return data.hex() if message is None else " ".join(str(message).split())
 
 
 @dataclass
@@ -108,7 +107,6 @@ class CallOutcome:
     """How a call ended, and what was sent until then."""
 
     script: Script
-    call: Any
     status: str = NO_ANSWER
     details: str = ""
     sent: int = 0
@@ -132,7 +130,7 @@ class CallOutcome:
 async def play(channel: grpc.aio.Channel, script: Script, patience_s: float) -> CallOutcome:
     """Do what the script says; never raises for what the server does."""
     call = channel.stream_stream(script.method.path)(timeout=script.deadline_s)
-    outcome = CallOutcome(script, call)
+    outcome = CallOutcome(script)
     try:
         async with asyncio.timeout(patience_s):
             with suppress(grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
@@ -140,10 +138,10 @@ async def play(channel: grpc.aio.Channel, script: Script, patience_s: float) -> 
             code, outcome.details = await call.code(), await call.details() or ""
             raced = code is grpc.StatusCode.INTERNAL and outcome.details == rpc.WRITE_FAILED
             outcome.status = WRITE_RACE if raced else code.name
-    except (TimeoutError, asyncio.CancelledError) as error:
+    except TimeoutError:
+        pass
+    finally:
         call.cancel()
-        if isinstance(error, asyncio.CancelledError):
-            raise
     return outcome
 
 
@@ -173,3 +171,50 @@ async def _play(call: Any, outcome: CallOutcome) -> None:
         task = asyncio.current_task()
         if not call.done() or task is None or task.cancelling():
             raise
+
+
+async def shrunk(
+    script: Script, shows: Callable[[Script], Awaitable[bool]], seconds: float
+) -> Script | None:
+    """The smallest part of the script found that `shows`; None if not even all of it does."""
+    if not await shows(script):
+        return None
+    deadline, smaller = time.monotonic() + seconds, _parts(script)
+    while (part := next(smaller, None)) and time.monotonic() < deadline:
+        if await shows(part):
+            script, smaller = part, _parts(part)
+    return script
+
+
+def _parts(script: Script) -> Iterator[Script]:
+    """The script without some of its steps, or with less in one of its messages."""
+    # Of a part it is not known whether it is right, and how many answers are due.
+    unsure = replace(script, allowed=script.allowed | BLAMELESS, min_answers=0)
+    steps, size = script.steps, len(script.steps) // 2
+    while size:
+        for at in range(0, len(steps), size):
+            yield replace(unsure, steps=(*steps[:at], *steps[at + size :]))
+        size //= 2
+    for at, step in enumerate(steps):
+        for less in _less(script.method.request, step) if isinstance(step, bytes) else ():
+            yield replace(unsure, steps=(*steps[:at], less, *steps[at + 1 :]))
+
+
+def _less(cls: type[Message], data: bytes) -> Iterator[bytes]:
+    """A message without one of its fields, or with half of a list; bytes that are none, halved."""
+    if (whole := readable(cls, data)) is None:
+        half = len(data) // 2
+        yield from (data[:half], data[half:]) if half else ()
+        return
+    for index, (owner, place) in enumerate(places(whole)):
+        listed = place.is_repeated and not is_map(place)
+        half = len(getattr(owner, place.name)) // 2 if listed else 0
+        for cut in (None, slice(half), slice(half, None)) if half else (None,):
+            message = cls.FromString(data)
+            part, _ = list(places(message))[index]
+            if cut is None:
+                part.ClearField(place.name)
+            else:
+                del getattr(part, place.name)[cut]
+            if len(less := message.SerializeToString()) < len(data):
+                yield less

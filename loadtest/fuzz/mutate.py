@@ -1,4 +1,4 @@
-"""Changes to messages by the descriptors of their fields, and what is known to be a mistake."""
+"""Changes to messages and their bytes, and what is known to be a mistake, from descriptors."""
 
 from __future__ import annotations
 
@@ -43,18 +43,22 @@ WIDTHS = {
     FieldDescriptor.CPPTYPE_UINT32: Range(0, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_UINT64: Range(0, (1 << 64) - 1),
 }
+UNKNOWN = (b"\xc0\xb8\x02\x07", b"\xc1\xb8\x02" + bytes(8), b"\xc2\xb8\x02\x02\xff\xff")
+"""Fields of number 5000, which no message has: a varint, 64 bits, bytes."""
 NO_ID = (1 << 32) - 1
+TARGETS = ("flyspec/v1/verify.proto", "flyspec/v1/generation.proto")
+"""Where ids are those of targets, which have no `NO_ID`."""
 MAX_ENTRIES, MAX_MESSAGES = (1 << 20) + 1, 5000
 WRONG = 0.4
 """How often a value is one that is known to be wrong, if there are such."""
 
 
-def is_map(field: FieldDescriptor) -> bool:
+def is_map(field: Any) -> bool:
     """Whether the field is a map."""
     return bool(field.message_type and field.message_type.GetOptions().map_entry)
 
 
-def parts(message: Message, field: FieldDescriptor) -> Sequence[Message]:
+def parts(message: Message, field: Any) -> Sequence[Message]:
     """The messages that a field holds."""
     if field.message_type is None or is_map(field):
         return ()
@@ -62,7 +66,7 @@ def parts(message: Message, field: FieldDescriptor) -> Sequence[Message]:
     return value if field.is_repeated else [value] * message.HasField(field.name)
 
 
-def places(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
+def places(message: Message) -> Iterator[tuple[Message, Any]]:
     """Every field of a message and of the messages in it; of a list, of its first message."""
     for field in message.DESCRIPTOR.fields:
         yield message, field
@@ -85,14 +89,14 @@ def mistake(message: Message) -> str:
     return ""
 
 
-def is_wrong(field: FieldDescriptor, value: Any) -> bool:
+def is_wrong(field: Any, value: Any) -> bool:
     """Whether no server may accept this value in the field."""
     if isinstance(value, float) and math.isnan(value):
         return True
     if field.enum_type:
         return value not in field.enum_type.values_by_number
     if value == NO_ID and field.name.endswith("ids"):
-        return field.file.name.endswith(("/verify.proto", "/generation.proto"))
+        return field.file.name in TARGETS
     known = () if field.is_repeated else RANGES.get(field.name, ())
     return bool(known) and not any(value in one for one in known)
 
@@ -129,13 +133,13 @@ class Mutator:
             for _ in range(rng.randrange(4)):
                 self.change(now, rng)
 
-    def _value(self, field: FieldDescriptor, now: Any, rng: Random) -> Any:
+    def _value(self, field: Any, now: Any, rng: Random) -> Any:
         """A value of the field's type; often one that is known to be wrong."""
         values = self._values(field, now, rng)
         wrong = [value for value in values if is_wrong(field, value)]
         return rng.choice(wrong if wrong and rng.random() < WRONG else values)
 
-    def _values(self, field: FieldDescriptor, now: Any, rng: Random) -> Sequence[Any]:
+    def _values(self, field: Any, now: Any, rng: Random) -> Sequence[Any]:
         """Values at edges of the type or range, known to the server, or near the one now."""
         kind = field.cpp_type
         ends = [end for known in RANGES.get(field.name, ()) for end in (known.low, known.high)]
@@ -154,7 +158,7 @@ class Mutator:
         other, longer = now[:at] + half + now[at + 2 :], now + rng.choice((half, b"\0"))
         return (other, other, now[:at], longer, rng.choice(BLOBS))
 
-    def _change_list(self, values: Any, field: FieldDescriptor, rng: Random) -> None:
+    def _change_list(self, values: Any, field: Any, rng: Random) -> None:
         """Change, add, drop, double or shuffle entries, or make the list empty or very long."""
         entries = [deepcopy(value) for value in values]
         message, text = field.message_type, field.cpp_type == FieldDescriptor.CPPTYPE_STRING
@@ -179,3 +183,47 @@ class Mutator:
             entries = (entries * (size // len(entries) + 1))[:size]
         del values[:]
         values.extend(entries)
+
+
+def readable(cls: type[Message], data: bytes) -> Message | None:
+    """The message that the bytes are, if they are one."""
+    try:
+        return cls.FromString(data)
+    except Exception:  # protobuf raises several kinds
+        return None
+
+
+def extended(data: bytes, rng: Random) -> bytes:
+    """The same with a field that the message does not have, which changes nothing."""
+    return rng.choice((data + rng.choice(UNKNOWN), rng.choice(UNKNOWN) + data))
+
+
+def mangled(data: bytes, other: bytes, rng: Random) -> bytes:
+    """Bytes that were a message, and may still be one; `other` is another message."""
+    at, length = rng.randrange(len(data) + 1), rng.randint(1, 8)
+    flipped = bytes([data[at] ^ 1 << rng.randrange(8)]) if at < len(data) else b""
+    far = rng.choice((b"\xff\xff\x3f", b"\xff\xff\xff\xff\x07", b"\xff" * 8 + b"\x7f"))
+    return rng.choice((
+        data[:at] + flipped + data[at + 1 :],
+        data[:at] + b"\xff" + data[at + 1 :],  # text is not UTF-8 any more
+        data[:at],
+        data[:at] + data[at + length :],
+        data[:at] + rng.randbytes(length) + data[at:],
+        data[:at] + b"\x0a" + far + data[at:],  # a length far beyond the end
+        data + other,  # fields that are there twice, the later one in force
+        data + junk(rng),
+        junk(rng),
+        junk(rng),
+    ))  # fmt: skip
+
+
+def junk(rng: Random) -> bytes:
+    """Bytes that never were a message."""
+    nested = b""
+    while len(nested) < 120:
+        nested = bytes([rng.choice((0x0A, 0x12, 0x1A)), len(nested)]) + nested
+    endless = b"\x08" + b"\xff" * rng.choice((9, 10, 11, 100))  # a varint
+    groups = b"\x0b" * rng.choice((10, 101, 5000))  # each in the one before, never closed
+    numbers = [x for f in range(1, 12) for x in (f << 3 | rng.choice((0, 5, 7)), 1, 0, 0, 0)]
+    noise = rng.randbytes(rng.choice((1, 5, 40, 1000)))
+    return rng.choice((nested, endless, groups, bytes(numbers), noise))

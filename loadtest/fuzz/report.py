@@ -81,12 +81,12 @@ class FuzzResult:
         """One for each finding, and one for the memory of each process."""
         checks = []
         for finding in self.findings.values():
-            said = [f"{finding.number} times: {finding.text}"]
+            lines = [f"{finding.number} times: {finding.text}"]
             if finding.index is not None:
-                said.append(f"again with: --server {self.server} --seed {self.seed} "
-                            f"--only {finding.index}")  # fmt: skip
-            said += [str(finding.script)] if finding.script else []
-            checks.append((self.server, False, "\n".join(said)))
+                lines.append(f"again with: --server {self.server} --seed {self.seed} "
+                             f"--only {finding.index}")  # fmt: skip
+            lines += [str(finding.script)] if finding.script else []
+            checks.append((self.server, False, "\n".join(lines)))
         if not checks:
             checks.append((self.server, True, f"nothing found in {self.messages:,} messages"))
         growth = self.memory.growth(0, self.seconds)
@@ -110,8 +110,21 @@ class FuzzReport(LabReport):
 
     title = "flyspec fuzz"
 
+    @classmethod
+    def of(cls, results: Sequence[FuzzResult], options: dict[str, Any]) -> FuzzReport:
+        """The report on runs with these options."""
+        return cls({
+            "version": VERSION,
+            "passed": all(result.passed for result in results),
+            "servers": [result.document() for result in results],
+            "checks": [check for result in results for check in result.checks()],
+            "warnings": [],
+            "options": options,
+        })  # fmt: skip
+
     def tables(self) -> Sequence[Table]:
-        servers, calls = [], []
+        servers: list[list[str]] = []
+        calls: list[list[str]] = []
         for r in self.document["servers"]:
             numbers = {kind: sum(of.values()) for kind, of in r["kinds"].items()}
             servers.append([r["server"], *(f"{number:,.0f}" for number in (
@@ -144,15 +157,3 @@ class FuzzReport(LabReport):
             axes[-1].legend()
 
         return [Plot("Memory", (2.6 * len(servers), 3.0), "Resident memory of processes.", draw)]
-
-
-def report_of(results: Sequence[FuzzResult], options: dict[str, Any]) -> FuzzReport:
-    """The report on these servers."""
-    return FuzzReport({
-        "version": VERSION,
-        "passed": all(result.passed for result in results),
-        "servers": [result.document() for result in results],
-        "checks": [check for result in results for check in result.checks()],
-        "warnings": [],
-        "options": options,
-    })  # fmt: skip

@@ -13,11 +13,10 @@ from random import Random
 import grpc
 
 from flyspec.errors import FlyspecError
-from loadtest.fuzz.calls import NO_ANSWER, CallOutcome, Do, Script, play
+from loadtest.fuzz.calls import NO_ANSWER, CallOutcome, Do, Script, play, shrunk
 from loadtest.fuzz.port import attack_port
 from loadtest.fuzz.report import FuzzResult
 from loadtest.fuzz.servers import Server, WrongAnswerError
-from loadtest.fuzz.shrink import shrunk
 from loadtest.sampler import Sampler
 
 BATCH, CONCURRENT, MAX_LEFT, CONNECTIONS, CHANNELS = 500, 24, 8, 3, 3
@@ -28,15 +27,19 @@ ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exc
 
 Start = Callable[[Callable[[str], None]], AbstractAsyncContextManager[Server]]
 """Starts a server; it is given what takes lines of its log."""
-Say = Callable[[str], None]
 
 
-async def fuzz(start: Start, messages: int, seed: int, say: Say = print) -> FuzzResult:
-    """Start a server and fuzz it. If it dies or hangs, search for the call that did it."""
+async def fuzz(
+    start: Start, messages: int, seed: int, say: Callable[[str], None], only: int | None = None
+) -> FuzzResult:
+    """Start a server and fuzz it, or play `only` one script.
+
+    If the server dies or hangs, search for the call that did it.
+    """
     log: list[str] = []
     async with start(log.append) as server:
         run = FuzzRun(server, seed, log, say)
-        result = await run.run(messages)
+        result = await (run.run(messages) if only is None else run.play_alone(only))
     for index, script in run.suspects:
         if smallest := await shrunk(script, partial(_kills, start), 2 * SHRINK_S):
             result.found("a call that kills it", index, smallest)
@@ -57,7 +60,7 @@ class FuzzRun:
     server: Server
     seed: int
     log: list[str]
-    say: Say = print
+    say: Callable[[str], None] = print
     suspects: list[tuple[int, Script]] = field(default_factory=list)
     """What was sent when the server died."""
 
@@ -68,21 +71,12 @@ class FuzzRun:
         self.result = FuzzResult(self.server.name, self.seed, memory)
         self._next = 0
         self._bad: list[tuple[int, CallOutcome]] = []
-        self._left: set[asyncio.Task[None]] = set()
+        self._left: set[asyncio.Task[CallOutcome]] = set()
         self._canaries: list[asyncio.Task[None]] = []
         self._rng = Random(f"connections {self.seed}")
 
     def _now(self) -> float:
         return time.monotonic() - self._began
-
-    def script(self, index: int) -> Script:
-        """The script of this number."""
-        return self.server.source.script(Random(f"{self.server.name} {self.seed} {index}"))
-
-    async def alone(self, script: Script) -> CallOutcome:
-        """Play a script by itself."""
-        async with self._channel() as channel:
-            return await play(channel, script, PATIENCE_S)
 
     async def run(self, messages: int) -> FuzzResult:
         """Send so many messages; fewer if enough is found, or the server dies."""
@@ -106,11 +100,28 @@ class FuzzRun:
         result.seconds = self._now()
         return result
 
+    # --- calls --------------------------------------------------------------------------------
+
     def _channel(self) -> grpc.aio.Channel:
         options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
         return grpc.aio.insecure_channel(self.server.address, options=options)
 
-    # --- calls --------------------------------------------------------------------------------
+    def _script(self, index: int) -> Script:
+        return self.server.source.script(Random(f"{self.server.name} {self.seed} {index}"))
+
+    async def alone(self, script: Script) -> CallOutcome:
+        """Play a script by itself."""
+        async with self._channel() as channel:
+            return await play(channel, script, PATIENCE_S)
+
+    async def play_alone(self, index: int) -> FuzzResult:
+        """Play the script of this number by itself, and say what comes of it."""
+        async with self._channel() as channel:
+            outcome = await self._play(channel, index, self._script(index))
+        self.say(f"{outcome.script}\n{outcome.status}: {outcome.details}")
+        await self._judge()
+        self._check_log(0, index)
+        return self.result
 
     async def _batch(self, patient: grpc.aio.Channel, goal: int) -> None:
         said, first = len(self.log), self._next
@@ -122,17 +133,14 @@ class FuzzRun:
                 *(self._work(channels[n % CHANNELS], patient, goal) for n in range(CONCURRENT)),
                 *(attack_port(port, self._rng) for _ in range(CONNECTIONS)),
             )
-        lines = self.log[said:]
-        if any(alarm in line for line in lines for alarm in ALARMS):
-            text = "\n    ".join(("the log says:", *lines[:40]))
-            self.result.found(f"{text}\n    (scripts {first} to {self._next - 1})")
+        self._check_log(said, first)
         await self._judge()
         await self._look()
 
     async def _work(self, channel: grpc.aio.Channel, patient: grpc.aio.Channel, goal: int) -> None:
         while self.result.messages < goal and not self.server.gone:
             index, self._next = self._next, self._next + 1
-            script = self.script(index)
+            script = self._script(index)
             if Do.LEAVE not in script.steps:
                 await self._play(channel, index, script)
             elif len(self._left) < MAX_LEFT:
@@ -140,11 +148,12 @@ class FuzzRun:
                 self._left.add(task)
                 task.add_done_callback(self._left.discard)
 
-    async def _play(self, channel: grpc.aio.Channel, index: int, script: Script) -> None:
+    async def _play(self, channel: grpc.aio.Channel, index: int, script: Script) -> CallOutcome:
         outcome = await play(channel, script, PATIENCE_S)
         self.result.count(outcome)
         if outcome.complaint:
             self._bad.append((index, outcome))
+        return outcome
 
     async def _judge(self) -> None:
         """Make findings of the calls that went wrong, as small as they get."""
@@ -158,14 +167,19 @@ class FuzzRun:
             finding = self.result.found(outcome.complaint, index, outcome.script)
             if finding.number == 1:
                 shows = partial(self._shows, outcome.status)
-                smallest = await shrunk(outcome.script, shows, SHRINK_S)
-                finding.script = smallest or outcome.script
+                finding.script = await shrunk(outcome.script, shows, SHRINK_S) or outcome.script
 
     async def _shows(self, status: str, script: Script) -> bool:
         again = await self.alone(script)
         return bool(again.complaint) and again.status == status
 
     # --- what is seen from outside ------------------------------------------------------------
+
+    def _check_log(self, since: int, first: int) -> None:
+        lines = self.log[since:]
+        if any(alarm in line for line in lines for alarm in ALARMS):
+            text = "\n    ".join(("the log says:", *lines[:40]))
+            self.result.found(f"{text}\n    (scripts {first} to {self._next - 1})")
 
     async def _sing(self, slow: bool) -> None:
         """The canary, all the time."""
@@ -190,10 +204,9 @@ class FuzzRun:
         try:
             while over := await self._over():
                 if time.monotonic() > deadline:
+                    self.result.found(f"sessions left: {over}")
                     break
                 await asyncio.sleep(0.05)
-            if over and not self.server.gone:
-                self.result.found(f"sessions left: {over}")
         except (TimeoutError, FlyspecError, grpc.aio.AioRpcError) as error:
             if not await self.server.ending(ANSWER_S):
                 self.result.found(f"it does not tell its sessions: {error!r}")

@@ -47,7 +47,8 @@ def answered(message: Message) -> bool:
     return any(field.name in ("round", "advance") for field, _ in message.ListFields())
 
 
-def _session(cls: type[Message], *requests: dict[str, Any]) -> Session:
+def messages(cls: Any, *requests: dict[str, Any]) -> Session:
+    """Messages of a class with these fields; dictionaries are messages in them."""
     return [cls(**request) for request in requests]
 
 
@@ -100,12 +101,12 @@ def verify(facts: Facts) -> Iterator[Session]:
             "prefix_hash": TokenSequence([*PROMPT[:-1], 5, 6]).hash, "max_plain_tokens": 3,
             "return_plain_confidence": True,
         }  # fmt: skip
-        yield _session(
+        yield messages(
             verify_pb2.VerifyRequest, {"open": opening}, *({"distributions": p} for p in pieces),
             {"round": judged}, {"round": plain},
         )  # fmt: skip
     end = facts.context_length - 5
-    yield _session(
+    yield messages(
         verify_pb2.VerifyRequest,
         {"open": {"token_ids": [5] * end, "prompt_length": 1, "rule": {"name": "fly"}}},
         {"round": {"round_id": 1, "keep_length": end, "draft_token_ids": [5] * 5}},
@@ -124,7 +125,7 @@ def draft(facts: Facts) -> Iterator[Session]:
     about = {"fingerprint": known, "eos_token_ids": [256], "control_token_ids": [256],
              "vocab_size": 260}  # fmt: skip
     chunks = [{"tokenizer_json_chunk": chunk} for chunk in (text[:2000], text[2000:])]
-    yield _session(draft_pb2.AddTokenizerRequest, {"facts": about}, *chunks)
+    yield messages(draft_pb2.AddTokenizerRequest, {"facts": about}, *chunks)
     moves = [
         {"round_id": 1, "keep_length": LENGTH, "max_tokens": 4, "traceparent": TRACEPARENT},
         {"round_id": 2, "keep_length": LENGTH - 1, "append_token_ids": [5, 6, 7],
@@ -138,10 +139,10 @@ def draft(facts: Facts) -> Iterator[Session]:
                 "prompt_length": LENGTH - 1, "sampling": SAMPLING if number else {},
                 "tokenizer_fingerprint": "" if wanted else known,
             }  # fmt: skip
-            yield _session(draft_pb2.DraftRequest, {"open": opening},
+            yield messages(draft_pb2.DraftRequest, {"open": opening},
                            *({"advance": move} for move in moves))  # fmt: skip
     end = facts.context_length - 4
-    yield _session(draft_pb2.DraftRequest, {"open": {"token_ids": [5] * end}},
+    yield messages(draft_pb2.DraftRequest, {"open": {"token_ids": [5] * end}},
                    {"advance": {"keep_length": end, "max_tokens": 8}})  # fmt: skip
 
 
@@ -161,7 +162,7 @@ def generation(facts: Facts) -> Iterator[Session]:
             "eager": odd, "adaptive": odd, "num_speculative_tokens": None if odd else 4,
             "num_draft_tokens_per_round": [2, 0, 3] if number % 4 == 3 else [],
         }  # fmt: skip
-        yield _session(generation_pb2.GenerateRequest, {
+        yield messages(generation_pb2.GenerateRequest, {
             **prompts[number % 3], "max_tokens": 5, "ignore_eos": True, "seed": number,
             "stop": ["nowhere", "\n\n"], "sampling": SAMPLING if number % 4 else {},
             "logprobs": 3 if number % 3 else None, "return_rounds": odd, "speculation": speculation,
@@ -185,7 +186,7 @@ def of_every_server(service: str) -> Iterator[Session]:
     """Health and reflection of a server of this service."""
     yield [health_pb2.HealthCheckRequest(service=service)]
     extension = {"containing_type": "flyspec.v1.Rule", "extension_number": 1}
-    yield _session(
+    yield messages(
         reflection_pb2.ServerReflectionRequest, {"list_services": "", "host": "x"},
         {"file_containing_symbol": "flyspec.v1.Rule"}, {"file_containing_extension": extension},
         {"file_by_filename": "flyspec/v1/common.proto"},

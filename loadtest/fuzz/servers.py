@@ -16,34 +16,27 @@ from flyspec.client import AdminClient
 from flyspec.errors import FlyspecError
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from loadtest.admin import left_open
-from loadtest.fuzz.calls import Do, Script, methods_of, play
+from loadtest.fuzz.calls import Do, Script, Step, methods_of, play
 from loadtest.fuzz.mutate import places
-from loadtest.fuzz.seeds import LENGTH, PROMPT, Facts, Session, answered
+from loadtest.fuzz.seeds import LENGTH, PROMPT, Facts, Session, answered, messages
 from loadtest.fuzz.source import SERVICES, ScriptSource
 
 COUNT, CONTEXT, MAX_DRAFTS, IDLE_TIMEOUT_S, PATIENCE_S = 8, 1024, 64, 20.0, 60.0
 OPEN = {"token_ids": PROMPT, "sampling": {"min_tokens": 99}, "seed": 1}
 """A session that meets no end of sequence."""
 CANARIES: dict[str, Session] = {
-    "draft": [
-        draft_pb2.DraftRequest(open=OPEN),
-        draft_pb2.DraftRequest(advance={"keep_length": LENGTH, "max_tokens": COUNT}),
-    ],
-    "verify": [
-        verify_pb2.VerifyRequest(
-            open={**OPEN, "prompt_length": LENGTH, "rule": {"name": "exact"}}
-        ),
-        verify_pb2.VerifyRequest(round={"keep_length": LENGTH, "draft_token_ids": PROMPT}),
-        verify_pb2.VerifyRequest(
-            round={"round_id": 1, "keep_length": LENGTH, "max_plain_tokens": COUNT}
-        ),
-    ],
-    "generation": [
-        generation_pb2.GenerateRequest(
-            token_ids={"ids": PROMPT}, max_tokens=COUNT, seed=1, ignore_eos=True,
-            speculation={"rule": {"name": "exact"}},
-        ),
-    ],
+    "draft": messages(draft_pb2.DraftRequest, {"open": OPEN},
+                      {"advance": {"keep_length": LENGTH, "max_tokens": COUNT}}),
+    "verify": messages(
+        verify_pb2.VerifyRequest,
+        {"open": {**OPEN, "prompt_length": LENGTH, "rule": {"name": "exact"}}},
+        {"round": {"keep_length": LENGTH, "draft_token_ids": PROMPT}},
+        {"round": {"round_id": 1, "keep_length": LENGTH, "max_plain_tokens": COUNT}},
+    ),
+    "generation": messages(generation_pb2.GenerateRequest, {
+        "token_ids": {"ids": PROMPT}, "max_tokens": COUNT, "seed": 1, "ignore_eos": True,
+        "speculation": {"rule": {"name": "exact"}},
+    }),
 }  # fmt: skip
 """What a canary asks for: a proposal, verdicts, a text."""
 LONG = (Do.PAUSE,) * 50
@@ -77,7 +70,9 @@ class Server:
         """Record the canary's tokens, and make the source of scripts."""
         session = CANARIES[self._canary_at]
         (method,) = (m for m in self._methods if isinstance(session[0], m.request))
-        steps = [s for m in session for s in (m.SerializeToString(), *[Do.READ] * answered(m))]
+        steps: list[Step] = []
+        for message in session:
+            steps += [message.SerializeToString(), *[Do.READ] * answered(message)]
         self._canary = Script(method, "canary", tuple(steps))
         self._tokens = await self._ask(self._canary)
         info = await self._describe()
@@ -88,10 +83,10 @@ class Server:
             [getattr(drafter, "name", drafter) for drafter in getattr(info, "drafters", ())],
             self._tokens[-COUNT:], self._addresses.get("draft", ""),
         ))  # fmt: skip
-        for method, (session, *_) in self.source.sessions.items():
+        for method, (first, *_) in self.source.sessions.items():
             if method.path.endswith("/AddTokenizer"):  # whose ids other sessions speak
-                steps = tuple(message.SerializeToString() for message in session)
-                await play(self._channel, Script(method, "", steps), PATIENCE_S)
+                chunks = tuple(m.SerializeToString() for m in first)
+                await play(self._channel, Script(method, "", chunks), PATIENCE_S)
         return self
 
     async def close(self) -> None:

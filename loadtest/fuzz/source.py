@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from random import Random
 
 from google.protobuf.descriptor import FileDescriptor
@@ -16,12 +15,11 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import admin_pb2, draft_pb2, generation_pb2, verify_pb2
 from loadtest.fuzz import seeds
 from loadtest.fuzz.calls import BLAMELESS, OK, REFUSED, Do, Method, Script, Step, methods_of
-from loadtest.fuzz.encoded import extended, mangled, readable
-from loadtest.fuzz.mutate import Mutator, places
+from loadtest.fuzz.mutate import Mutator, extended, mangled, places, readable
 from loadtest.fuzz.seeds import Facts, Session, answered, of_every_server
 
 SYSTEM = methods_of(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
-NOWHERE = replace(SYSTEM[0], path="/flyspec.v1.Nothing/At/All")
+NOWHERE = SYSTEM[0]._replace(path="/flyspec.v1.Nothing/At/All")
 SERVICES: dict[str, tuple[FileDescriptor, Callable[[Facts], Iterable[Session]]]] = {
     "draft": (draft_pb2.DESCRIPTOR, seeds.draft),
     "verify": (verify_pb2.DESCRIPTOR, seeds.verify),
@@ -85,12 +83,12 @@ class ScriptSource:
             case "fields changed":
                 data[at] = self._changed(method.request, data[at], rng, place)
                 if rng.random() < 0.25:
-                    other = rng.randrange(len(data))
-                    data[other] = self._changed(method.request, data[other], rng)
-                    changed = min(at, other)
+                    then = rng.randrange(len(data))
+                    data[then] = self._changed(method.request, data[then], rng)
+                    changed = min(at, then)
             case "bytes changed":
-                another = rng.choice(self.sessions[method])[-1].SerializeToString()
-                data[at] = mangled(data[at], another, rng)
+                other = rng.choice(self.sessions[method])[-1].SerializeToString()
+                data[at] = mangled(data[at], other, rng)
             case "a message dropped":
                 del data[at]
             case "a message doubled":
@@ -145,7 +143,7 @@ def _affordable(method: Method, data: bytes, rng: Random) -> tuple[bytes, bool]:
             return data, True
         case admin_pb2.DrainDrafterRequest() if message.wait_ms > MAX_WAIT_MS:
             message.wait_ms = MAX_WAIT_MS
-        case admin_pb2.DrainRequest() if not message.resume:
+        case admin_pb2.DrainRequest():
             message.resume = True
         case _:
             return data, False
