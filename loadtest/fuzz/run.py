@@ -95,8 +95,9 @@ class FuzzRun:
                 canary.cancel()
             await asyncio.gather(*self._canaries, return_exceptions=True)
         self._canaries = []
-        await self._canary()
-        await self._look()
+        if not self.server.gone:
+            await self._canary()
+            await self._look()
         result.seconds = self._now()
         return result
 

@@ -19,7 +19,7 @@ from loadtest.fuzz.source import SERVICES, ScriptSource
 FACTS = Facts(400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1")
 FAST = {
     "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 2.5, "ANSWER_S": 1.0, "SETTLE_S": 0.3,
-    "SHRINK_S": 1.0,
+    "SHRINK_S": 0.5,
 }  # fmt: skip
 
 
