@@ -211,7 +211,7 @@ loadtest: $(VENV)/.installed-dev ## two minutes of load on the bundled pair: SCE
 		--html build/load-$(SCENARIO).html --json build/load-$(SCENARIO).json $(ARGS)
 
 MESSAGES ?= 200000
-fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; an hour or two on two cores
+fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; 40 minutes on two cores
 	@$(BIN)/python -m loadtest.fuzz --num-messages $(MESSAGES) $(ARGS)
 
 audit: $(VENV)/.installed-dev ## known vulnerabilities of the versions in constraints.txt; needs a registry's advisories

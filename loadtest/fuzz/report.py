@@ -81,7 +81,7 @@ class FuzzResult:
         """One for each finding, and one for the memory of each process."""
         checks = []
         for finding in self.findings.values():
-            lines = [f"{finding.number} times: {finding.text}"]
+            lines = [f"({finding.number:,}x) {finding.text}"]
             if finding.index is not None:
                 lines.append(f"again with: --server {self.server} --seed {self.seed} "
                              f"--only {finding.index}")  # fmt: skip

@@ -122,6 +122,7 @@ class FuzzRun:
         self.say(f"{outcome.script}\n{outcome.status}: {outcome.details}")
         await self._judge()
         self._check_log(0, index)
+        self.result.seconds = self._now()
         return self.result
 
     async def _batch(self, patient: grpc.aio.Channel, goal: int) -> None:

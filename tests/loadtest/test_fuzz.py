@@ -15,10 +15,11 @@ from loadtest.fuzz.mutate import mistake, parts
 from loadtest.fuzz.seeds import Facts
 from loadtest.fuzz.servers import Server
 from loadtest.fuzz.source import SERVICES, ScriptSource
+from loadtest.report.files import ReportFiles
 
 FACTS = Facts(400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1")
 FAST = {
-    "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 2.5, "ANSWER_S": 1.0, "SETTLE_S": 0.3,
+    "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 3.0, "ANSWER_S": 1.0, "SETTLE_S": 2.0,
     "SHRINK_S": 0.5,
 }  # fmt: skip
 
@@ -54,13 +55,15 @@ async def planted(name, on_log):
         ("memory", None, None),
     ],
 )
-async def test_a_mistake_of_each_kind_is_found(name, text, steps, monkeypatch):
+async def test_a_mistake_of_each_kind_is_found(name, text, steps, monkeypatch, tmp_path, capsys):
     for constant, value in FAST.items():
         monkeypatch.setattr(run, constant, value)
     monkeypatch.setattr(report, "MAX_FINDINGS", 1)
     monkeypatch.setattr(servers, "LONG", servers.LONG[:5])
     result = await run.fuzz(partial(planted, name), 2000, 0, print)
-    assert not result.passed
+    files = ReportFiles(html=tmp_path / "fuzz.html", json=tmp_path / "fuzz.json")
+    assert files.finish(report.FuzzReport.of([result], {"seed": 0})) == 1
+    assert "FAILED" in capsys.readouterr().out
     checks = "\n".join(check["said"] for check in result.checks())
     if text is None:
         assert [c["name"] for c in result.checks() if not c["passed"]] == ["draft, memory of draft"]
