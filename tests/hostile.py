@@ -30,11 +30,8 @@ def logged(level=logging.WARNING):
 async def fuzz(name, addresses, messages):
     """Fuzz a running server; nothing may be wrong."""
     with logged() as lines:
-        server = Server(name, addresses)
-        try:
-            result = await FuzzRun(await server.attach(), 1, lines).run(messages)
-        finally:
-            await server.close()
+        async with Server(name, addresses) as server:
+            result = await FuzzRun(server, 1, lines).run(messages)
     assert result.passed, "\n".join(check["said"] for check in result.checks())
     assert result.messages >= messages
     return result

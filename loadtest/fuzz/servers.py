@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -39,7 +39,7 @@ CANARIES: dict[str, Session] = {
     }),
 }  # fmt: skip
 """What a canary asks for: a proposal, verdicts, a text."""
-LONG = (Do.PAUSE,) * 50
+LONG = (Do.PAUSE,) * 100
 
 
 class WrongAnswerError(Exception):
@@ -49,7 +49,8 @@ class WrongAnswerError(Exception):
 class Server:
     """A server under attack, with a canary whose tokens must be the same whatever others send.
 
-    It is at one of the `addresses`; `services` are its processes, if they are known.
+    `async with Server(...)` records those tokens, and makes the `source` of scripts. The server is
+    at one of the `addresses`; `services` are its processes, if they are known.
     """
 
     source: ScriptSource
@@ -66,8 +67,7 @@ class Server:
         self._channel = grpc.aio.insecure_channel(addresses[self._canary_at])
         self._methods = methods_of(SERVICES[self._canary_at][0])
 
-    async def attach(self) -> Server:
-        """Record the canary's tokens, and make the source of scripts."""
+    async def __aenter__(self) -> Self:
         session = CANARIES[self._canary_at]
         (method,) = (m for m in self._methods if isinstance(session[0], m.request))
         steps: list[Step] = []
@@ -89,8 +89,7 @@ class Server:
                 await play(self._channel, Script(method, "", chunks), PATIENCE_S)
         return self
 
-    async def close(self) -> None:
-        """Leave it."""
+    async def __aexit__(self, *_: object) -> None:
         await self._channel.close()
 
     @property
@@ -170,6 +169,5 @@ async def bundled(name: str, on_log: Callable[[str], None]) -> AsyncIterator[Ser
     async with Stack(options, on_log=on_log) as stack:
         addresses = {"draft": stack.draft_address, "verify": stack.verify_address,
                      "generation": stack.address, "admin": stack.admin_address}  # fmt: skip
-        server = Server(name, addresses, stack.services)
-        yield await server.attach()
-        await server.close()
+        async with Server(name, addresses, stack.services) as server:
+            yield server

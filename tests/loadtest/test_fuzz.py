@@ -32,11 +32,11 @@ async def planted(name, on_log):
         "draft", "tests.loadtest.planted", flags, 1, on_log, {"PLANTED": name}
     )
     await child.ready()
-    server = Server("draft", {"draft": f"127.0.0.1:{child.facts['port']}"}, {"draft": child})
     try:
-        yield await server.attach()
+        address = f"127.0.0.1:{child.facts['port']}"
+        async with Server("draft", {"draft": address}, {"draft": child}) as server:
+            yield server
     finally:
-        await server.close()
         child.send(signal.SIGKILL)
         await child.ended()
 
