@@ -211,8 +211,8 @@ loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak
 		--html build/load-$(SCENARIO).html --output build/load-$(SCENARIO).json $(ARGS)
 
 MESSAGES ?= 200000
-fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; an hour or two on two cores
-	@$(BIN)/python -m bench.fuzz --messages $(MESSAGES) $(ARGS)
+fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; 40 minutes on two cores
+	@$(BIN)/python -m loadtest.fuzz --num-messages $(MESSAGES) $(ARGS)
 
 audit: $(VENV)/.installed-dev ## look for known vulnerabilities in pinned dependencies
 	@$(call install,audit)

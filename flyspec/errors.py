@@ -39,6 +39,12 @@ class NotFoundError(FlyspecError):
     status = "NOT_FOUND"
 
 
+class UnimplementedError(FlyspecError):
+    """The server has no such method."""
+
+    status = "UNIMPLEMENTED"
+
+
 class AlreadyExistsError(FlyspecError):
     """Something else by that name already exists."""
 

@@ -1,11 +1,12 @@
-"""The short form of `bench.fuzz`: against servers in this process, with tiny models."""
+"""The short form of `loadtest.fuzz`: against servers in this process, with tiny models."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
 
-from bench.fuzz.run import FuzzRun
+from loadtest.fuzz.run import FuzzRun
+from loadtest.fuzz.servers import Server
 
 
 @contextmanager
@@ -26,14 +27,11 @@ def logged(level=logging.WARNING):
         logging.getLogger().removeHandler(handler)
 
 
-async def fuzz(server, target, messages, seed):
-    """Fuzz an attached target; there must be no findings."""
+async def fuzz(name, addresses, messages):
+    """Fuzz a running server; nothing may be wrong."""
     with logged() as lines:
-        run = FuzzRun(server, target, seed, lines)
-        try:
-            await run.run(messages)
-        finally:
-            await target.stop()
-    assert run.report.passed, str(run.report)
-    assert run.report.messages >= messages
-    return run.report
+        async with Server(name, addresses) as server:
+            result = await FuzzRun(server, 1, lines).run(messages)
+    assert result.passed, "\n".join(check["said"] for check in result.checks())
+    assert result.messages >= messages
+    return result

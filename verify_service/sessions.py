@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -150,9 +151,20 @@ class TargetSession:
             raise InvalidArgumentError(
                 f"round.open_window.gap_nats must be at least 0, got {window.gap_nats}"
             )
-        if self.logprobs is not None and window.target_logprobs is None:
+        given = window.target_logprobs
+        if given is None:
+            if self.logprobs is not None:
+                raise InvalidArgumentError(
+                    "round.open_window.target_logprobs is missing; send the window back as received"
+                )
+            return
+        name = "round.open_window.target_logprobs"
+        check_token_ids(f"{name}.top_token_ids", given.top_token_ids, self.info)
+        if len(given.top_token_ids) != len(given.top_logprobs) or any(
+            map(math.isnan, (given.logprob, *given.top_logprobs))
+        ):
             raise InvalidArgumentError(
-                "round.open_window.target_logprobs is missing; send the window back as received"
+                f"{name} must have a number for each token; send the window back as received"
             )
 
     def step(self, draft_token_ids: Sequence[int]) -> Step:

@@ -82,6 +82,8 @@ class ModelSession:
         """Draw the last `count` tokens of the sequence (not its first) again and compare."""
         tokens, open_ = self.token_ids, self._open
         count = min(count, len(tokens) - 1)
+        if not count:  # a step without logits would never end
+            return
         start = min(self.cached, len(tokens) - 1 - count)
         step = Step(self._slot, start, tokens[start:-1], count)
         history = self._history(tokens[: len(tokens) - count])

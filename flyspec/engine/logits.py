@@ -26,6 +26,10 @@ from flyspec.engine.model import History
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.tokens import SamplingParams, TokenLogprobs
 
+LEAST_REPETITION_PENALTY = 1e-20
+"""A smaller one has the same effect until it makes logits infinite, which would pass for a failure
+of the model."""
+
 Warper = Callable[[Any, Tensor], Tensor]
 
 
@@ -139,6 +143,7 @@ def _repetition(
     later = torch.tensor(drafts, dtype=torch.int64).expand(rows, -1)
     before = torch.ones_like(later, dtype=torch.bool).tril(-1)
     context = torch.cat([seen, later.where(before, vocab_size)], dim=-1).to(scores.device)
+    penalty = max(penalty, LEAST_REPETITION_PENALTY)
     penalized: Tensor = RepetitionPenaltyLogitsProcessor(float(penalty))(context, scores)
     return penalized
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from flyspec.errors import FlyspecError, InvalidArgumentError
+from flyspec.errors import FlyspecError, InvalidArgumentError, UnimplementedError
 from flyspec.interceptors import Interceptor
 from flyspec.rpc.streams import Malformed, read
 
@@ -69,6 +69,8 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
             return await behavior(await request_of(context), context)
         except FlyspecError as error:
             await abort(context, method, error)
+        except NotImplementedError:  # health's List, which grpc's servicer for asyncio lacks
+            await abort(context, method, UnimplementedError(f"{method} is not implemented"))
 
     async def generate(requests: Any, context: Any) -> AsyncIterator[Any]:
         try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import grpc
 import pytest
 
-from bench.fuzz.services import DraftTarget
+from draft_service import service as service_module
 from flyspec import wire
 from flyspec.rpc import malformed
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
@@ -21,14 +20,12 @@ METHOD = "/flyspec.v1.DraftService/"
 
 
 async def test_thousands_of_hostile_messages_change_nothing(
-    service_with: StartService, model_dir: str, monkeypatch: pytest.MonkeyPatch
+    service_with: StartService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 2.0)
+    for module in (malformed, service_module):
+        monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 2.0)
     async with service_with(max_sessions=40, idle_timeout_s=3.0) as service:
-        target = DraftTarget()
-        tokenizer = (Path(model_dir) / "tokenizer.json").read_bytes()
-        await target.attach(f"127.0.0.1:{service.port}", tokenizer)
-        report = await fuzz("draft", target, 2500, seed=1)
+        report = await fuzz("draft", {"draft": f"127.0.0.1:{service.port}"}, 2500)
         assert report.statuses["OK"] > 50
         assert report.statuses["INVALID_ARGUMENT"] > 100
         await until(lambda: service.active == 0)

@@ -296,6 +296,10 @@ async def test_over_gRPC_scores_and_confidences_arrive(service: Service, prompt:
     advance = DraftAdvance(2, len(prompt), appended, 3, "", 0.0, True)
     await client.call.write(wire.encode(advance))
     assert list((await client.read()).agreements) == [True, True, False]
+    # The first token of a sequence follows nothing that could be asked for it.
+    await client.call.write(wire.encode(DraftAdvance(3, 0, [5], 3, "", 0.0, True)))
+    last = await client.read()
+    assert (list(last.agreements), len(last.token_ids)) == ([], 3)
     await client.call.done_writing()
 
 

@@ -167,6 +167,23 @@ def test_min_tokens_holds_the_end_back_by_position() -> None:
     assert torch.equal(process_logits(logits, SamplingParams(min_tokens=2), history), logits)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("temperature", [0.0, 1e-3, 100.0])
+def test_parameters_at_the_ends_of_their_ranges_leave_finite_logits(
+    temperature: float, dtype: torch.dtype
+) -> None:
+    """Others are taken for a failure of the model."""
+    logits = rows_of(2, 3, dtype)
+    for penalty in (5e-324, 1e-38, 1e-20, 10.0):
+        for tiny, bias in ((5e-324, 100.0), (1.0, -100.0)):
+            sampling = SamplingParams(
+                temperature, top_p=tiny, min_p=tiny, repetition_penalty=penalty,
+                presence_penalty=2.0, frequency_penalty=-2.0, logit_bias=((5, bias),),
+            )  # fmt: skip
+            got = process_logits(logits, sampling, History([1, 5, 9], 1, EOS), [9, 7])
+            assert got.amax(dim=-1).isfinite().all(), sampling
+
+
 def test_what_is_missing_is_an_error() -> None:
     logits = rows_of(0, 3)
     for sampling in (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from bench.fuzz.stack import StackTarget
 from flyspec.rpc import malformed
 from flyspec.v1 import generation_pb2
 from tests.hostile import fuzz, logged
@@ -20,11 +19,9 @@ async def test_hostile_messages_change_nothing(model_dirs, monkeypatch, server, 
     options = {"max_sessions": 40, "idle_timeout_s": 5.0}
     async with start_stack(model_dirs, draft=options, verify=options) as stack:
         port, admin_port = stack.orchestrator.ports
-        target = StackTarget(admin=server == "admin")
-        await target.attach(
-            *(f"127.0.0.1:{p}" for p in (port, admin_port, stack.draft_server.port))
-        )
-        report = await fuzz(server, target, messages, seed=1)
+        ports = {"generation": port, "admin": admin_port, "draft": stack.draft_server.port}
+        addresses = {name: f"127.0.0.1:{number}" for name, number in ports.items()}
+        report = await fuzz(server, addresses, messages)
         assert report.statuses["OK"] > 30
         assert await stack.idle()
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from bench.fuzz.services import VerifyTarget
 from flyspec import rpc, wire
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
@@ -53,9 +52,7 @@ async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, 
     engine.start()
     try:
         async with address_of(engine, loaded, idle_timeout_s=3.0) as address:
-            target = VerifyTarget()
-            await target.attach(address)
-            report = await fuzz("verify", target, 2500, seed=1)
+            report = await fuzz("verify", {"verify": address}, 2500)
         assert report.statuses["OK"] > 50
         assert report.statuses["INVALID_ARGUMENT"] > 100
         # The engine's thread hears of the last ones a moment later.
@@ -91,6 +88,16 @@ async def test_a_call_without_its_request_is_told_so(engine, loaded, method, mon
         monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 0.1)
         silent = channel.stream_stream(SERVICE + method)()
         assert (await status_of(silent))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_method_that_grpc_does_not_implement_is_no_bug_of_the_server(engine, loaded):
+    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+        with logged() as lines:
+            call = channel.unary_unary("/grpc.health.v1.Health/List")(b"")
+            code, details = await call.code(), await call.details()
+        assert code is grpc.StatusCode.UNIMPLEMENTED
+        assert "Health/List is not implemented" in details
+        assert not lines
 
 
 async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
@@ -172,6 +179,13 @@ def with_round(**fields):
     )
 
 
+def with_window(target_logprobs):
+    window = verify_pb2.OpenWindow(
+        position=HELD, target_token_id=5, remaining_matches=1, target_logprobs=target_logprobs
+    )
+    return with_round(append_token_ids=[6], draft_token_ids=[7], open_window=window)
+
+
 @pytest.mark.parametrize(
     ("message", "text"),
     [
@@ -179,16 +193,11 @@ def with_round(**fields):
         (with_round(draft_token_ids=[7], remaining_loose_cost_nats=-0.5), "at least 0"),
         (with_round(append_token_ids=[5] * 1_000_000), "exceed the model's context"),
         (with_round(draft_token_ids=[5] * 1_000_000), "at most 64"),
-        (
-            with_round(
-                draft_token_ids=[7],
-                open_window=verify_pb2.OpenWindow(
-                    position=4, target_token_id=5, remaining_matches=1,
-                    target_logprobs={"top_token_ids": [5] * 21},
-                ),
-            ),
-            "at most 20",
-        ),
+        (with_window({"top_token_ids": [5] * 21}), "at most 20"),
+        (with_window({"top_token_ids": [400], "top_logprobs": [-1.0]}), "400 is out of range"),
+        (with_window({"top_token_ids": [5]}), "a number for each"),
+        (with_window({"top_token_ids": [5], "top_logprobs": [math.nan]}), "a number for each"),
+        (with_window({"logprob": math.nan}), "a number for each"),
     ],
 )  # fmt: skip
 async def test_absurd_rounds_are_refused(service, engine, message, text):
