@@ -211,7 +211,7 @@ loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak
 		--html build/load-$(SCENARIO).html --output build/load-$(SCENARIO).json $(ARGS)
 
 MESSAGES ?= 200000
-fuzz: $(VENV)/.installed-dev ## hostile messages to every server: MESSAGES each; 40 minutes on two cores
+fuzz: $(VENV)/.installed-dev ## send hostile messages to every server (40 minutes)
 	@$(BIN)/python -m loadtest.fuzz --num-messages $(MESSAGES) $(ARGS)
 
 audit: $(VENV)/.installed-dev ## look for known vulnerabilities in pinned dependencies

@@ -6,17 +6,16 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Literal
 
-import typer
 import uvloop
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, say, single
 from flyspec.flags import Flag
-from loadtest.command import run, say, single
 from loadtest.fuzz.report import FuzzReport
 from loadtest.fuzz.run import fuzz as fuzz_server
 from loadtest.fuzz.servers import bundled
 from loadtest.fuzz.source import SERVICES
-from loadtest.report.files import ReportFiles
+from loadtest.report.files import LabResults
 
 
 # fmt: off
@@ -38,7 +37,7 @@ class FuzzOptions:
 @with_flags
 def fuzz(
     options: FuzzOptions,
-    files: ReportFiles,
+    results: LabResults,
 ) -> None:
     """Send invalid and abandoned calls to flyspec's servers, many at once; none may be harmed.
 
@@ -47,8 +46,7 @@ def fuzz(
     mistake, does not answer, dies, leaks memory or sessions, gives another session wrong tokens, or
     logs a traceback. The report has the smallest call that shows it, and the seed.
     """
-    files.validate()
-    raise typer.Exit(files.finish(uvloop.run(_fuzz(options))))
+    results.of(lambda: uvloop.run(_fuzz(options)))
 
 
 async def _fuzz(options: FuzzOptions) -> FuzzReport:

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadtest.fuzz.calls import CallOutcome, Script
-from loadtest.report.base import LabReport, Plot, Table
-from loadtest.report.files import VERSION
+from loadtest.report.base import VERSION, LabReport, Plot, Table
 from loadtest.sampler import Sampler
 
 MAX_GROWTH_MIB, MIN_SAMPLES = 32.0, 30

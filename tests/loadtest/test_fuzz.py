@@ -15,7 +15,7 @@ from loadtest.fuzz.mutate import mistake, parts
 from loadtest.fuzz.seeds import Facts
 from loadtest.fuzz.servers import Server
 from loadtest.fuzz.source import SERVICES, ScriptSource
-from loadtest.report.files import ReportFiles
+from loadtest.report.files import LabResults
 
 FACTS = Facts(400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1")
 FAST = {
@@ -61,7 +61,7 @@ async def test_a_mistake_of_each_kind_is_found(name, text, steps, monkeypatch, t
     monkeypatch.setattr(report, "MAX_FINDINGS", 1)
     monkeypatch.setattr(servers, "LONG", servers.LONG[:5])
     result = await run.fuzz(partial(planted, name), 2000, 0, print)
-    files = ReportFiles(html=tmp_path / "fuzz.html", json=tmp_path / "fuzz.json")
+    files = LabResults(html=tmp_path / "fuzz.html", output=tmp_path / "fuzz.json")
     assert files.finish(report.FuzzReport.of([result], {"seed": 0})) == 1
     assert "FAILED" in capsys.readouterr().out
     checks = "\n".join(check["said"] for check in result.checks())
