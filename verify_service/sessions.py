@@ -118,6 +118,10 @@ class TargetSession:
                 f"round.draft_survivals has {len(round_.draft_survivals)} entries for "
                 f"{len(round_.draft_token_ids)} drafts; send one per draft or none"
             )
+        if not all(0 <= survival <= 1 for survival in round_.draft_survivals):  # NaN too
+            raise InvalidArgumentError(
+                "round.draft_survivals: send probabilities, each between 0 and 1"
+            )
         cost = round_.budget.loose_cost_nats
         if cost is not None and not cost >= 0:  # NaN too
             raise InvalidArgumentError(

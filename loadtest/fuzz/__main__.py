@@ -50,12 +50,13 @@ def fuzz(
 
 
 async def _fuzz(options: FuzzOptions) -> FuzzReport:
-    results = [
-        await fuzz_server(
-            partial(bundled, name), options.num_messages, options.seed, say, options.only
-        )
-        for name in (SERVICES if options.server == "all" else [options.server])
-    ]
+    results = []
+    for name in SERVICES if options.server == "all" else [options.server]:
+        start = partial(bundled, name)
+        result = await fuzz_server(start, options.num_messages, options.seed, say, options.only)
+        for check in result.checks():
+            say(f"{check['name']}: {check['said']}")
+        results.append(result)
     return FuzzReport.of(results, asdict(options))
 
 

@@ -21,7 +21,7 @@ from loadtest.fuzz.mutate import places
 from loadtest.fuzz.seeds import LENGTH, PROMPT, Facts, Session, answered, messages
 from loadtest.fuzz.source import SERVICES, ScriptSource
 
-COUNT, CONTEXT, MAX_DRAFTS, IDLE_TIMEOUT_S, PATIENCE_S = 8, 1024, 64, 20.0, 60.0
+COUNT, CONTEXT, MAX_DRAFTS, IDLE_TIMEOUT_S, PATIENCE_S = 8, 256, 64, 20.0, 60.0
 OPEN = {"token_ids": PROMPT, "sampling": {"min_tokens": 99}, "seed": 1}
 """A session that meets no end of sequence."""
 CANARIES: dict[str, Session] = {
