@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _results = partial(Flag, group="Results")
 
 
-class Report(Protocol):
+class MeasurementReport(Protocol):
     """The result of a measurement as JSON, as tables with notes, and as a plot.
 
     `samples` are part of the JSON only in a file. Dataclasses in either become objects. `columns`
@@ -43,7 +43,7 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class BenchReport:
-    """A `Report` of given parts."""
+    """A `MeasurementReport` of given parts."""
 
     document: Mapping[str, Any]
     shown: Sequence[RenderableType]
@@ -79,14 +79,14 @@ class Results:
         check_file("--plot", self.plot, FORMATS)
         check_file("--output", self.output)
 
-    def write(self, report: Report) -> None:
+    def write(self, report: MeasurementReport) -> None:
         """Write the files."""
         if self.output is not None:
             self.output.write_text(to_json({**report.document, **report.samples}) + "\n")
         if self.plot is not None and report.plot is not None:
             report.plot(self.plot)
 
-    def finish(self, report: Report) -> int:
+    def finish(self, report: MeasurementReport) -> int:
         """Write the files and print the report; return the exit code: 0 if it passed, else 1."""
         self.write(report)
         if self.json:
@@ -97,7 +97,7 @@ class Results:
                 console.print(item, markup=False, crop=False)
         return 0 if report.passed else 1
 
-    def of(self, measure: Callable[[], Report]) -> None:
+    def of(self, measure: Callable[[], MeasurementReport]) -> None:
         """Measure, once the files have been checked, and finish; exit unless it passed."""
         self.check()
         if code := self.finish(measure()):

@@ -79,11 +79,18 @@ def session_line(log: logging.Logger, facts: Callable[[], Mapping[str, Any]]) ->
         log.debug("session ended", extra=fields(**facts(), total_ms=total_ms))
 
 
+def _reached_someone(record: logging.LogRecord) -> bool:
+    """Whether this is not grpc.aio's traceback for a status whose client has disconnected."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
 def configure_logging(service: str, level: str, log_format: LogFormat = "text") -> None:
     """Log to standard error, with the service's name in each line."""
     handler = logging.StreamHandler(sys.stderr)
     formatter = JsonFormatter if log_format == "json" else TextFormatter
     handler.setFormatter(formatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_reached_someone)
     # Libraries' warnings must be JSON lines too.
     logging.captureWarnings(log_format == "json")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from flyspec.cli.results import PlottedResults, Report
+from flyspec.cli.results import MeasurementReport, PlottedResults
 from flyspec.drawing import check_file, check_matplotlib
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
@@ -33,7 +33,7 @@ class LabResults(PlottedResults):
         if self.html:
             check_matplotlib("--html")
 
-    def write(self, report: Report) -> None:
+    def write(self, report: MeasurementReport) -> None:
         super().write(report)
         if self.html is not None:
             assert isinstance(report, LabReport)

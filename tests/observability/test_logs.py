@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -41,6 +43,24 @@ def test_a_json_line_is_one_object():
     assert "ValueError: two" in found["exception"]
     assert found["time"].endswith("Z")
     assert "request_id" not in found
+
+
+def test_a_client_that_disconnects_leaves_no_traceback():
+    """grpc.aio logs one when a call's status cannot be sent."""
+    code = (
+        "import logging\n"
+        "from grpc._cython.cygrpc import ExecuteBatchError\n"
+        "from flyspec.telemetry.logs import configure_logging\n"
+        "configure_logging('draft', 'info')\n"
+        "for error in ExecuteBatchError('gone'), ValueError('wrong'):\n"
+        "    try:\n"
+        "        raise error\n"
+        "    except Exception:\n"
+        "        logging.getLogger('grpc._cython.cygrpc').exception('raised in core')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr.count("Traceback") == 1
+    assert "ValueError: wrong" in ended.stderr
 
 
 async def test_the_request_id_is_that_of_the_task():
