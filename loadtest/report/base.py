@@ -40,7 +40,7 @@ class Table:
 
 
 class LabReport(ABC):
-    """A finished measurement: a `MeasurementReport` whose tables and plots are made from its document alone.
+    """A finished measurement: a `MeasurementReport` made from its document alone.
 
     Every document has `version`, `passed`, `checks` (of `name`, `passed`, `said`), `warnings` and
     `options`. Its numbers are shortened to `DIGITS` significant digits, since measurements have no
