@@ -53,11 +53,11 @@ class Vocabulary:
         vocab_size: int,
     ) -> None:
         try:
-            original = RustTokenizer.from_buffer(tokenizer_json)
+            original = _without_cache(RustTokenizer.from_buffer(tokenizer_json))
             self.all_bytes = id_to_bytes(original)
             """As in the fingerprint: control tokens stand for their names."""
-            self._tokenizer = RustTokenizer.from_str(
-                json.dumps(_from_anywhere(json.loads(original.to_str())))
+            self._tokenizer = _without_cache(
+                RustTokenizer.from_str(json.dumps(_from_anywhere(json.loads(original.to_str()))))
             )
             self._tokenizer.encode_special_tokens = True  # the name of one is text
             self.head = _head(original)
@@ -244,6 +244,13 @@ def _without_prefix(part: dict[str, Any] | None) -> dict[str, Any] | None:
         part |= {"prepend_scheme": "never"}
         part.pop("add_prefix_space", None)
     return part
+
+
+def _without_cache(tokenizer: RustTokenizer) -> RustTokenizer:
+    """Keep no words: tokenizers 0.23 does not free that cache together with the tokenizer."""
+    if hasattr(tokenizer.model, "_resize_cache"):  # not if it only looks words up
+        tokenizer.model._resize_cache(0)
+    return tokenizer
 
 
 def _head(tokenizer: RustTokenizer) -> list[int]:
