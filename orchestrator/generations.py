@@ -103,7 +103,7 @@ class Generations:
                 is_chat = isinstance(request.prompt, Chat)
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)
                 yield plan.started(observation.request_id, model.name, drafter)
-                pace = self._pace(plan, drafter, drafting.relative_size, experience)
+                pace = self._pace(plan, drafting, experience)
                 eos = target.tokenizer.eos_token_ids
                 rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, eos)
                 async with aclosing(rounds.run()) as running:
@@ -151,15 +151,13 @@ class Generations:
             known = self._learned = target, Experience(target.info.step_costs)
         return known[1]
 
-    def _pace(
-        self, plan: GenerationPlan, drafter: str, relative_size: float, experience: Experience
-    ) -> Pace:
+    def _pace(self, plan: GenerationPlan, drafting: Drafting, experience: Experience) -> Pace:
         """Choose how draft lengths are set: fixed, adaptive, or repeated from earlier rounds."""
         k, earlier = plan.num_speculative_tokens, plan.num_draft_tokens_per_round
-        first = FirstToken(relative_size, len(plan.prompt_token_ids))
+        first = FirstToken(drafting.relative_size, len(plan.prompt_token_ids))
         pace: Pace = FixedPace(k, at_once=bool(earlier) or not first.is_delayed(k))
         if plan.adaptive and k:
-            pace = AdaptivePace(experience, drafter, plan.rule.name, k, first)
+            pace = AdaptivePace(experience, drafting.assigned_name, plan.rule.name, k, first)
         return RepeatedPace(earlier, pace) if earlier else pace
 
     async def _plan(self, request: GenerationRequest, target: Target) -> GenerationPlan:

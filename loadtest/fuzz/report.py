@@ -112,11 +112,12 @@ class FuzzReport(LabReport):
     @classmethod
     def of(cls, results: Sequence[FuzzResult], options: dict[str, Any]) -> FuzzReport:
         """The report on runs with these options."""
+        checks = [check for result in results for check in result.checks()]
         return cls({
             "version": VERSION,
-            "passed": all(result.passed for result in results),
+            "passed": all(check["passed"] for check in checks),
             "servers": [result.document() for result in results],
-            "checks": [check for result in results for check in result.checks()],
+            "checks": checks,
             "warnings": [],
             "options": options,
         })  # fmt: skip

@@ -112,16 +112,16 @@ class AdaptivePace(Pace):
     def checked(self, round_: CheckedRound) -> None:
         """Learn from a round; continue, possibly with another K, or switch to plain decoding."""
         experience, verdict = self._experience, round_.verdict
-        begun = self._begun
-        if begun:  # the first round's time includes the prompt
+        begun = self._begun  # before that, a round's time includes the prompt
+        if begun:
             experience.emitted(round_.num_emitted, round_.round_ns)
         if not verdict.decisions:
             self._decoded(round_)
             return
         self._begun = True
         if not begun:
-            usual_ns = int(self._round_ns(len(verdict.decisions)))
-            round_ = round_._replace(round_ns=min(usual_ns, round_.round_ns))
+            without_prompt_ns = int(self._round_ns(len(verdict.decisions)))
+            round_ = round_._replace(round_ns=min(without_prompt_ns, round_.round_ns))
         self._question.drafted()
         self._take(round_.proposal.drafter)
         usual_ns = self._usual_ns(round_)
