@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from flyspec.errors import FlyspecError
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 MAX_SAMPLES = 300
 """Kept in a report."""
+STRETCHES = 20
+"""Of a warm life: of each, its least memory counts, since a moment's large messages come and go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ class Sampler:
 def growth(memory: Sequence[ProcessMemory]) -> list[Growth]:
     """The slope of each service's memory: least squares over all lives, each with its own level.
 
-    The first third of a life, in requests served, is its warm-up.
+    The first third of a life, in requests served, is its warm-up. Of each of the `STRETCHES` after
+    it the least counts.
     """
     found = []
     for service in sorted({m.service for m in memory}):
@@ -116,10 +120,13 @@ def growth(memory: Sequence[ProcessMemory]) -> list[Growth]:
             life = list(entries)
             first, last = life[0].served, life[-1].served
             warm = [m for m in life if m.served >= first + (last - first) / 3]
-            mean_x = sum(m.served for m in warm) / len(warm)
-            mean_y = sum(m.mib for m in warm) / len(warm)
-            xy += sum((m.served - mean_x) * (m.mib - mean_y) for m in warm)
-            sxx += sum((m.served - mean_x) ** 2 for m in warm)
+            size = -(-len(warm) // STRETCHES)
+            stretches = (warm[at : at + size] for at in range(0, len(warm), size))
+            least = [min(stretch, key=lambda m: m.mib) for stretch in stretches]
+            mean_x = fmean(m.served for m in least)
+            mean_y = fmean(m.mib for m in least)
+            xy += sum((m.served - mean_x) * (m.mib - mean_y) for m in least)
+            sxx += sum((m.served - mean_x) ** 2 for m in least)
         slope, mib = xy / sxx if sxx else 0.0, of[-1].mib
         total = max(m.served for m in of) - min(m.served for m in of)
         found.append(Growth(service, mib, 1000 * slope, slope * total / mib))

@@ -76,6 +76,14 @@ def test_growth_is_the_slope_of_a_warm_process():
     assert growth(memory(500))[0].share == 0.0
 
 
+def test_a_moment_of_large_messages_is_no_growth():
+    calm = [500.0] * 120
+    (spiked,) = growth(memory(*calm[:-3], 560, 560, 500))
+    assert spiked.share == pytest.approx(0.0, abs=1e-9)
+    (leaking,) = growth(memory(*(500 + 0.1 * i + 60 * (i % 7 == 0) for i in range(120))))
+    assert leaking.mib_per_1000 == pytest.approx(1.0, rel=0.05)
+
+
 def test_a_restarted_process_has_a_level_of_its_own():
     (found,) = growth([*memory(*[500] * 9), *memory(*[300] * 9, life=1, first=9)])
     assert found.share == pytest.approx(0.0, abs=1e-9)

@@ -90,6 +90,18 @@ async def test_a_call_without_its_request_is_told_so(engine, loaded, method, mon
         assert (await status_of(silent))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
+@pytest.mark.parametrize("method", ["Describe", "GetTokenizer"])
+async def test_a_call_with_two_requests_is_told_so(engine, loaded, method):
+    """Left unread, the second would leak memory."""
+    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(SERVICE + method)()
+        for _ in range(2):
+            await call.write(b"")
+        code, details = await status_of(call)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "more than one request" in details
+
+
 async def test_a_method_that_grpc_does_not_implement_is_no_bug_of_the_server(engine, loaded):
     async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
         with logged() as lines:
