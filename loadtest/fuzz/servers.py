@@ -12,7 +12,7 @@ import grpc
 
 from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
-from flyspec.client import AdminClient
+from flyspec.client import AdminClient, Client, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from loadtest.admin import left_open
@@ -21,7 +21,7 @@ from loadtest.fuzz.mutate import places
 from loadtest.fuzz.seeds import LENGTH, PROMPT, Facts, Session, answered, messages
 from loadtest.fuzz.source import SERVICES, ScriptSource
 
-COUNT, CONTEXT, MAX_DRAFTS, IDLE_TIMEOUT_S, PATIENCE_S = 8, 256, 64, 20.0, 60.0
+COUNT, CONTEXT, SESSIONS, MAX_DRAFTS, IDLE_TIMEOUT_S, PATIENCE_S = 8, 256, 48, 64, 20.0, 60.0
 OPEN = {"token_ids": PROMPT, "sampling": {"min_tokens": 99}, "seed": 1}
 """A session that meets no end of sequence."""
 CANARIES: dict[str, Session] = {
@@ -163,11 +163,25 @@ async def bundled(name: str, on_log: Callable[[str], None]) -> AsyncIterator[Ser
     """A server of the whole stack with the bundled models."""
     options = StackOptions(
         device="cpu", dtype="float32", draft_dtype="float32", threads=1, draft_threads=1,
-        max_sessions=48, max_model_len=CONTEXT, log_level="warning",
+        max_sessions=SESSIONS, max_model_len=CONTEXT, log_level="warning",
         service_flags=("--idle-timeout-s", f"{IDLE_TIMEOUT_S}"),
     )  # fmt: skip
     async with Stack(options, on_log=on_log) as stack:
+        await _fill_slots(stack.address)
         addresses = {"draft": stack.draft_address, "verify": stack.verify_address,
                      "generation": stack.address, "admin": stack.admin_address}  # fmt: skip
         async with Server(name, addresses, stack.services) as server:
             yield server
+
+
+async def _fill_slots(address: str) -> None:
+    """Fill every slot: the system grants its memory only then, which must not look like a leak.
+
+    The fuzzed calls would do so little by little.
+    """
+    options = GenerateOptions(
+        max_tokens=CONTEXT // 4, ignore_eos=True, num_speculative_tokens=4, drafter="model"
+    )
+    prompt = PROMPT * (CONTEXT // 2 // LENGTH)
+    async with Client(address) as client:
+        await asyncio.gather(*(client.complete(prompt, options) for _ in range(SESSIONS)))
