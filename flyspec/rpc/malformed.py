@@ -2,7 +2,7 @@
 
 An exception in a deserializer reaches no servicer. So none is raised here: an unreadable request
 becomes `Malformed`, and the reader that receives it raises the error. Also ends calls that never
-send their request, which would otherwise wait forever.
+send their request, which would otherwise wait forever, and unary ones that send more than one.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
 async def _only_one(context: Any) -> Any:
     """Read the request of a unary method, and the end that must follow it.
 
-    gRPC leaks a few hundred bytes for a message that a call leaves unread (grpcio 1.85: when its
-    connection closes).
+    gRPC leaks a message that a call leaves unread when it returns (grpcio 1.85: 300 bytes to 50 KB,
+    once its connection closes).
     """
     request = await read(context, REQUEST_TIMEOUT_S)
     if request is None:
