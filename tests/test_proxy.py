@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from loadtest.chaos.proxy import Proxy
+from loadtest.proxy import Proxy
 
 
 @asynccontextmanager

@@ -87,8 +87,8 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
 async def _only_one(context: Any) -> Any:
     """Read the request of a unary method, and the end that must follow it.
 
-    gRPC leaks a message that a call leaves unread when it returns (grpcio 1.85: 300 bytes to 50 KB,
-    once its connection closes).
+    If a call returns with messages unread, its client's connection may stay open as long as the
+    client's process, whose channel is closed (grpcio 1.85), and hold 70 KB or more of this one.
     """
     request = await read(context, REQUEST_TIMEOUT_S)
     if request is None:

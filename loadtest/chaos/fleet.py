@@ -17,8 +17,8 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from flyspec.cli.stack import DEMO_MODELS, LOOPBACK
 from flyspec.errors import ConfigError
 from flyspec.flags import Dtype, Flag, LogLevel
-from loadtest.chaos.proxy import Proxy
 from loadtest.chaos.restartable import Restartable
+from loadtest.proxy import Proxy
 from loadtest.sampler import resident_mib
 from orchestrator.upstreams.draft import GrpcDraftUpstream
 from orchestrator.upstreams.verify import GrpcVerifyUpstream

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -17,6 +17,7 @@ from loadtest.fuzz.calls import NO_ANSWER, CallOutcome, Do, Script, play, shrunk
 from loadtest.fuzz.port import attack_port
 from loadtest.fuzz.report import FuzzResult
 from loadtest.fuzz.servers import Server, WrongAnswerError
+from loadtest.proxy import Proxy
 from loadtest.sampler import Sampler
 
 BATCH, CONCURRENT, MAX_LEFT, CONNECTIONS, CHANNELS = 500, 24, 8, 3, 3
@@ -103,9 +104,26 @@ class FuzzRun:
 
     # --- calls --------------------------------------------------------------------------------
 
-    def _channel(self) -> grpc.aio.Channel:
+    def _channel(self, address: str = "") -> grpc.aio.Channel:
         options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
-        return grpc.aio.insecure_channel(self.server.address, options=options)
+        return grpc.aio.insecure_channel(address or self.server.address, options=options)
+
+    @asynccontextmanager
+    async def _channels(self) -> AsyncIterator[list[grpc.aio.Channel]]:
+        """Channels whose connections end with them, which a proxy sees to.
+
+        grpc.aio keeps a closed channel's connection for a stream that a write found ended
+        (`WRITE_RACE`), and with it 70 KB or more of the server.
+        """
+        host, _, port = self.server.address.rpartition(":")
+        proxy = Proxy(host, int(port))
+        await proxy.start()
+        try:
+            async with AsyncExitStack() as open_:
+                yield [await open_.enter_async_context(self._channel(proxy.address))
+                       for _ in range(CHANNELS)]  # fmt: skip
+        finally:
+            await proxy.close()
 
     def _script(self, index: int) -> Script:
         return self.server.source.script(Random(f"{self.server.name} {self.seed} {index}"))
@@ -127,9 +145,7 @@ class FuzzRun:
 
     async def _batch(self, patient: grpc.aio.Channel, goal: int) -> None:
         said, first = len(self.log), self._next
-        # New connections: streams whose end a write met stay in the old ones (`WRITE_RACE`).
-        async with AsyncExitStack() as open_:
-            channels = [await open_.enter_async_context(self._channel()) for _ in range(CHANNELS)]
+        async with self._channels() as channels:
             port = int(self.server.address.rpartition(":")[2])
             await asyncio.gather(
                 *(self._work(channels[n % CHANNELS], patient, goal) for n in range(CONCURRENT)),
