@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
+from collections import Counter
 from contextlib import aclosing
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import rpc
 from flyspec.errors import (
@@ -31,6 +34,7 @@ Code = grpc.StatusCode
         # A bug of the peer: another try will not.
         (Code.INTERNAL, "internal error in Verify", FlyspecError, "INTERNAL: internal error in"),
         (Code.DATA_LOSS, "x", FlyspecError, "DATA_LOSS: x"),
+        (Code.CANCELLED, "CANCELLED", UnavailableError, "the server cancelled the call"),
     ],
 )
 def test_statuses_become_errors(code, details, kind, message):
@@ -152,3 +156,21 @@ async def test_the_next_request_ends_the_answer_to_the_one_before(answered_at_on
                 await asyncio.sleep(0.01)
     assert answered == "second"
     assert interrupted == ([] if answered_at_once else ["first"])
+
+
+async def test_calls_that_wait_for_a_busy_server_are_not_cancelled():
+    """gRPC cancels calls beyond 1,000 that a server has not taken up yet, unless told otherwise."""
+    server = rpc.GrpcServer("127.0.0.1", 0, [], [], max_streams=1000)
+    port = await server.start()
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.insecure_channel(f"127.0.0.1:{port}", options=options) for _ in range(3)]
+    checks = [health_pb2_grpc.HealthStub(channel).Check for channel in channels]
+    calls = [check.future(health_pb2.HealthCheckRequest()) for check in checks for _ in range(800)]
+    time.sleep(1.5)  # noqa: ASYNC251 the server's loop takes none up meanwhile
+    try:
+        codes = await asyncio.to_thread(lambda: Counter(call.code() for call in calls))
+    finally:
+        for channel in channels:
+            channel.close()
+        await server.stop(0)
+    assert codes == {Code.OK: 2400}

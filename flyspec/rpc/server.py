@@ -15,6 +15,7 @@ from flyspec.rpc.malformed import MalformedRequests
 from flyspec.rpc.sizes import MAX_MESSAGE_BYTES, MAX_STREAMS
 from flyspec.rpc.statuses import abort
 
+MAX_PENDING_CALLS = 1_000_000
 SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Otherwise two servers could share a port, each getting some of the connections.
@@ -25,6 +26,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 10_000),
     # Connections that stay silent or do not speak TLS; gRPC's default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
+    # Calls that a busy event loop has not taken up yet. gRPC cancels them at random beyond 1,000,
+    # without a message; ours are refused by admission, with the time to retry after.
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
 ]
 CONNECTION_AGE_MS = 3_600_000
 """Maximum age of a TLS connection; then new calls need a new handshake, with a valid certificate.

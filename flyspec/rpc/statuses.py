@@ -43,6 +43,8 @@ def error_of_status(code: grpc.StatusCode, details: str) -> FlyspecError:
     """Return the error for a peer's status, with the peer's message."""
     if code is grpc.StatusCode.INTERNAL and details == WRITE_FAILED:
         return UnavailableError("the stream ended during a write")
+    if code is grpc.StatusCode.CANCELLED:  # not by us: that raises no status
+        return UnavailableError(f"the server cancelled the call: {details}")
     for cls in FlyspecError.__subclasses__():
         if vars(cls).get("status") == code.name:
             return cls(details)
