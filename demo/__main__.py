@@ -40,12 +40,12 @@ async def show() -> None:
         options, on_event=lambda event: print(f"   {event}", file=sys.stderr)
     ) as stack:
         color = ["--color", "always"]
-        say("solving a word problem; colors show where each token came from")
+        say("solving a word problem, up to 15 drafts per round; colors show where tokens came from")
         await flyspec(
-            "generate", "--address", stack.address, "--rule", "fly", *color, "--chat",
-            problem.question,
+            "generate", "--address", stack.address, "--rule", "fly",
+            "--num-speculative-tokens", "15", *color, "--chat", problem.question,
         )  # fmt: skip
-        say("continuing a Python file, with exact decoding")
+        say("continuing a Python file, exactly, speculating only while that is faster")
         await flyspec(
             "generate", "--address", stack.address, "--rule", "exact", *color,
             "--max-tokens", "96", PYTHON_PROMPT,

@@ -183,7 +183,7 @@ def summary(generation: Generation, seconds: float) -> str:
             + (f" ({metrics.loose_cost_nats:.2f} nats)" if metrics.num_loose_tokens else ""),
         ]
         if metrics.num_plain_tokens:
-            parts.append(f"{metrics.num_plain_tokens} tokens plain")
+            parts.append(f"{metrics.num_plain_tokens} plain")
         if count := metrics.num_rollbacks:
             parts.append(f"{count} rollback{'s' * (count > 1)}")
         if (index := completion.loop_guard_token_index) is not None:
