@@ -194,7 +194,7 @@ async def _stream_error(call: Any) -> FlyspecError:
 
 def error_of_end(code: grpc.StatusCode, details: str) -> FlyspecError:
     """Return the error for a call's end; statuses not sent by flyspec mean a lost connection."""
-    lost = code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+    lost = code in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN)
     if code is grpc.StatusCode.INTERNAL and not details.startswith(rpc.BUG):
         lost = True
     if lost:
