@@ -70,6 +70,8 @@ class FuzzRun:
         pids = {name: child.pid for name, child in self.server.services.items()}
         memory = Sampler(pids, None, self._now, lambda: self.result.messages, self.say)
         self.result = FuzzResult(self.server.name, self.seed, memory)
+        host, _, port = self.server.address.rpartition(":")
+        self._host, self._port = host, int(port)
         self._next = 0
         self._bad: list[tuple[int, CallOutcome]] = []
         self._left: set[asyncio.Task[CallOutcome]] = set()
@@ -115,8 +117,7 @@ class FuzzRun:
         grpc.aio keeps a closed channel's connection for a stream that a write found ended
         (`WRITE_RACE`), and with it 70 KB or more of the server.
         """
-        host, _, port = self.server.address.rpartition(":")
-        proxy = Proxy(host, int(port))
+        proxy = Proxy(self._host, self._port)
         await proxy.start()
         try:
             async with AsyncExitStack() as open_:
@@ -146,10 +147,9 @@ class FuzzRun:
     async def _batch(self, patient: grpc.aio.Channel, goal: int) -> None:
         said, first = len(self.log), self._next
         async with self._channels() as channels:
-            port = int(self.server.address.rpartition(":")[2])
             await asyncio.gather(
                 *(self._work(channels[n % CHANNELS], patient, goal) for n in range(CONCURRENT)),
-                *(attack_port(port, self._rng) for _ in range(CONNECTIONS)),
+                *(attack_port(self._port, self._rng) for _ in range(CONNECTIONS)),
             )
         self._check_log(said, first)
         await self._judge()
