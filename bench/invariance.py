@@ -99,7 +99,7 @@ def prompts(data: Path, count: int, tokenizer: Tokenizer) -> list[list[int]]:
     code = prompt_sets(data, ["humaneval"], count // 2).get("humaneval", [])
     found = [*code, *prompt_sets(data, ["problems"], count - len(code))["problems"]]
     return [
-        (tokenizer.encode_chat(p.messages) if isinstance(p, Chat) else tokenizer.encode(str(p)))[
+        (tokenizer.encode_chat(p) if isinstance(p, Chat) else tokenizer.encode(str(p)))[
             : CONTEXT_LENGTH // 2
         ]
         for p in found

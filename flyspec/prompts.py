@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-from flyspec.values.generation import Chat
+from flyspec.values.chat import Chat
 from flyspec.values.generation import Prompt as Asked
 
 Kind = Literal["plain", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench", "token_ids"]

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers.decoders import DecodeStream
 
+from flyspec.chat_template import DEFAULT, ChatTemplates
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.admin import TokenizerBundle
+from flyspec.values.chat import Chat
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -80,22 +79,11 @@ class Tokenizer:
 
     def __init__(self, bundle: TokenizerBundle) -> None:
         self._tokenizer = RustTokenizer.from_buffer(bundle.tokenizer_json)
-        self._bundle = bundle
         self.eos_token_ids = frozenset(bundle.eos_token_ids)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-        )
-        environment.globals["raise_exception"] = _raise_template_error
-        environment.filters["tojson"] = lambda value, **kw: json.dumps(
-            value, ensure_ascii=False, **kw
-        )
-        self._template = None
-        self._no_template = "the target has no chat template"
+        templates = dict(bundle.named_chat_templates)
         if bundle.chat_template:
-            try:
-                self._template = environment.from_string(bundle.chat_template)
-            except TemplateError as error:  # such as a tag known only to transformers
-                self._no_template = f"the target's chat template cannot be read ({error})"
+            templates[DEFAULT] = bundle.chat_template
+        self._templates = ChatTemplates(templates, dict(bundle.special_tokens))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text; the tokenizer's post-processor adds special tokens.
@@ -111,30 +99,14 @@ class Tokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Encode a chat of (role, content), up to where the assistant's answer starts."""
-        if self._template is None:
-            raise InvalidArgumentError(f"chat: {self._no_template}; send text or token_ids instead")
-        try:
-            text = self._template.render(
-                messages=[{"role": role, "content": content} for role, content in messages],
-                add_generation_prompt=True,
-                bos_token=self._token(self._bundle.bos_token_id),
-                eos_token=self._token(next(iter(self._bundle.eos_token_ids), None)),
-            )
-        except TemplateError as error:
-            raise InvalidArgumentError(
-                f"chat.messages: refused by the target's chat template: {error}"
-            ) from error
-        return self.encode(text, add_special_tokens=False)
+    def encode_chat(self, chat: Chat) -> list[int]:
+        """Encode a chat as the target's chat template renders it."""
+        return self.encode(self._templates.render(chat), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens, without special ones."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
-
-    def _token(self, token_id: int | None) -> str:
-        return "" if token_id is None else (self._tokenizer.id_to_token(token_id) or "")
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer)
@@ -186,7 +158,3 @@ class Detokenizer:
         """Return an incomplete last character, if any, as replacement characters."""
         pending, self._pending = self._pending, []
         return self._tokenizer.decode(pending, skip_special_tokens=True) if pending else ""
-
-
-def _raise_template_error(message: str) -> None:
-    raise TemplateError(message)

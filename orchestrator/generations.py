@@ -11,7 +11,8 @@ from typing import NoReturn
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import FlyspecError
-from flyspec.values.generation import Chat, Chunk, Completion, Event, GenerationRequest, Models
+from flyspec.values.chat import Chat
+from flyspec.values.generation import Chunk, Completion, Event, GenerationRequest, Models
 from orchestrator.admission.admission import Admission, Visit
 from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.exact_twins import ExactTwins, LossyText

@@ -11,6 +11,7 @@ from tokenizers import decoders, models
 from flyspec.errors import InvalidArgumentError
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import TokenizerBundle
+from flyspec.values.chat import Chat
 
 WORDS = ["▁", "a", "b", "▁a", "▁the", "é", "数", "\n", "."]
 
@@ -59,4 +60,4 @@ def test_an_unreadable_chat_template_only_refuses_chats(data):
     tokenizer = Tokenizer(bundle)
     assert tokenizer.decode([257]) == "a"
     with pytest.raises(InvalidArgumentError, match=r"cannot be read.*send text or token_ids"):
-        tokenizer.encode_chat([("user", "hi")])
+        tokenizer.encode_chat(Chat.of_user("hi"))

@@ -13,7 +13,7 @@ from flyspec.values.admin import DrafterStats as DrafterStats
 from flyspec.values.admin import DrafterStatus as DrafterStatus
 from flyspec.values.admin import Status as Status
 from flyspec.values.admin import UpstreamStatus as UpstreamStatus
-from flyspec.values.generation import Chat as Chat
+from flyspec.values.chat import Chat as Chat
 from flyspec.values.generation import Chunk as Chunk
 from flyspec.values.generation import Completion as Completion
 from flyspec.values.generation import DrafterShare as DrafterShare

@@ -6,7 +6,8 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.flags import UINT32, flags_of
 from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY, is_request_id, is_traceparent
 from flyspec.rules import PARAMETERS, Rule
-from flyspec.values.generation import Chat, GenerateOptions, Prompt
+from flyspec.values.chat import Chat
+from flyspec.values.generation import GenerateOptions, Prompt
 
 
 def metadata_of(options: GenerateOptions) -> tuple[tuple[str, str], ...]:

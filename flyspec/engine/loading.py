@@ -21,6 +21,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
 from flyspec import process
+from flyspec.chat_template import DEFAULT
 from flyspec.config import model_source, served_name
 from flyspec.engine.checkpoint import Checkpoint, fingerprint_beside
 from flyspec.engine.kv_heads import replicate
@@ -207,15 +208,19 @@ def tokenizer_bundle(tokenizer: Any, generation_config: GenerationConfig) -> Tok
     control = {*eos_ids, *tokenizer.all_special_ids}
     control |= {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     pad = tokenizer.pad_token_id
-    template = tokenizer.chat_template
+    templates = tokenizer.chat_template or {}
+    if isinstance(templates, str):
+        templates = {DEFAULT: templates}
     return TokenizerBundle(
         tokenizer_json=backend.to_str().encode(),
         fingerprint=fingerprint(backend, None if pad in eos_ids else pad),
         eos_token_ids=tuple(sorted(eos_ids)),
         control_token_ids=tuple(sorted(control)),
         bos_token_id=tokenizer.bos_token_id,
-        chat_template=template if isinstance(template, str) else "",
+        chat_template=templates.get(DEFAULT, ""),
         generation_config_json=json.dumps(generation_config.to_diff_dict()),
+        named_chat_templates=tuple(sorted((n, t) for n, t in templates.items() if n != DEFAULT)),
+        special_tokens=tuple(sorted(tokenizer.special_tokens_map.items())),
     )
 
 

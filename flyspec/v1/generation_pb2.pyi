@@ -117,19 +117,25 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    FIELDS_JSON_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """The author, as known to the chat template: system, user or assistant."""
+    """The author, as known to the chat template: system, user, assistant or tool."""
     content: _builtins.str
     """The message text."""
+    fields_json: _builtins.str
+    """More fields for the chat template, such as `tool_calls`, as a JSON object. It may
+    have a list of parts as `content`; leave `content` above empty then.
+    """
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
+        fields_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "fields_json", b"fields_json", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -137,23 +143,45 @@ Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class ChatPrompt(_message.Message):
-    """A chat as a prompt."""
+    """A chat as a prompt, rendered by the target's chat template."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_JSON_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    OMIT_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    tools_json: _builtins.str
+    """JSON array of functions that the model may call, as JSON schemas. Empty: none."""
+    documents_json: _builtins.str
+    """JSON array of documents to answer from, as the template reads them. Empty: none."""
+    template_kwargs_json: _builtins.str
+    """JSON object of more variables of the template, such as `enable_thinking`. Empty:
+    none.
+    """
+    continue_final_message: _builtins.bool
+    """Continue the final message instead of beginning the assistant's next one."""
+    omit_generation_prompt: _builtins.bool
+    """Do not begin the assistant's next message."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """The messages, rendered by the target's chat template."""
+        """The messages."""
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools_json: _builtins.str = ...,
+        documents_json: _builtins.str = ...,
+        template_kwargs_json: _builtins.str = ...,
+        continue_final_message: _builtins.bool = ...,
+        omit_generation_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continue_final_message", b"continue_final_message", "documents_json", b"documents_json", "messages", b"messages", "omit_generation_prompt", b"omit_generation_prompt", "template_kwargs_json", b"template_kwargs_json", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -219,14 +219,56 @@ class TokenizerMetadata(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class NamedChatTemplatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class SpecialTokensEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     BOS_TOKEN_ID_FIELD_NUMBER: _builtins.int
     CONTROL_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     GENERATION_CONFIG_JSON_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NAMED_CHAT_TEMPLATES_FIELD_NUMBER: _builtins.int
+    SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     chat_template: _builtins.str
-    """Jinja chat template; empty if the model has none."""
+    """Default Jinja chat template; empty if the model has none."""
     bos_token_id: _builtins.int
     """Id of the beginning of a sequence."""
     generation_config_json: _builtins.str
@@ -241,6 +283,14 @@ class TokenizerMetadata(_message.Message):
     def control_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """All special tokens (end, begin, chat markers, padding): never accepted loosely."""
 
+    @_builtins.property
+    def named_chat_templates(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """More chat templates by name; `tool_use` is for chats with tools."""
+
+    @_builtins.property
+    def special_tokens(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The tokenizer's special tokens as text, by name, such as `bos_token`."""
+
     def __init__(
         self,
         *,
@@ -250,10 +300,12 @@ class TokenizerMetadata(_message.Message):
         control_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         generation_config_json: _builtins.str = ...,
         fingerprint: _builtins.str = ...,
+        named_chat_templates: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        special_tokens: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "control_token_ids", b"control_token_ids", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "generation_config_json", b"generation_config_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id", "bos_token_id", b"bos_token_id", "chat_template", b"chat_template", "control_token_ids", b"control_token_ids", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "generation_config_json", b"generation_config_json", "named_chat_templates", b"named_chat_templates", "special_tokens", b"special_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bos_token_id: _TypeAlias = _typing.Literal["bos_token_id"]  # noqa: Y015
     _WhichOneofArgType__bos_token_id: _TypeAlias = _typing.Literal["_bos_token_id", b"_bos_token_id"]  # noqa: Y015

@@ -108,7 +108,11 @@ class VerifyServiceInfo:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerBundle:
-    """The target's tokenizer, chat template and special IDs: all the orchestrator needs."""
+    """The target's tokenizer, chat templates and special IDs: all the orchestrator needs.
+
+    `chat_template` is the default one, `named_chat_templates` has the others if there are several,
+    such as `tool_use`. `special_tokens` are the tokenizer's, such as `bos_token`, as text.
+    """
 
     tokenizer_json: bytes
     fingerprint: str
@@ -117,6 +121,8 @@ class TokenizerBundle:
     bos_token_id: int | None = None
     chat_template: str = ""
     generation_config_json: str = ""
+    named_chat_templates: tuple[tuple[str, str], ...] = ()
+    special_tokens: tuple[tuple[str, str], ...] = ()
 
     def facts(self, vocab_size: int) -> TokenizerFacts:
         return TokenizerFacts(

@@ -13,6 +13,7 @@ from flyspec.ranges import Range
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength, read_speculation_length
 from flyspec.values.admin import ModelInfo
+from flyspec.values.chat import Chat
 from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow
 from flyspec.values.tokens import (
     MAX_TOP_LOGPROBS,
@@ -43,17 +44,6 @@ class RecoveryKind(IntEnum):
     DRAFTER_FALLBACK = 4
     DRAFTER_RESTORED = 5
     DRAFTER_SWAPPED = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A chat of (role, content) as a prompt, rendered by the target's chat template."""
-
-    messages: Sequence[tuple[str, str]]
-
-    @classmethod
-    def of_user(cls, content: str) -> Chat:
-        return cls((("user", content),))
 
 
 Prompt = str | Sequence[int] | Chat

@@ -9,8 +9,10 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.v1 import admin_pb2, draft_pb2, generation_pb2, verify_pb2
 from flyspec.values import admin, generation, rounds
-from flyspec.values.generation import Chat, GenerateOptions, GenerationRequest, Prompt
+from flyspec.values.chat import Chat
+from flyspec.values.generation import GenerateOptions, GenerationRequest, Prompt
 from flyspec.values.rounds import Decision, DraftChunk, Outcome, Verdict, VerifyRound
+from flyspec.wire import chats
 
 Encode = Callable[[Any], Mapping[str, Any]]
 """Converts a value to keyword arguments of its message's constructor, nested messages included."""
@@ -68,8 +70,7 @@ def _write_prompt(prompt: Prompt) -> Mapping[str, Any]:
     if isinstance(prompt, str):
         return {"text": prompt}
     if isinstance(prompt, Chat):
-        turns = [{"role": role, "content": content} for role, content in prompt.messages]
-        return {"chat": {"messages": turns}}
+        return {"chat": chats.write(prompt)}
     return {"token_ids": {"ids": prompt}}
 
 
@@ -80,7 +81,7 @@ def _read_prompt(message: generation_pb2.GenerateRequest) -> Prompt:
         case "token_ids":
             return message.token_ids.ids[:]
         case "chat":
-            return Chat(tuple((turn.role, turn.content) for turn in message.chat.messages))
+            return chats.read(message.chat)
     raise InvalidArgumentError("prompt: set one of text, token_ids, chat")
 
 

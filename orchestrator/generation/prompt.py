@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from flyspec.errors import InvalidArgumentError
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import ModelInfo
-from flyspec.values.generation import Chat, Prompt
+from flyspec.values.chat import Chat
+from flyspec.values.generation import Prompt
 
 ABSURD = 4
 """Multiple of the context length from which a prompt is absurdly long. Tokenizing in pieces gives a
@@ -23,7 +24,7 @@ LONG = 1 << 16
 
 def is_long(prompt: Prompt) -> bool:
     if isinstance(prompt, Chat):
-        return sum(len(role) + len(content) for role, content in prompt.messages) > LONG
+        return sum(map(len, prompt.texts)) > LONG
     return len(prompt) > LONG
 
 
@@ -40,8 +41,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> lis
             if not messages:
                 raise InvalidArgumentError("prompt: chat has no messages; send at least one")
             _check_count("messages", len(messages), context_length)
-            _check_size([content for _, content in messages], tokenizer, context_length)
-            token_ids = tokenizer.encode_chat(messages)
+            _check_size(list(prompt.texts), tokenizer, context_length)
+            token_ids = tokenizer.encode_chat(prompt)
         case _:
             _check_count("tokens", len(prompt), context_length)
             token_ids = list(prompt)

@@ -13,7 +13,8 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.speculation_length import AUTO
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from flyspec.values.admin import TokenizerBundle
-from flyspec.values.generation import Chat, GenerateOptions, GenerationRequest
+from flyspec.values.chat import Chat
+from flyspec.values.generation import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
     Decision,
     DraftChunk,
@@ -35,12 +36,35 @@ PLAIN = {
     str: st.text(max_size=8),
     bytes: st.binary(max_size=8),
 }
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | PLAIN[str],
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN[str], inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def chats():
+    """Chats with any JSON where a chat template may read it."""
+    objects = st.dictionaries(PLAIN[str], JSON, max_size=3)
+    message = st.fixed_dictionaries(
+        {"role": PLAIN[str]},
+        optional={"content": PLAIN[str] | st.lists(objects, max_size=2), "tool_calls": JSON},
+    )
+    return st.builds(
+        Chat,
+        st.lists(message, max_size=3).map(tuple),
+        tools=st.lists(objects, max_size=2).map(tuple),
+        documents=st.lists(objects, max_size=2).map(tuple),
+        add_generation_prompt=st.booleans(),
+        continue_final_message=st.booleans(),
+        template_kwargs=objects,
+    )
+
+
 LONG = ("round_id", "prefix_hash", "seed", "round_bytes", "total_ns", "uptime_ns")
 NOT_SENT = {name for names in LOCAL.values() for name in names}
 SPECIAL = {
-    (GenerationRequest, "prompt"): st.text(max_size=8)
-    | st.lists(u32, max_size=4)
-    | st.builds(Chat, st.lists(st.tuples(PLAIN[str], PLAIN[str]), max_size=3).map(tuple)),
+    (GenerationRequest, "prompt"): st.text(max_size=8) | st.lists(u32, max_size=4) | chats(),
     (SamplingParams, "logit_bias"): st.dictionaries(u32, PLAIN[float], max_size=4).map(
         lambda bias: tuple(sorted(bias.items()))
     ),

@@ -65,9 +65,13 @@ def test_a_mix_draws_by_weight_and_takes_a_files_prompts_in_turn(tmp_path):
     }  # fmt: skip
 
 
+def text_of(chat):
+    return "".join(chat.texts)
+
+
 def test_fresh_problems_are_different_and_the_same_for_a_seed():
     drawn = [prompt_mix([Source(FRESH)], 50, None, seed) for seed in (1, 1, 2)]
-    first, again, others = ([following().messages for _ in range(50)] for following in drawn)
+    first, again, others = ([text_of(following()) for _ in range(50)] for following in drawn)
     assert first == again
     assert len(set(first)) > 45
     assert not set(first) & set(others)
@@ -76,7 +80,7 @@ def test_fresh_problems_are_different_and_the_same_for_a_seed():
 def test_varied_prompts_are_questions_code_and_long_chats():
     following = prompt_mix([Source(VARIED)], 60, None, 0)
     drawn = [following() for _ in range(60)]
-    chats = [p.messages[0][1] for p in drawn if isinstance(p, Chat)]
+    chats = [p.messages[0]["content"] for p in drawn if isinstance(p, Chat)]
     assert 0 < len(chats) < len(drawn)
     assert max(map(len, chats)) > 4 * min(map(len, chats))
 

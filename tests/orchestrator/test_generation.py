@@ -178,7 +178,7 @@ async def test_the_end_of_the_context_is_a_length_limit(stack):
 
 async def test_chat(stack):
     generation = await stack.client.complete(
-        Chat((("user", "hi there"),)), GenerateOptions(max_tokens=3)
+        Chat.of_user("hi there"), GenerateOptions(max_tokens=3)
     )
     assert generation.started.prompt_token_ids[0] == 0
 

@@ -17,8 +17,8 @@ from flyspec.errors import (
     UnavailableError,
 )
 from flyspec.security import ApiKey, Scope
+from flyspec.values.chat import Chat
 from flyspec.values.generation import (
-    Chat,
     Chunk,
     Completion,
     FinishReason,

@@ -9,6 +9,7 @@ from flyspec import wire
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import verify_pb2
 from flyspec.values.admin import VerifyServiceInfo
+from flyspec.values.chat import Chat
 from flyspec.values.rounds import Verdict
 from tests.verify_service.sessions import HELD, drained, open_message, round_message, status_of
 from tests.waiting import until
@@ -152,4 +153,4 @@ async def test_describe_and_tokenizer(service, loaded):
         tokenizer = Tokenizer(bundle)
         text = "The cat sat 😀"
         assert tokenizer.decode(tokenizer.encode(text)) == text
-        assert tokenizer.encode_chat([("user", "hi")])[0] == 0
+        assert tokenizer.encode_chat(Chat.of_user("hi"))[0] == 0
