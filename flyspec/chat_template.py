@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ DEFAULT, TOOL_USE = "default", "tool_use"
 """Names in a list of templates; the second is for chats with tools."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send a message's reasoning; templates read the first or second."""
+_PART = re.compile(r"""\.type\b|\[['"]type['"]\]""")
 _END = "|END-OF-THE-FINAL-MESSAGE|"
 
 
@@ -63,6 +65,11 @@ class ChatTemplates:
                 f"chat: refused by the target's chat template: {error}"
             ) from error
         return _cut_at_end(text) if chat.continue_final_message else text
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether a template tells a list of text parts from text, by their type."""
+        return any(_PART.search(source) for source in self._sources.values())
 
     def _template(self, name: str) -> Any:
         sources = self._sources

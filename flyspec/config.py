@@ -26,6 +26,9 @@ GENERATION_PORT = 50050
 DRAFT_PORT = 50051
 VERIFY_PORT = 50052
 ADMIN_PORT = 50053
+HTTP_PORT = 8000
+NO_PORT = -1
+"""Instead of a port: do not listen."""
 
 
 WAITING_SHARE = 0.25
@@ -59,7 +62,7 @@ class ServerSettings(BaseSettings):
     )
     metrics_port: int | None = Field(
         None,
-        ge=-1,
+        ge=NO_PORT,
         le=65535,
         description="port of the Prometheus metrics, path /metrics (0: pick a free one, -1: none); "
         "unset: 9464 (orchestrator), 9465 (draft) or 9466 (verify), or 0 if --port is 0",
@@ -270,6 +273,18 @@ class OrchestratorSettings(ServerSettings):
     port: int = Field(
         GENERATION_PORT, ge=0, le=65535, description="generation port (0: pick a free one)"
     )
+    http_port: int | None = Field(
+        None,
+        ge=NO_PORT,
+        le=65535,
+        description="port of the HTTP API, which speaks OpenAI's (0: pick a free one, -1: none); "
+        "needs flyspec[http]; unset: 8000 if that is installed, or 0 if --port is 0",
+    )
+    http_allowed_origins: str = Field(
+        "",
+        description="comma-separated origins whose pages may call the HTTP API from a browser, "
+        "such as https://chat.example.com; * for all (empty: none)",
+    )
     admin_port: int = Field(
         ADMIN_PORT, ge=0, le=65535, description="admin port (0: pick a free one)"
     )
@@ -400,6 +415,10 @@ class OrchestratorSettings(ServerSettings):
             prefix="admin-",
         )
         return replace(security, keys=bool(self.api_keys_file) and not security.wants_certificates)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        return _names(self.http_allowed_origins)
 
     def upstream_security(self) -> ChannelSecurity | None:
         """Return the TLS of connections to the services, or None. Raises `ConfigError`."""

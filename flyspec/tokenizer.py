@@ -84,6 +84,7 @@ class Tokenizer:
         if bundle.chat_template:
             templates[DEFAULT] = bundle.chat_template
         self._templates = ChatTemplates(templates, dict(bundle.special_tokens))
+        self._bytes: dict[int, bytes] | None = None  # half a second for a large vocabulary
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text; the tokenizer's post-processor adds special tokens.
@@ -107,6 +108,17 @@ class Tokenizer:
         """Decode tokens, without special ones."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return text
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return a token's bytes; those of an id without a token are empty."""
+        if self._bytes is None:
+            self._bytes = id_to_bytes(self._tokenizer)
+        return self._bytes.get(token_id, b"")
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether the chat templates read a message's content as a list of parts."""
+        return self._templates.reads_parts
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer)

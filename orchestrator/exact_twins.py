@@ -154,6 +154,7 @@ class ExactTwins:
         sequence, count = TokenSequence(plan.prompt_token_ids), len(text.tokens)
         start, round_id = len(sequence), 0
         eos = frozenset[int]() if plan.ignore_eos else text.target.tokenizer.eos_token_ids
+        eos |= plan.stop_token_ids
         try:
             while (left := count - (len(sequence) - start)) > 0:
                 if not self._has_room(1):

@@ -12,7 +12,16 @@ from typing import NoReturn
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import FlyspecError
 from flyspec.values.chat import Chat
-from flyspec.values.generation import Chunk, Completion, Event, GenerationRequest, Models
+from flyspec.values.generation import (
+    Chunk,
+    Completion,
+    Event,
+    GenerateOptions,
+    GenerationRequest,
+    Models,
+    ScoredTokens,
+    ScoreRequest,
+)
 from orchestrator.admission.admission import Admission, Visit
 from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.exact_twins import ExactTwins, LossyText
@@ -29,6 +38,7 @@ from orchestrator.generation.prompt import is_long
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
 from orchestrator.generation.rule_files import RuleBook
+from orchestrator.generation.scoring import Scoring
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import Token
 from orchestrator.telemetry.requests import Observation, RequestObserver
@@ -79,7 +89,14 @@ class Generations:
         experience = self._experience(target)
         check_tokens(caller.key, plan.max_total_tokens)
         fleet.drafters.check(plan.drafter)
-        output = Output(target.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
+        output = Output(
+            target.tokenizer,
+            plan.max_tokens,
+            plan.stop,
+            plan.ignore_eos,
+            plan.stop_token_ids,
+            plan.sampling.min_tokens,
+        )
         kept: list[Token] | None = [] if self._twins and self._twins.wants(plan) else None
         ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
         timings = ledger.timings
@@ -105,7 +122,7 @@ class Generations:
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)
                 yield plan.started(observation.request_id, model.name, drafter)
                 pace = self._pace(plan, drafting, experience)
-                eos = target.tokenizer.eos_token_ids
+                eos = target.tokenizer.eos_token_ids | plan.stop_token_ids
                 rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, eos)
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
@@ -145,6 +162,29 @@ class Generations:
             mixed_numerics=verifying.mixed_numerics,
         )
 
+    async def score(
+        self, request: ScoreRequest, caller: Caller = NOBODY
+    ) -> AsyncGenerator[ScoredTokens, None]:
+        """Yield a text's tokens with their log-probabilities, in pieces. Raises `FlyspecError`.
+
+        Counts as a request, and takes a slot, like a generation.
+        """
+        with self._observer.request(caller) as observation:
+            async with self._admission.visit(caller.client, caller.deadline, caller.key) as visit:
+                target = self._fleet.target
+                options = GenerateOptions(logprobs=request.logprobs, max_tokens=1)
+                plan = await self._plan(GenerationRequest(request.prompt, options), target)
+                tokens = plan.prompt_token_ids
+                check_tokens(caller.key, len(tokens))
+                replicas = self._fleet.replicas_of(target.info.model)
+                scoring = Scoring(replicas, plan, target, observation.correlation)
+                async with visit.slot(len(tokens)), aclosing(scoring.run()) as pieces:
+                    visit.granted()
+                    async for piece in pieces:
+                        visit.pause()
+                        yield piece
+                        visit.resume()
+
     def _experience(self, target: Target) -> Experience:
         """Return what generations with this target share for adapting the draft length."""
         known = self._learned
@@ -168,6 +208,15 @@ class Generations:
         if is_long(request.prompt):
             return await asyncio.to_thread(make_plan, request, *rest)
         return make_plan(request, *rest)
+
+    @property
+    def target(self) -> Target:
+        return self._fleet.target
+
+    @property
+    def accepting(self) -> bool:
+        """Whether requests are accepted: a target works, and nothing is being drained."""
+        return not self._admission.draining and bool(self._fleet.targets.usable)
 
     def refuse(self, error: FlyspecError, caller: Caller = NOBODY) -> NoReturn:
         """Count a request that could not be decoded, and raise `error`."""

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
 from flyspec import rpc, serving
-from flyspec.config import OrchestratorSettings
+from flyspec.config import NO_PORT, OrchestratorSettings
 from flyspec.errors import ConfigError
 from flyspec.security import ApiKeys, PortSecurity, Scope
 from flyspec.speculation_length import AUTO
@@ -21,6 +26,11 @@ from orchestrator.heap import return_large_blocks
 from orchestrator.telemetry.requests import RequestObserver
 from orchestrator.telemetry.state_metrics import admission_metrics, fleet_metrics
 from orchestrator.upstreams.connector import GrpcConnector
+
+if TYPE_CHECKING:
+    from orchestrator.front.http.server import HttpServer
+
+log = logging.getLogger(__name__)
 
 
 class Orchestrator:
@@ -41,6 +51,7 @@ class Orchestrator:
         self._servers: list[rpc.GrpcServer] = []
         self._admission: Admission | None = None
         self._twins: ExactTwins | None = None
+        self._http: HttpServer | None = None
 
     async def start(self) -> dict[str, int]:
         """Connect to the services, then listen; return the ports. Raises `FlyspecError`."""
@@ -72,6 +83,9 @@ class Orchestrator:
             interceptors=self._telemetry.interceptors(make_ids=True),
             checks=self._checks(settings.port_security, Scope.GENERATE),
         )
+        self._http = self._http_face(
+            generations, rpc.max_request_bytes(fleet.target.info.model.context_length)
+        )
         admin = AdminServicer(fleet, admission, [clients])
         operators = rpc.GrpcServer(
             settings.admin_host or settings.host,
@@ -86,9 +100,30 @@ class Orchestrator:
         self._servers = [clients, operators]
         for server in self._servers:
             await server.start()
+        ports = {"port": clients.port, "admin_port": operators.port}
+        if self._http is not None:
+            ports["http_port"] = await self._http.start()
         for server in self._servers:
             await server.set_ready(True)
-        return {"port": clients.port, "admin_port": operators.port}
+        return ports
+
+    def _http_face(self, generations: Generations, max_body_bytes: int) -> HttpServer | None:
+        """Return the server of the HTTP API; None if there is to be none. Raises `ConfigError`."""
+        settings, port = self._settings, self._settings.http_port
+        if port == NO_PORT:
+            return None
+        if port is None and not all(map(find_spec, ("fastapi", "httptools", "uvicorn"))):
+            log.info("no HTTP API: install flyspec[http] for it")
+            return None
+        try:
+            from orchestrator.front.http.face import make_server  # takes half a second
+        except ImportError as error:
+            raise ConfigError(
+                f"--http-port {port}: needs {error.name}; install flyspec[http], or set -1 for no "
+                "HTTP API"
+            ) from None
+        registry = self._telemetry.registry
+        return make_server(generations, settings, self._keys, max_body_bytes, registry)
 
     def _checks(self, security: PortSecurity, scope: Scope) -> list[rpc.Check]:
         checks = rpc.checks_of(security)
@@ -105,8 +140,10 @@ class Orchestrator:
         """Refuse waiting requests, give running ones `grace_s` seconds to finish, then stop."""
         if self._admission is not None:
             self._admission.drain()
-        for server in self._servers:
-            await server.stop(grace_s)
+        stopping = [server.stop(grace_s) for server in self._servers]
+        if self._http is not None:
+            stopping.append(self._http.stop(grace_s))
+        await asyncio.gather(*stopping)
         if self._twins is not None:
             await self._twins.close()
         await self.fleet.close()

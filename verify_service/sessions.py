@@ -122,6 +122,10 @@ class TargetSession:
             raise InvalidArgumentError(
                 "round.draft_survivals: send probabilities, each between 0 and 1"
             )
+        if round_.teacher_forced and (self.logprobs is None or not round_.draft_token_ids):
+            raise InvalidArgumentError(
+                "round.teacher_forced: send drafts, and set logprobs when opening the session"
+            )
         cost = round_.budget.loose_cost_nats
         if cost is not None and not cost >= 0:  # NaN too
             raise InvalidArgumentError(

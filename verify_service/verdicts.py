@@ -11,7 +11,7 @@ from flyspec.engine.distributions import decode
 from flyspec.engine.logits import token_logprobs
 from flyspec.engine.model import History
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import Verdict, VerifyRound
+from flyspec.values.rounds import Decision, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from verify_service.rules import judge
 from verify_service.sessions import TargetSession
@@ -33,6 +33,8 @@ class RoundJudge:
     ) -> Verdict:
         """Return the verdict on a round's logits [K + 1, V]."""
         drafts = round_.draft_token_ids
+        if round_.teacher_forced:
+            return _with_logprobs(_forced(session, drafts, rows), round_, rows, session)
         verdict = judge(
             session.rule,
             drafts,
@@ -60,6 +62,17 @@ class RoundJudge:
         if session.logprobs is None:
             return verdict
         return _with_logprobs(verdict, round_, rows, session)
+
+
+def _forced(session: TargetSession, drafts: Sequence[int], rows: Tensor) -> Verdict:
+    """Return the verdict that accepts all drafts."""
+    start = len(session.sequence)
+    return Verdict(
+        keep_length=start + len(drafts),
+        next_token_id=int(rows[-1].argmax()),
+        decisions=(Decision(Outcome.EXACT),) * len(drafts),
+        start_length=start,
+    )
 
 
 def _with_logprobs(

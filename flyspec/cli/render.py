@@ -14,8 +14,8 @@ from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from flyspec.client import Chunk, Generation, RoundRecord, SpeculationMetrics
-from flyspec.values.tokens import Origin
+from flyspec.client import Chunk, Generation, RoundRecord
+from flyspec.values.tokens import Origin, json_logprob
 
 STYLES: dict[Origin, Style] = {
     Origin.EXACT_MODEL: Style(color="green"),
@@ -39,17 +39,6 @@ PROMPT_STYLE = Style(dim=True)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def speculation_document(metrics: SpeculationMetrics) -> dict[str, Any]:
-    """Return `metrics.speculative_decoding`, with vLLM's names and our own."""
-    counts = asdict(metrics)
-    del counts["num_rounds"]  # plain ones included
-    return {
-        "mean_acceptance_length": metrics.mean_acceptance_length,
-        "draft_acceptance_rate": metrics.draft_acceptance_rate,
-        **counts,
-    }
-
-
 def document(generation: Generation) -> dict[str, Any]:
     """Return what `generate --json` prints for one prompt.
 
@@ -66,7 +55,7 @@ def document(generation: Generation) -> dict[str, Any]:
         "loose_gaps_nats": generation.loose_gaps_nats,
         "loop_guard_token_index": completion.loop_guard_token_index,
         "warnings": list(generation.started.warnings),
-        "metrics": {"speculative_decoding": speculation_document(completion.speculation)},
+        "metrics": {"speculative_decoding": completion.speculation.document()},
         "drafters": [asdict(share) for share in completion.drafters],
         "num_draft_tokens_per_round": list(completion.num_draft_tokens_per_round),
         "mixed_numerics": completion.mixed_numerics,
@@ -106,9 +95,9 @@ def logprobs_document(generation: Generation) -> list[dict[str, Any]]:
         {
             "token": text,
             "token_id": token_id,
-            "logprob": _json_number(entry.logprob),
+            "logprob": json_logprob(entry.logprob),
             "top_logprobs": [
-                {"token_id": top_id, "logprob": _json_number(logprob)}
+                {"token_id": top_id, "logprob": json_logprob(logprob)}
                 for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
             ],
         }
@@ -122,11 +111,6 @@ def _texts(chunk: Chunk) -> Sequence[str]:
     """A text for each token; all empty if the chunk has none."""
     told = len(chunk.token_texts) == len(chunk.token_ids)
     return chunk.token_texts if told else [""] * len(chunk.token_ids)
-
-
-def _json_number(logprob: float) -> float:
-    """JSON has no infinity: as OpenAI does, -9999 stands for a probability of 0."""
-    return max(logprob, -9999.0)
 
 
 def visible(text: str) -> str:

@@ -17,11 +17,17 @@ from flyspec.cli.options import ListeningFlags, with_flags
 from flyspec.cli.runtime import narrate, run_async
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.cli.supervisor import supervise
+from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.flags import Flag
 from flyspec.progress import error_console
 
 _DEFAULTS = StackOptions(
-    admin_host="", port=50050, admin_port=50053, draft_port=50051, verify_port=50052
+    admin_host="",
+    port=GENERATION_PORT,
+    admin_port=ADMIN_PORT,
+    http_port=None,
+    draft_port=DRAFT_PORT,
+    verify_port=VERIFY_PORT,
 )
 
 
@@ -98,6 +104,7 @@ def _document(stack: Stack) -> dict[str, object]:
     return {
         "address": stack.address,
         "admin_address": stack.admin_address,
+        "http_url": stack.http_url,
         "draft_address": stack.draft_address,
         "verify_address": stack.verify_address,
         "metrics_ports": _metrics_ports(stack),
@@ -119,6 +126,7 @@ def _welcome(stack: Stack) -> str:
         [
             "flyspec is ready",
             f"  generation  {stack.address}",
+            f"  HTTP        {stack.http_url or 'none: install flyspec[http]'}",
             f"  admin       {stack.admin_address}",
             f"  draft       {stack.draft_address}   {o.draft_model or 'prompt lookup'}",
             f"  verify      {stack.verify_address}   {o.model}",
@@ -127,6 +135,7 @@ def _welcome(stack: Stack) -> str:
             "try it:",
             f"  flyspec generate{flag} 'def fibonacci(n):'",
             f"  flyspec drafters list{admin}",
+            *([f"  curl {stack.http_url}/v1/models"] if stack.http_url else []),
             "press Ctrl-C to stop",
         ]
     )

@@ -19,7 +19,13 @@ from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.preflight import check_port, check_security
 from flyspec.cli.service import ROOT, Child, ServiceDiedError
 from flyspec.concurrency import all_or_first_error
-from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings, from_command_line
+from flyspec.config import (
+    NO_PORT,
+    DraftSettings,
+    OrchestratorSettings,
+    VerifySettings,
+    from_command_line,
+)
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
 from flyspec.process import available_cores
@@ -33,7 +39,7 @@ _MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrator"
 _PORTS_OF = {
     "verify": {"verify_port": "port"},
     "draft": {"draft_port": "port"},
-    "orchestrator": {"port": "port", "admin_port": "admin_port"},
+    "orchestrator": {"port": "port", "admin_port": "admin_port", "http_port": "http_port"},
 }
 """Port options by service, with the names under which it announces them when ready."""
 _PORTS = "Where to listen"
@@ -78,6 +84,7 @@ class StackOptions(ModelFlags):
     admin_host: Annotated[str, _orchestrator("admin_host", group=_PORTS)] = LOOPBACK
     port: Annotated[int, _orchestrator("port", group=_PORTS)] = 0
     admin_port: Annotated[int, _orchestrator("admin_port", group=_PORTS)] = 0
+    http_port: Annotated[int | None, _orchestrator("http_port", group=_PORTS)] = NO_PORT
     draft_port: Annotated[int, _port("Draft service's port (0: pick a free one).")] = 0
     verify_port: Annotated[int, _port("Verify service's port (0: pick a free one).")] = 0
     log_level: Annotated[LogLevel, _orchestrator("log_level")] = "info"
@@ -115,7 +122,7 @@ class StackOptions(ModelFlags):
     def on_free_ports(self, **changes: Any) -> StackOptions:
         """Return these options, changed, for another stack beside one that runs."""
         ports = {name: 0 for of_service in _PORTS_OF.values() for name in of_service}
-        return replace(self, **ports | changes)
+        return replace(self, **ports | {"http_port": NO_PORT} | changes)
 
     def flags(self, *names: str) -> list[str]:
         """Return these fields as flags of a service, without the `draft_` or `verify_` prefix."""
@@ -146,6 +153,16 @@ class Stack:
     @property
     def admin_address(self) -> str:
         return _address(self.options.admin_host, self.options.admin_port)
+
+    @property
+    def http_url(self) -> str | None:
+        """Base URL of the HTTP API; None without one."""
+        port = self.options.http_port
+        if port in (None, NO_PORT):
+            return None
+        flags = from_command_line(OrchestratorSettings, "", self.options.orchestrator_flags)
+        scheme = "https" if flags.ssl_certfile else "http"
+        return f"{scheme}://{_address(self.options.host, port)}"
 
     @property
     def draft_address(self) -> str:
@@ -243,6 +260,8 @@ class Stack:
         )
         check_port("--port", o.host, o.port)
         check_port("--admin-port", o.admin_host, o.admin_port)
+        if o.http_port not in (None, NO_PORT):
+            check_port("--http-port", o.host, o.http_port)
         check_port("--draft-port", LOOPBACK, o.draft_port)
         check_port("--verify-port", LOOPBACK, o.verify_port)
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
@@ -279,8 +298,8 @@ class Stack:
         o = self.options
         common = o.flags("log_level", "drain_grace_s")
         if name == "orchestrator":
-            flags = [*common, *o.flags("host", "port", "admin_host", "admin_port", "rule",
-                                       "num_speculative_tokens", "rules_file"),
+            flags = [*common, *o.flags("host", "port", "admin_host", "admin_port", "http_port",
+                                       "rule", "num_speculative_tokens", "rules_file"),
                      "--verify-address", self.verify_address,
                      "--draft-address", self.draft_address]  # fmt: skip
             if not self._services_speak_tls():  # they listen on loopback without TLS
@@ -299,7 +318,8 @@ class Stack:
 
     async def _ready(self, service: Child) -> None:
         await service.ready()
-        found = {option: service.facts[fact] for option, fact in _PORTS_OF[service.name].items()}
+        ports = _PORTS_OF[service.name]
+        found = {option: service.facts.get(fact, NO_PORT) for option, fact in ports.items()}
         self.options = replace(self.options, **found)
         self.say(f"the {service.name} service is ready")
 

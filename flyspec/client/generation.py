@@ -36,6 +36,8 @@ from flyspec.values.generation import (
     Prompt,
     Retract,
     RoundRecord,
+    ScoredTokens,
+    ScoreRequest,
     Started,
 )
 
@@ -93,6 +95,24 @@ class Client(Connection):
                     f"the generation did not end within {timeout:g} s; allow more time or lower "
                     "max_tokens"
                 ) from None
+            raise self._error_of(error) from None
+        finally:
+            call.cancel()
+
+    async def score(
+        self, prompt: Prompt, logprobs: int = 0, timeout_s: float | None = None
+    ) -> AsyncIterator[ScoredTokens]:
+        """Stream the tokens of a given text with the target's log-probabilities, in pieces.
+
+        `logprobs` most likely tokens are reported at each position. Raises as `generate` does.
+        """
+        stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+        request = wire.encode(ScoreRequest(prompt, logprobs))
+        call: Any = stub.Score(request, timeout=timeout_s, metadata=self._metadata)
+        try:
+            async for response in call:
+                yield wire.decode(ScoredTokens, response)
+        except grpc.aio.AioRpcError as error:
             raise self._error_of(error) from None
         finally:
             call.cancel()

@@ -7,7 +7,6 @@ handshake.
 from __future__ import annotations
 
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import TCPServer, ThreadingMixIn
@@ -17,9 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from flyspec.errors import ConfigError
-from flyspec.security import SYSTEM, PortSecurity
-from flyspec.security.certificates import read_certificates
-from flyspec.security.watched_files import Watched
+from flyspec.security import PortSecurity, watch_server_context
 
 PATH = "/metrics"
 SILENCE_S = 10.0
@@ -71,7 +68,9 @@ class _Handler(WSGIRequestHandler):
 
 def _server_class(security: PortSecurity) -> type[WSGIServer]:
     """Return a server class with a thread per connection, and TLS if there are certificates."""
-    contexts = _watch_context(security) if security.encrypted else None
+    contexts = None
+    if security.encrypted:
+        contexts = watch_server_context(security, "the metrics port's certificates")
     family = socket.AF_INET6 if ":" in security.host else socket.AF_INET
 
     class Server(ThreadingMixIn, WSGIServer):
@@ -99,29 +98,6 @@ def _server_class(security: PortSecurity) -> type[WSGIServer]:
             """Ignore clients that disconnect or fail the handshake."""
 
     return Server
-
-
-def _watch_context(security: PortSecurity) -> Watched[ssl.SSLContext]:
-    """Return the TLS context, which follows its files. Raises `ConfigError`."""
-    files = security.files
-
-    def make() -> ssl.SSLContext:
-        read_certificates(files)  # for its error messages
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(files.certfile, files.keyfile)
-            if security.wants_certificates:
-                context.verify_mode = ssl.CERT_REQUIRED
-                if files.ca_certs == SYSTEM:
-                    context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
-                else:
-                    context.load_verify_locations(files.ca_certs)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"metrics port: the certificates cannot be used: {error}") from error
-        return context
-
-    return Watched("the metrics port's certificates", files.paths, make)
 
 
 def _only_metrics(registry: CollectorRegistry) -> Callable[..., Iterable[bytes]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import grpc
 from prometheus_client.core import Metric
 
-from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.telemetry.interceptor import CallMetrics, Calls
 from flyspec.telemetry.metrics import CertificateExpiry, OnLoop, new_registry
 from flyspec.telemetry.port import MetricsPort, PortTakenError
@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 Settings = OrchestratorSettings | DraftSettings | VerifySettings
 
 DEFAULT_PORTS = {"orchestrator": 9464, "draft": 9465, "verify": 9466}
-NO_PORT = -1
 
 
 class Telemetry:

@@ -288,6 +288,7 @@ class GenerateRequest(_message.Message):
     SPECULATION_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     RETURN_ROUNDS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, encoded with the target's tokenizer, which adds special tokens."""
     seed: _builtins.int
@@ -325,6 +326,12 @@ class GenerateRequest(_message.Message):
     def speculation(self) -> Global___Speculation:
         """How to speculate."""
 
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end the generation like an end of sequence: part of `token_ids`, not
+        of the text. Not before `sampling.min_tokens`.
+        """
+
     def __init__(
         self,
         *,
@@ -339,10 +346,11 @@ class GenerateRequest(_message.Message):
         speculation: Global___Speculation | None = ...,
         logprobs: _builtins.int | None = ...,
         return_rounds: _builtins.bool = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_rounds", b"return_rounds", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_rounds", b"return_rounds", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -744,6 +752,7 @@ class GenerationCompletion(_message.Message):
     NUM_RECOVERIES_FIELD_NUMBER: _builtins.int
     DRAFTERS_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_PER_ROUND_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_ID_FIELD_NUMBER: _builtins.int
     MIXED_NUMERICS_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     """Why."""
@@ -755,6 +764,8 @@ class GenerationCompletion(_message.Message):
     """
     num_recoveries: _builtins.int
     """Number of all recoveries."""
+    stop_token_id: _builtins.int
+    """The one of `stop_token_ids` that was found, if any."""
     mixed_numerics: _builtins.bool
     """Targets that compute differently took part (--allow-mixed-numerics): the output
     may differ from that of any one of them, even with the rule exact.
@@ -799,20 +810,25 @@ class GenerationCompletion(_message.Message):
         num_recoveries: _builtins.int = ...,
         drafters: _abc.Iterable[Global___DrafterShare] | None = ...,
         num_draft_tokens_per_round: _abc.Iterable[_builtins.int] | None = ...,
+        stop_token_id: _builtins.int | None = ...,
         mixed_numerics: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "loop_guard_token_index", b"loop_guard_token_index", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "_stop_token_id", b"_stop_token_id", "loop_guard_token_index", b"loop_guard_token_index", "speculation", b"speculation", "stop_reason", b"stop_reason", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "drafters", b"drafters", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "mixed_numerics", b"mixed_numerics", "num_draft_tokens_per_round", b"num_draft_tokens_per_round", "num_recoveries", b"num_recoveries", "recoveries", b"recoveries", "speculation", b"speculation", "stop_reason", b"stop_reason", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index", "_stop_reason", b"_stop_reason", "_stop_token_id", b"_stop_token_id", "drafters", b"drafters", "finish_reason", b"finish_reason", "loop_guard_token_index", b"loop_guard_token_index", "mixed_numerics", b"mixed_numerics", "num_draft_tokens_per_round", b"num_draft_tokens_per_round", "num_recoveries", b"num_recoveries", "recoveries", b"recoveries", "speculation", b"speculation", "stop_reason", b"stop_reason", "stop_token_id", b"stop_token_id", "timings", b"timings", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loop_guard_token_index: _TypeAlias = _typing.Literal["loop_guard_token_index"]  # noqa: Y015
     _WhichOneofArgType__loop_guard_token_index: _TypeAlias = _typing.Literal["_loop_guard_token_index", b"_loop_guard_token_index"]  # noqa: Y015
     _WhichOneofReturnType__stop_reason: _TypeAlias = _typing.Literal["stop_reason"]  # noqa: Y015
     _WhichOneofArgType__stop_reason: _TypeAlias = _typing.Literal["_stop_reason", b"_stop_reason"]  # noqa: Y015
+    _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
+    _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loop_guard_token_index) -> _WhichOneofReturnType__loop_guard_token_index | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_reason) -> _WhichOneofReturnType__stop_reason | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___GenerationCompletion: _TypeAlias = GenerationCompletion  # noqa: Y015
 
@@ -981,6 +997,82 @@ class GenerationTimings(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerationTimings: _TypeAlias = GenerationTimings  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    """A request for the log-probabilities of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text, encoded with the target's tokenizer, which adds special tokens."""
+    logprobs: _builtins.int
+    """Also return this many most likely tokens at each position, in [0, 20]."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Token ids, used unchanged."""
+
+    @_builtins.property
+    def chat(self) -> Global___ChatPrompt:
+        """A chat."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+        chat: Global___ChatPrompt | None = ...,
+        logprobs: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "logprobs", b"logprobs", "prompt", b"prompt", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
+    _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class ScoreResponse(_message.Message):
+    """Some of a scored text's tokens, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_TEXTS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens."""
+
+    @_builtins.property
+    def token_texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """One per token: the part of the text that it completed."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprobs]:
+        """One per token, given all tokens before it. The text's first token has none."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_texts: _abc.Iterable[_builtins.str] | None = ...,
+        logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids", "token_texts", b"token_texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

@@ -40,6 +40,11 @@ class GenerationServiceStub:
                 request_serializer=flyspec_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=flyspec_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_stream(
+                '/flyspec.v1.GenerationService/Score',
+                request_serializer=flyspec_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=flyspec_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/flyspec.v1.GenerationService/ListModels',
                 request_serializer=flyspec_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
@@ -64,6 +69,14 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Score(self, request, context):
+        """Streams the target's log-probabilities of a given text's tokens (teacher forcing).
+        Errors as for `Generate`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """The target, drafters and rules.
         """
@@ -78,6 +91,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=flyspec_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=flyspec_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_stream_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=flyspec_dot_v1_dot_generation__pb2.ScoreRequest.FromString,
+                    response_serializer=flyspec_dot_v1_dot_generation__pb2.ScoreResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -113,6 +131,33 @@ class GenerationService:
             '/flyspec.v1.GenerationService/Generate',
             flyspec_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             flyspec_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/flyspec.v1.GenerationService/Score',
+            flyspec_dot_v1_dot_generation__pb2.ScoreRequest.SerializeToString,
+            flyspec_dot_v1_dot_generation__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,10 @@ class GenerationServiceStub:
     has a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's deadline passed, or
     the client did not read the stream for too long.
     """
+    Score: _grpc.UnaryStreamMultiCallable[_generation_pb2.ScoreRequest, _generation_pb2.ScoreResponse]
+    """Streams the target's log-probabilities of a given text's tokens (teacher forcing).
+    Errors as for `Generate`.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]
     """The target, drafters and rules."""
 
@@ -58,6 +62,10 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     RESOURCE_EXHAUSTED: too many requests, overall or from this client; the status
     has a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's deadline passed, or
     the client did not read the stream for too long.
+    """
+    Score: _aio.UnaryStreamMultiCallable[_generation_pb2.ScoreRequest, _generation_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Streams the target's log-probabilities of a given text's tokens (teacher forcing).
+    Errors as for `Generate`.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]  # type: ignore[assignment]
     """The target, drafters and rules."""
@@ -78,6 +86,16 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         RESOURCE_EXHAUSTED: too many requests, overall or from this client; the status
         has a google.rpc.RetryInfo. DEADLINE_EXCEEDED: the call's deadline passed, or
         the client did not read the stream for too long.
+        """
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _generation_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_generation_pb2.ScoreResponse], _abc.AsyncIterator[_generation_pb2.ScoreResponse]]:
+        """Streams the target's log-probabilities of a given text's tokens (teacher forcing).
+        Errors as for `Generate`.
         """
 
     @_abc_1.abstractmethod

@@ -533,6 +533,7 @@ class VerifyRound(_message.Message):
     DRAFT_SURVIVALS_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     RETURN_PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
+    TEACHER_FORCED_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -566,6 +567,10 @@ class VerifyRound(_message.Message):
     return_plain_confidence: _builtins.bool
     """Plain decoding: return `plain_confidence`, which may cost an extra softmax per
     token.
+    """
+    teacher_forced: _builtins.bool
+    """Accept all drafts, whatever the rule: they are a text to score. Requires drafts,
+    and `logprobs` in `open`.
     """
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -606,10 +611,11 @@ class VerifyRound(_message.Message):
         draft_survivals: _abc.Iterable[_builtins.float] | None = ...,
         num_speculative_tokens: _builtins.int = ...,
         return_plain_confidence: _builtins.bool = ...,
+        teacher_forced: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from functools import partial
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from flyspec.flags import UINT32, UINT64, Flag, flags_of
@@ -67,6 +68,9 @@ class GenerateOptions:
     )] = None
     max_tokens: Annotated[int | None, Flag("Maximum output tokens.", Range(1, UINT32.high))] = None
     stop: Annotated[Sequence[str], sampling_flag("Text that ends the output; repeatable.")] = ()
+    stop_token_ids: Annotated[Sequence[int], sampling_flag(
+        "Tokens that end the output like an end of sequence, comma-separated.", UINT32, listed=True,
+    )] = ()
     ignore_eos: Annotated[bool, sampling_flag("Keep generating past end of sequence.")] = False
     drafter: Annotated[str, _speculation(
         "Drafter: model, prompt_lookup, multi_level or the name of a registered one.",
@@ -125,6 +129,26 @@ class GenerationRequest:
 
     prompt: Prompt
     options: GenerateOptions = field(default_factory=GenerateOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """A text to score; `logprobs` most likely tokens at each position are wanted as well."""
+
+    prompt: Prompt
+    logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Some of a scored text's tokens, in order, each with the text that it completed.
+
+    `logprobs` has one entry per token, given all tokens before it, except the text's first.
+    """
+
+    token_ids: Sequence[int]
+    token_texts: Sequence[str] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +279,30 @@ class SpeculationMetrics(DraftCounts):
         count = self.num_rejected_tokens
         return self.rejected_cost_nats / count if count else None
 
+    def document(self) -> dict[str, Any]:
+        """Return `metrics.speculative_decoding` of JSON documents, with vLLM's names and ours."""
+        counts = asdict(self)
+        del counts["num_rounds"]  # plain ones included
+        return {
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+            **counts,
+        }
+
+    @classmethod
+    def total(cls, parts: Iterable[SpeculationMetrics]) -> SpeculationMetrics:
+        """Return the sums over several requests."""
+        total = cls()
+        for part in parts:
+            for item in fields(cls):
+                mine, theirs = getattr(total, item.name), getattr(part, item.name)
+                if isinstance(mine, list):
+                    theirs = [a + b for a, b in zip_longest(mine, theirs, fillvalue=0)]
+                    setattr(total, item.name, theirs)
+                else:
+                    setattr(total, item.name, mine + theirs)
+        return total
+
     def settle(self, num_accepted: int) -> None:
         """Count the accepted drafts of a final round."""
         histogram = self.acceptance_histogram
@@ -285,7 +333,7 @@ class GenerationTimings:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The generation ended.
+    """The generation ended, by `stop_reason` if that was a stop string or one of `stop_token_ids`.
 
     `loop_guard_token_index`: output tokens after which judging became exact because the output
     had started to repeat itself; None if it had not. `recoveries` are the first of
@@ -296,7 +344,7 @@ class Completion:
     """
 
     finish_reason: FinishReason
-    stop_reason: str | None
+    stop_reason: str | int | None
     prompt_tokens: int
     completion_tokens: int
     speculation: SpeculationMetrics

@@ -231,7 +231,8 @@ class VerifyRound:
     `draft_survivals`, one per draft or none, are the probabilities that a draft is reached and
     accepted; an overfull step leaves out the least likely drafts. More than
     `num_speculative_tokens` drafts are judged as several rounds of that many (0: as one).
-    `traceparent` is the caller's span; empty if not traced.
+    `traceparent` is the caller's span; empty if not traced. `teacher_forced` accepts all drafts, to
+    score them by their log-probabilities.
     """
 
     round_id: int
@@ -247,6 +248,7 @@ class VerifyRound:
     draft_survivals: Sequence[float] = ()
     num_speculative_tokens: int = 0
     return_plain_confidence: bool = False
+    teacher_forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,14 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 100.0
 MAX_TOP_LOGPROBS = 20
 LOGIT_BIAS = Range(-100.0, 100.0)
 
+LOWEST_LOGPROB = -9999.0
+"""JSON has no infinity: as at OpenAI, this stands for a probability of 0."""
+
+
+def json_logprob(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)
+
+
 sampling_flag = partial(Flag, group="Sampling")
 
 

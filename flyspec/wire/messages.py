@@ -31,6 +31,8 @@ VALUES: Mapping[Any, type] = {
     verify_pb2.DraftDistributions: rounds.DraftDistributions,
     verify_pb2.VerifyResponse: Verdict,
     generation_pb2.GenerateRequest: GenerationRequest,
+    generation_pb2.ScoreRequest: generation.ScoreRequest,
+    generation_pb2.ScoreResponse: generation.ScoredTokens,
     generation_pb2.GenerationStarted: generation.Started,
     generation_pb2.GenerationChunk: generation.Chunk,
     generation_pb2.GenerationRetract: generation.Retract,
@@ -74,7 +76,7 @@ def _write_prompt(prompt: Prompt) -> Mapping[str, Any]:
     return {"token_ids": {"ids": prompt}}
 
 
-def _read_prompt(message: generation_pb2.GenerateRequest) -> Prompt:
+def _read_prompt(message: generation_pb2.GenerateRequest | generation_pb2.ScoreRequest) -> Prompt:
     match message.WhichOneof("prompt"):
         case "text":
             return message.text
@@ -99,12 +101,30 @@ def _read_length(message: generation_pb2.Speculation) -> SpeculationLength | Non
     return message.num_speculative_tokens
 
 
+def _write_stop_reason(reason: str | int | None) -> Mapping[str, Any]:
+    return {"stop_token_id" if isinstance(reason, int) else "stop_reason": reason}
+
+
+def _read_stop_reason(message: generation_pb2.GenerationCompletion) -> str | int | None:
+    if message.HasField("stop_token_id"):
+        return message.stop_token_id
+    return message.stop_reason if message.HasField("stop_reason") else None
+
+
 HOOKS: Mapping[tuple[type, str], tuple[Sequence[str], Encode, Decode]] = {
-    (GenerationRequest, "prompt"): (("text", "token_ids", "chat"), _write_prompt, _read_prompt),
+    **{
+        (cls, "prompt"): (("text", "token_ids", "chat"), _write_prompt, _read_prompt)
+        for cls in (GenerationRequest, generation.ScoreRequest)
+    },
     (GenerateOptions, "num_speculative_tokens"): (
         ("num_speculative_tokens", "adaptive"),
         _write_length,
         _read_length,
+    ),
+    (generation.Completion, "stop_reason"): (
+        ("stop_reason", "stop_token_id"),
+        _write_stop_reason,
+        _read_stop_reason,
     ),
     (VerifyRound, "max_plain_tokens"): (
         ("max_plain_tokens",),

@@ -69,11 +69,16 @@ def address_of(peer: str) -> str:
     kind, _, rest = unquote(peer).partition(":")
     if kind not in ("ipv4", "ipv6"):
         return kind  # e.g. unix: all local clients
-    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    return network_of(rest.rpartition(":")[0]) or rest
+
+
+def network_of(host: str) -> str:
+    """Return a host's address; for IPv6, its /64. Empty if it is no IP address."""
+    host = host.strip("[]").partition("%")[0]
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return rest
+        return ""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return str(address.ipv4_mapped)

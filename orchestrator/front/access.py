@@ -32,12 +32,21 @@ class KeyCheck:
 
     def __call__(self, method: str, context: Any) -> None:
         """Record the caller's key. Raises `UnauthenticatedError`, `PermissionDeniedError`."""
-        owner = self._keys.find(_key_in(context))
+        metadata = context.invocation_metadata() or ()
+        sent = (value for name, value in metadata if name == AUTHORIZATION_KEY)
+        self.admit(next(sent, None), "metadata", method.startswith(_REFLECTION))
+
+    def admit(self, authorization: object, kind: str, any_scope: bool = False) -> None:
+        """Record the owner of the key in an `authorization` header or metadata (the `kind`).
+
+        Raises `UnauthenticatedError`, `PermissionDeniedError`.
+        """
+        owner = self._keys.find(_key_in(authorization, kind))
         if owner is None:
             raise UnauthenticatedError("invalid API key; ask the operator for one")
         if owner.expired:
             raise UnauthenticatedError(f"the API key of {owner.name} has expired; get a new one")
-        if self._scope not in owner.scopes and not method.startswith(_REFLECTION):
+        if self._scope not in owner.scopes and not any_scope:
             raise PermissionDeniedError(
                 f"the API key of {owner.name} has scope {', '.join(sorted(owner.scopes))}; "
                 f"this port requires {self._scope}"
@@ -45,16 +54,19 @@ class KeyCheck:
         _caller.set(owner)
 
 
-def _key_in(context: Any) -> str:
+def _key_in(authorization: object, kind: str) -> str:
     """Return the API key sent with a call. Raises `UnauthenticatedError`."""
-    for name, value in context.invocation_metadata() or ():
-        if name != AUTHORIZATION_KEY or not isinstance(value, str):
-            continue
-        if value[: len(_BEARER)].lower() == _BEARER and len(value) <= MAX_KEY_CHARACTERS:
-            return value[len(_BEARER) :].strip()
-        raise UnauthenticatedError(f"metadata {name} must be `Bearer` followed by an API key")
+    if not isinstance(authorization, str):
+        raise UnauthenticatedError(
+            f"no API key; send {kind} {AUTHORIZATION_KEY}: Bearer KEY (--api-key, FLYSPEC_API_KEY)"
+        )
+    if (
+        authorization[: len(_BEARER)].lower() == _BEARER
+        and len(authorization) <= MAX_KEY_CHARACTERS
+    ):
+        return authorization[len(_BEARER) :].strip()
     raise UnauthenticatedError(
-        f"no API key; send metadata {AUTHORIZATION_KEY}: Bearer KEY (--api-key, FLYSPEC_API_KEY)"
+        f"{kind} {AUTHORIZATION_KEY} must be `Bearer` followed by an API key"
     )
 
 

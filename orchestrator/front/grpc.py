@@ -19,7 +19,7 @@ from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from flyspec.values.generation import GenerationRequest
+from flyspec.values.generation import GenerationRequest, ScoreRequest
 from orchestrator.admission.clients import Caller, address_of
 from orchestrator.front.access import key_of_call
 from orchestrator.generations import Generations
@@ -57,6 +57,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     raise
                 except Exception as error:  # so that the request is counted as failed
                     await events.athrow(error)
+
+    @rpc.handler
+    async def Score(self, request: generation_pb2.ScoreRequest, context: Any) -> None:
+        caller = caller_of(context)
+        asked = wire.decode(ScoreRequest, request)
+        async with aclosing(self._generations.score(asked, caller)) as pieces:
+            async for piece in pieces:
+                message = wire.encode(piece)
+                await write(context, message, self._write_timeout_s, caller.deadline)
 
     @rpc.handler
     async def ListModels(

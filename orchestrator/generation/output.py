@@ -7,7 +7,7 @@ they are not accepted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -74,19 +74,26 @@ class Output:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, max_tokens: int, stop: Sequence[str], ignore_eos: bool
+        self,
+        tokenizer: Tokenizer,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        stop_token_ids: Collection[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         self._detokenizer = tokenizer.detokenizer()
         self._eos = frozenset[int]() if ignore_eos else tokenizer.eos_token_ids
-        self._max_tokens = max_tokens
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._max_tokens, self._min_tokens = max_tokens, min_tokens
         self._stop = tuple(stop)
         self._held = ""
         self._num_text_bytes = 0
-        self._end: tuple[FinishReason, str | None] | None = None
+        self._end: tuple[FinishReason, str | int | None] | None = None
         self._mark: _Mark | None = None
         self.num_tokens = self.num_final_tokens = 0
         self.finish_reason: FinishReason | None = None
-        self.stop_reason: str | None = None
+        self.stop_reason: str | int | None = None
 
     def apply(self, commands: Sequence[Command]) -> Update:
         update = Update()
@@ -139,9 +146,12 @@ class Output:
             update.texts.append(text)
 
     def _text_of(self, token_id: int) -> str:
-        """Return the text to send with this token; sets the end at EOS and stop strings."""
+        """Return the text to send with this token; sets the end at EOS and what stops."""
         if token_id in self._eos:
             self._end = FinishReason.STOP, None
+            return ""
+        if token_id in self._stop_token_ids and self.num_tokens > self._min_tokens:
+            self._end = FinishReason.STOP, token_id
             return ""
         return self._release(self._detokenizer.push(token_id))
 
@@ -159,9 +169,9 @@ class Output:
         self._held = text[len(text) - hold :] if hold else ""
         return text[: len(text) - hold]
 
-    def _finish(self, stop_reason: str | None) -> str:
+    def _finish(self, stop_reason: str | int | None) -> str:
         """Return the text still held back at the end, unless a stop string matched."""
-        if stop_reason is not None:
+        if isinstance(stop_reason, str):
             return ""
         held, self._held = self._held, ""
         return held + self._detokenizer.flush()

@@ -27,8 +27,11 @@ from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 from orchestrator.generation.prompt import check_ids, encode_prompt
 from orchestrator.generation.rule_files import RuleBook
 
+DRAWN_SEED_BITS = 53
+"""JavaScript's numbers keep no more."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKEN_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class GenerationPlan:
     seed: int
     max_tokens: int
     stop: tuple[str, ...]
+    stop_token_ids: frozenset[int]
     ignore_eos: bool
     drafter: str
     rule: Rule
@@ -135,9 +139,10 @@ def make_plan(
     return GenerationPlan(
         prompt_token_ids=prompt,
         sampling=sampling,
-        seed=secrets.randbits(64) if options.seed is None else options.seed,
+        seed=secrets.randbits(DRAWN_SEED_BITS) if options.seed is None else options.seed,
         max_tokens=max_tokens,
         stop=_stop(options),
+        stop_token_ids=_stop_token_ids(options, target),
         ignore_eos=options.ignore_eos,
         drafter=options.drafter,
         rule=rule,
@@ -238,3 +243,13 @@ def _stop(options: GenerateOptions) -> tuple[str, ...]:
                 f"got {len(stop)}"
             )
     return tuple(options.stop)
+
+
+def _stop_token_ids(options: GenerateOptions, target: VerifyServiceInfo) -> frozenset[int]:
+    if len(options.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidArgumentError(
+            f"stop_token_ids: at most {MAX_STOP_TOKEN_IDS} tokens allowed, got "
+            f"{len(options.stop_token_ids)}"
+        )
+    check_ids("stop_token_ids", options.stop_token_ids, target.model)
+    return frozenset(options.stop_token_ids)

@@ -33,10 +33,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> lis
     context_length = model.context_length
     match prompt:
         case str():
-            if not prompt:
-                raise InvalidArgumentError("prompt: text is empty; send at least one character")
-            _check_size([prompt], tokenizer, context_length)
-            token_ids = tokenizer.encode(prompt)
+            token_ids = encode_text(prompt, tokenizer, model)
         case Chat(messages):
             if not messages:
                 raise InvalidArgumentError("prompt: chat has no messages; send at least one")
@@ -55,6 +52,16 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> lis
             f"{context_length}; shorten the prompt"
         )
     return token_ids
+
+
+def encode_text(
+    text: str, tokenizer: Tokenizer, model: ModelInfo, add_special_tokens: bool = True
+) -> list[int]:
+    """Encode a text, unless it is empty or absurdly long. Raises `InvalidArgumentError`."""
+    if not text:
+        raise InvalidArgumentError("prompt: text is empty; send at least one character")
+    _check_size([text], tokenizer, model.context_length)
+    return tokenizer.encode(text, add_special_tokens)
 
 
 def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:

@@ -135,7 +135,7 @@ def test_what_happened_is_in_the_summary() -> None:
 
 
 def test_plain_decoding_has_numbers_too() -> None:
-    metrics = render.speculation_document(SpeculationMetrics(num_rounds=5))
+    metrics = SpeculationMetrics(num_rounds=5).document()
     assert metrics["mean_acceptance_length"] == 1.0
     assert metrics["draft_acceptance_rate"] == 0.0
     assert "no speculation" in render.summary(generation(SpeculationMetrics(num_rounds=5)), 1.0)

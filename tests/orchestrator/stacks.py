@@ -15,7 +15,7 @@ from draft_service.server import build as build_draft
 from draft_service.service import DraftService
 from flyspec import rpc
 from flyspec.client import AdminClient, Chunk, Client, Completion, Started
-from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2_grpc, verify_pb2_grpc
 from orchestrator.server import Orchestrator
@@ -36,6 +36,7 @@ class Stack:
     draft_server: rpc.GrpcServer
     orchestrator: Orchestrator
     registry: CollectorRegistry
+    http_port: int
 
     async def restart_verify(self) -> None:
         """Break every stream to the verify service; it comes back without its sessions."""
@@ -119,7 +120,8 @@ async def start_stack(
     )
     # Tests queue more than a server that means to answer soon would let wait.
     options = {
-        "max_waiting": 1024, "max_queue_wait_s": 3600.0, "exact_twin_share": 0.0, **options
+        "max_waiting": 1024, "max_queue_wait_s": 3600.0, "exact_twin_share": 0.0,
+        "http_port": NO_PORT, **options,
     }  # fmt: skip
     settings = OrchestratorSettings(
         port=0,
@@ -131,7 +133,7 @@ async def start_stack(
     telemetry = Telemetry("orchestrator", settings)
     orchestrator = Orchestrator(settings, telemetry)
     try:
-        await orchestrator.start()
+        ports = await orchestrator.start()
         port, admin_port = orchestrator.ports
         async with (
             Client(f"127.0.0.1:{port}") as client,
@@ -147,6 +149,7 @@ async def start_stack(
                 draft_server,
                 orchestrator,
                 telemetry.registry,
+                ports.get("http_port", 0),
             )
             yield running
             verify_server = running.verify_server

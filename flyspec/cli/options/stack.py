@@ -120,6 +120,7 @@ class ListeningFlags:
     ssl_client_auth: Annotated[ClientAuth | None, _security("ssl_client_auth")] = None
     admin_ssl_client_auth: Annotated[ClientAuth | None, _security("admin_ssl_client_auth")] = None
     api_keys_file: Annotated[str, _security("api_keys_file")] = ""
+    http_allowed_origins: Annotated[str, _security("http_allowed_origins")] = ""
     allow_insecure: Annotated[bool, _security("allow_insecure")] = False
     # fmt: on
 

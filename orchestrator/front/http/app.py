@@ -1,0 +1,201 @@
+"""The application: its routes, and how a request becomes generations and a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response
+
+from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
+from flyspec.telemetry import request_id
+from flyspec.values.generation import GenerationRequest, Models
+from orchestrator.admission.clients import Caller, network_of
+from orchestrator.fleet.target import Target
+from orchestrator.front.access import key_of_call
+from orchestrator.front.http import errors, tokens
+from orchestrator.front.http.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    TokenizeBody,
+)
+from orchestrator.front.http.chat import ChatReply, chat_options
+from orchestrator.front.http.choices import run_choices
+from orchestrator.front.http.completions import (
+    CompletionReply,
+    completion_options,
+    echo_of,
+    echoes_only,
+    prompts_of,
+)
+from orchestrator.front.http.event_stream import EventStream
+from orchestrator.front.http.options import chat_of, chosen, rule_of
+from orchestrator.front.http.replies import Events, Reply
+from orchestrator.generation.prompt import encode_prompt
+from orchestrator.generations import Generations
+
+VERSION = version("flyspec")
+
+
+def make_app(generations: Generations, origins: Sequence[str] = ()) -> FastAPI:
+    """Return the application; pages of `origins` may call it from a browser."""
+    app = FastAPI(
+        title="flyspec", version=VERSION, docs_url=None, redoc_url=None,
+        summary="Speculative decoding as a service, by OpenAI's API.",
+    )  # fmt: skip
+    errors.handle_errors(app)
+    face = _Face(generations)
+    responses: dict[int | str, Any] = {
+        code: {"description": what, "model": errors.ErrorBody}
+        for code, what in errors.DESCRIPTIONS.items()
+    }
+
+    def route(method: str, path: str, answer: Callable[..., Awaitable[Any]]) -> None:
+        name = path.strip("/").replace("/", "_").replace("{model}", "one")
+        app.add_api_route(
+            path, answer, methods=[method], operation_id=name, responses=responses,
+            response_model=None,
+        )  # fmt: skip
+
+    route("GET", "/v1/models", face.list_models)
+    route("GET", "/v1/models/{model:path}", face.show_model)
+    route("POST", "/v1/chat/completions", face.chat)
+    route("POST", "/v1/completions", face.complete)
+    route("POST", "/tokenize", face.tokenize)
+    route("POST", "/detokenize", face.detokenize)
+    route("GET", "/health", face.health)
+    route("GET", "/version", face.version)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )  # fmt: skip
+    return app
+
+
+def paths_of(app: FastAPI) -> list[str]:
+    """Return the served paths, for metrics."""
+    return [getattr(route, "path", "") for route in app.routes]
+
+
+class _Face:
+    """The endpoints."""
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+
+    @property
+    def _target(self) -> Target:
+        return self._generations.target
+
+    # --- what generates ---------------------------------------------------------------------
+
+    async def chat(self, body: ChatBody, request: Request) -> Response:
+        """Continue a chat."""
+        models, target = self._generations.models(), self._target
+        options = chat_options(body, models)
+        chat = chat_of(body, joins_parts=not target.tokenizer.reads_parts)
+        asked = GenerationRequest(chat, options)
+        reply = ChatReply(body, *self._served(models), body.n)
+        return await self._reply(reply, body, [asked], _caller(request))
+
+    async def complete(self, body: CompletionBody, request: Request) -> Response:
+        """Continue prompts."""
+        models, target = self._generations.models(), self._target
+        options, prompts = completion_options(body, models), prompts_of(body)
+        caller, echoes = _caller(request), []
+        if body.echo:
+            encoded = [encode_prompt(p, target.tokenizer, target.info.model) for p in prompts]
+            for prompt, token_ids in zip(prompts, encoded, strict=True):
+                given = prompt, token_ids, body, target.tokenizer
+                echoes.append(
+                    await echo_of(*given, lambda asked: self._generations.score(asked, caller))
+                )
+            prompts = list(encoded)
+        count = len(prompts) * body.n
+        reply = CompletionReply(body, *self._served(models), count, echoes=echoes)
+        if body.max_tokens == 0:
+            alone = [token_ids for token_ids in encoded for _ in range(body.n)]
+            return await self._send(reply, body, echoes_only(alone, options, models))
+        asked = [GenerationRequest(prompt, options) for prompt in prompts]
+        return await self._reply(reply, body, asked, caller)
+
+    def _served(self, models: Models) -> tuple[str, str, Any]:
+        info = models.target
+        return info.name, info.weights_fingerprint[:16], self._target.tokenizer
+
+    async def _reply(
+        self, reply: Reply, body: GenerationBody, asked: Sequence[GenerationRequest], caller: Caller
+    ) -> Response:
+        """Run `n` choices of each request."""
+        requests = [chosen(request, choice) for request in asked for choice in range(body.n)]
+        events = run_choices(lambda request: self._generations.run(request, caller), requests)
+        return await self._send(reply, body, events)
+
+    async def _send(self, reply: Reply, body: GenerationBody, events: Events) -> Response:
+        """Send the reply whole, or as a stream once it has begun: refusals keep their codes."""
+        if body.stream:
+            return EventStream(reply.stream(events), events)
+        async with aclosing(events):
+            return JSONResponse(await reply.whole(events))
+
+    # --- what does not ----------------------------------------------------------------------
+
+    async def list_models(self) -> dict[str, Any]:
+        """List the served model, and its aliases with a rule each."""
+        models = self._generations.models()
+        names = [models.target.name, *(f"{models.target.name}:{rule}" for rule in models.rules)]
+        return {"object": "list", "data": [self._model(models, name) for name in names]}
+
+    async def show_model(self, model: str) -> dict[str, Any]:
+        """Show the served model, or an alias."""
+        models = self._generations.models()
+        rule_of(model, models)
+        return self._model(models, model)
+
+    def _model(self, models: Models, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "flyspec",
+            "root": models.target.name,
+            "max_model_len": models.target.context_length,
+            "rule": rule_of(name, models) or models.rules[0],
+        }
+
+    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        """Encode a text or a chat."""
+        rule_of(body.model, self._generations.models())
+        return tokens.tokenize(body, self._target.tokenizer, self._target.info.model)
+
+    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+        """Decode token ids."""
+        rule_of(body.model, self._generations.models())
+        return tokens.detokenize(body, self._target.tokenizer, self._target.info.model)
+
+    async def health(self) -> Response:
+        """Whether requests are accepted: 200, else 503."""
+        if self._generations.accepting:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unavailable"}, 503)
+
+    async def version(self) -> dict[str, str]:
+        """Return flyspec's version."""
+        return {"version": VERSION}
+
+
+def _caller(request: Request) -> Caller:
+    return Caller(
+        address=network_of(request.client.host) if request.client else "",
+        client_id=request.headers.get(CLIENT_ID_KEY, ""),
+        key=key_of_call(),
+        request_id=request_id(),
+        traceparent=request.headers.get(TRACEPARENT_KEY, ""),
+    )

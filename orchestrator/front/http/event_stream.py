@@ -1,0 +1,46 @@
+"""A response of server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+
+from flyspec.errors import FlyspecError
+
+
+class EventStream(Response):
+    """Sends `frames`, made of `events`; both are closed at the end, however it comes.
+
+    The response begins with the first frame, so that a refused request gets its own code. If the
+    client does not read, that is thrown into `events`, so that the request counts as failed.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, frames: AsyncGenerator[bytes, None], events: AsyncGenerator[Any, None]
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._frames, self._events = frames, events
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async with aclosing(self._events), aclosing(self._frames):
+            frame = await anext(self._frames)
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            try:
+                await send(_body(frame))
+                async for frame in self._frames:
+                    await send(_body(frame))
+            except FlyspecError as error:
+                await self._frames.aclose()
+                await self._events.athrow(error)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _body(frame: bytes) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": frame, "more_body": True}

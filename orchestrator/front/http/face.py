@@ -1,0 +1,39 @@
+"""Assembles the HTTP face: application, gate, server."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+
+from flyspec.config import HTTP_PORT, OrchestratorSettings
+from flyspec.security import ApiKeys, Scope
+from orchestrator.front.access import KeyCheck
+from orchestrator.front.http.app import make_app, paths_of
+from orchestrator.front.http.gate import Gate, HttpMetrics, Limits
+from orchestrator.front.http.server import HttpServer
+from orchestrator.generations import Generations
+
+
+def make_server(
+    generations: Generations,
+    settings: OrchestratorSettings,
+    keys: ApiKeys | None,
+    max_body_bytes: int,
+    registry: CollectorRegistry,
+) -> HttpServer:
+    """Return a server, not listening yet, with access as on the generation port.
+
+    A port that was not chosen explicitly gives way to a free one.
+    """
+    security = settings.port_security
+    app = make_app(generations, settings.origins)
+    gate = Gate(
+        app,
+        security,
+        KeyCheck(keys, Scope.GENERATE) if security.keys and keys is not None else None,
+        Limits(max_body_bytes, settings.write_timeout_s),
+        HttpMetrics(registry, paths_of(app)),
+    )
+    port = settings.http_port
+    if port is not None:
+        return HttpServer(gate, [port], security)
+    return HttpServer(gate, [HTTP_PORT, 0] if settings.port else [0], security)

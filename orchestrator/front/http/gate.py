@@ -1,0 +1,248 @@
+"""What every HTTP request passes: its id, access, limits, metrics, and who has left.
+
+Plain ASGI around the application, so that nothing is parsed for refused clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from flyspec.errors import (
+    DeadlineExceededError,
+    FlyspecError,
+    IdleTimeoutError,
+    PermissionDeniedError,
+)
+from flyspec.metadata import AUTHORIZATION_KEY, REQUEST_ID_KEY, is_request_id
+from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
+from flyspec.security import PortSecurity
+from flyspec.telemetry import new_request_id
+from flyspec.telemetry.request_ids import set_request_id
+from orchestrator.front.access import KeyCheck
+from orchestrator.front.http.errors import TooLargeError, code_of, document_of, headers_of
+
+log = logging.getLogger(__name__)
+
+OPEN = ("/health", "/version")
+"""Paths without access checks: probes send no keys."""
+DISCARD_S, DISCARD_BYTES = 5.0, 64 << 20
+"""Maximum of a refused body that is still read; beyond it the connection breaks."""
+LEFT = 499
+"""Code in metrics for clients that left, as nginx counts them."""
+
+
+class HttpMetrics:
+    """Counts of HTTP requests; `paths` are those served, all others are one."""
+
+    def __init__(self, registry: CollectorRegistry, paths: Collection[str]) -> None:
+        self._paths = frozenset(paths)
+        self.ended = Counter(
+            "flyspec_http_requests",
+            "Ended HTTP requests by path and status code; 499: the client left.",
+            ["path", "code"],
+            registry=registry,
+        )
+        self.open = Gauge(
+            "flyspec_http_open_requests",
+            "HTTP requests being answered, by path.",
+            ["path"],
+            registry=registry,
+        )
+
+    def label(self, path: str) -> str:
+        return path if path in self._paths else "other"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Maximum bytes of a body, and seconds that a client may leave a response unread."""
+
+    max_body_bytes: int
+    write_timeout_s: float
+
+
+class Gate:
+    """Wraps an ASGI application. `keys` checks API keys if they are required."""
+
+    def __init__(
+        self,
+        app: Any,
+        security: PortSecurity,
+        keys: KeyCheck | None,
+        limits: Limits,
+        metrics: HttpMetrics,
+    ) -> None:
+        self._app, self._keys, self._limits, self._metrics = app, keys, limits, metrics
+        self._names = frozenset(security.names)
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        path = self._metrics.label(scope["path"])
+        exchange = _Exchange(scope, receive, send, self._limits)
+        self._metrics.open.labels(path).inc()
+        try:
+            await self._answer(exchange)
+        finally:
+            exchange.close()
+            self._metrics.open.labels(path).dec()
+            self._metrics.ended.labels(path, str(exchange.code or LEFT)).inc()
+
+    async def _answer(self, exchange: _Exchange) -> None:
+        scope = exchange.scope
+        try:
+            if scope["path"] not in OPEN:
+                self._check(scope, exchange.headers)
+            exchange.check_length()
+            await self._app(scope, exchange.receive, exchange.send)
+        except asyncio.CancelledError:
+            if not exchange.left:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+        except FlyspecError as error:
+            await exchange.refuse(error)
+        except Exception as error:
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            await exchange.refuse(error)
+
+    def _check(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
+        """Raises `UnauthenticatedError` or `PermissionDeniedError`."""
+        if self._names:
+            found = scope["state"]["connection"].certificate_names
+            if self._names.isdisjoint(found):
+                raise PermissionDeniedError(
+                    f"the client certificate's name ({', '.join(found) or 'none'}) is not allowed "
+                    "here"
+                )
+        if self._keys is not None:
+            given = headers.get(AUTHORIZATION_KEY.encode())
+            self._keys.admit(given and given.decode("latin-1"), "header")
+
+
+class _Exchange:
+    """A request and its response: `receive` and `send` with limits.
+
+    Once the body is read, a client that leaves cancels the task that answers. `code` is the
+    response's, 0 before it begins.
+    """
+
+    def __init__(self, scope: dict[str, Any], receive: Any, send: Any, limits: Limits) -> None:
+        self.scope, self._receive, self._send, self._limits = scope, receive, send, limits
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.code, self.left = 0, False
+        self._deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S
+        self._size = 0
+        self._watch: asyncio.Task[None] | None = None
+        self._unread: FlyspecError | None = None  # why the body could not be read
+        given = self.headers.get(REQUEST_ID_KEY.encode(), b"").decode("latin-1")
+        self._id = given if is_request_id(given) else new_request_id()
+        set_request_id(self._id)
+
+    def check_length(self) -> None:
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit():
+            self._check_size(int(length))
+
+    async def receive(self) -> dict[str, Any]:
+        if self._watch is not None:
+            await asyncio.shield(self._watch)
+            return {"type": "http.disconnect"}
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message: dict[str, Any] = await self._receive()
+            self._size += len(message.get("body", b""))
+            self._check_size(self._size)
+        except TimeoutError:
+            self._unread = IdleTimeoutError(
+                f"the request's body did not come within {REQUEST_TIMEOUT_S:g} s"
+            )
+            raise self._unread from None
+        except TooLargeError as error:
+            self._unread = error
+            raise
+        if message["type"] == "http.disconnect":
+            self.left = True
+            raise asyncio.CancelledError
+        if not message.get("more_body"):
+            self._watch = asyncio.create_task(self._wait_until_left(asyncio.current_task()))
+        return message
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """Raises `DeadlineExceededError` if the client does not read for too long."""
+        if self._unread is not None:  # the application calls the body invalid
+            if not self.code:
+                await self.refuse(self._unread)
+            return
+        await self._send_in_time(message)
+
+    async def _send_in_time(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.code = message["status"]
+            headers = (REQUEST_ID_KEY.encode(), self._id.encode())
+            message["headers"] = [*message.get("headers", ()), headers]
+        try:
+            async with asyncio.timeout(self._limits.write_timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            self.scope["state"]["connection"].abort()
+            raise DeadlineExceededError(
+                f"the client read nothing for {self._limits.write_timeout_s:g} s; read the "
+                "response as it arrives, or raise --write-timeout-s"
+            ) from None
+
+    async def refuse(self, error: Exception) -> None:
+        """Answer with an error, unless the response has already begun."""
+        send = self._send_in_time
+        if self.code:
+            log.debug("%s ended: %s", self.scope["path"], error)
+            self.scope["state"]["connection"].abort()
+            return
+        body = json.dumps(document_of(error)).encode()
+        code, more = 500, {}
+        if isinstance(error, FlyspecError):
+            code, more = code_of(error), headers_of(error)
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",  # the rest of the body may still come
+            **more,
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": code, "headers": raw})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        if self._watch is None:
+            await self._discard()
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _discard(self) -> None:
+        """Read what is left of the body: clients read an answer only once they have sent it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while self._size < DISCARD_BYTES:
+                    message = await self._receive()
+                    if not message.get("more_body"):
+                        return
+                    self._size += len(message["body"])
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _check_size(self, size: int) -> None:
+        if size > (most := self._limits.max_body_bytes):
+            raise TooLargeError(f"the request's body has more than {most} bytes; shorten it")
+
+    async def _wait_until_left(self, task: asyncio.Task[Any] | None) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.left = True
+        if task is not None:
+            task.cancel()

@@ -1,0 +1,131 @@
+"""From bodies to generation requests: which model and rule, which options."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import fields, replace
+from typing import Any
+
+from flyspec.errors import InvalidArgumentError
+from flyspec.rules import Rule
+from flyspec.values.chat import Chat
+from flyspec.values.generation import GenerateOptions, GenerationRequest, Models
+from flyspec.values.tokens import MIN_TEMPERATURE, SamplingParams
+from orchestrator.front.http.bodies import (
+    ChatMessageBody,
+    GenerationBody,
+    TemplateBody,
+    TokenizeBody,
+)
+from orchestrator.front.http.errors import NoSuchModelError
+from orchestrator.front.http.speculation import options_with
+
+SEED_BITS = 53
+"""What survives as a number in JavaScript."""
+
+
+def rule_of(name: str | None, models: Models) -> str:
+    """Return the rule that a model's name stands for, empty for the default.
+
+    `NAME:RULE` is the served model with that rule. Raises `NoSuchModelError`.
+    """
+    served = models.target.name
+    if name is None or name == served:
+        return ""
+    base, _, rule = name.rpartition(":")
+    if base == served and rule in models.rules:
+        return rule
+    rules = ", ".join(models.rules)
+    raise NoSuchModelError(
+        f"model: there is no {name!r:.200}; served is {served}, or {served}:RULE with the rule "
+        f"{rules}"
+    )
+
+
+def options_of(body: GenerationBody, models: Models, **more: Any) -> GenerateOptions:
+    """Return a body's options. Raises `InvalidArgumentError`, `NoSuchModelError`."""
+    stop = () if body.stop is None else body.stop
+    options = options_with(body.speculation or {})
+    if rule := rule_of(body.model, models):
+        given = options.rule or Rule("")
+        if given.name not in ("", rule):
+            raise InvalidArgumentError(
+                f"speculation.rule.name: is {given.name}, but the model's name asks for {rule}; "
+                "give one of them"
+            )
+        options = replace(options, rule=replace(given, name=rule))
+    return replace(
+        options,
+        sampling=_sampling_of(body),
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop_token_ids=_ids("stop_token_ids", body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        **more,
+    )
+
+
+def chosen(request: GenerationRequest, choice: int) -> GenerationRequest:
+    """Return the request of one of its choices: they differ in their seeds."""
+    seed = ((request.options.seed or 0) + choice) % (1 << SEED_BITS)
+    return replace(request, options=replace(request.options, seed=seed))
+
+
+def chat_of(body: TemplateBody | TokenizeBody, joins_parts: bool) -> Chat:
+    """Return a body's chat; `joins_parts`: the chat template reads no lists of parts."""
+    begins = body.add_generation_prompt
+    return Chat(
+        [_message_of(i, m, joins_parts) for i, m in enumerate(body.messages or ())],
+        tools=() if getattr(body, "tool_choice", None) == "none" else tuple(body.tools or ()),
+        documents=tuple(body.documents or ()),
+        add_generation_prompt=not body.continue_final_message if begins is None else begins,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=body.chat_template_kwargs or {},
+    )
+
+
+def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict[str, Any]:
+    """Return a message for the template: only text, which it may want in one piece."""
+    fields_ = message.model_dump(exclude_unset=True)
+    if fields_["role"] == "developer":  # OpenAI's later name, which templates do not know
+        fields_["role"] = "system"
+    content = message.content
+    if not isinstance(content, list):
+        return fields_
+    for place, part in enumerate(content):
+        if part.get("type") not in ("text", "input_text", "output_text", "refusal"):
+            raise InvalidArgumentError(
+                f"messages[{index}].content[{place}].type: {part.get('type')!r:.100}: only text "
+                "is served"
+            )
+        if not isinstance(part.get("text"), str):
+            raise InvalidArgumentError(f"messages[{index}].content[{place}].text: must be a string")
+    if joins_parts:
+        fields_["content"] = "\n".join(part["text"] for part in content)
+    else:
+        fields_["content"] = [{"type": "text", "text": part["text"]} for part in content]
+    return fields_
+
+
+def _sampling_of(body: GenerationBody) -> SamplingParams:
+    given = {
+        field.name: value
+        for field in fields(SamplingParams)
+        if field.name != "logit_bias" and (value := getattr(body, field.name)) is not None
+    }
+    if 0 < given.get("temperature", 0) < MIN_TEMPERATURE:
+        given["temperature"] = 0.0
+    biases: dict[int, float] = {}
+    for text, bias in (body.logit_bias or {}).items():
+        if not (text.isascii() and text.isdigit()):
+            raise InvalidArgumentError(f"logit_bias: {text!r:.100} is not a token id")
+        biases[int(text)] = bias
+    _ids("logit_bias", tuple(biases))
+    return SamplingParams(**given, logit_bias=tuple(sorted(biases.items())))
+
+
+def _ids(name: str, token_ids: Any) -> tuple[int, ...]:
+    for token_id in token_ids:
+        if not 0 <= token_id < 1 << 32:
+            raise InvalidArgumentError(f"{name}: {token_id} is not a token id")
+    return tuple(token_ids)

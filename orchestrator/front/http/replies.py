@@ -1,0 +1,202 @@
+"""A request's reply, whole or as a stream; the endpoints' own shapes are subclasses of `Reply`."""
+
+from __future__ import annotations
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from flyspec.errors import FlyspecError
+from flyspec.telemetry import request_id
+from flyspec.tokenizer import Tokenizer
+from flyspec.values.generation import (
+    Chunk,
+    Completion,
+    Event,
+    FinishReason,
+    GenerationTimings,
+    SpeculationMetrics,
+    Started,
+)
+from flyspec.values.tokens import Origin
+from orchestrator.front.http.bodies import GenerationBody
+from orchestrator.front.http.choices import Gathered
+from orchestrator.front.http.errors import document_of
+
+Events = AsyncGenerator[tuple[int, Event], None]
+
+REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+DONE = b"data: [DONE]\n\n"
+
+
+class Reply(ABC):
+    """What clients get for a request with `count` choices, from the choices' events.
+
+    `prompts` is the number of prompts; those of choice i are i // n.
+    """
+
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+    id_prefix: ClassVar[str]
+
+    def __init__(
+        self, body: GenerationBody, model: str, fingerprint: str, tokenizer: Tokenizer, count: int
+    ) -> None:
+        self._body, self._tokenizer = body, tokenizer
+        self._gathered = [Gathered() for _ in range(count)]
+        self._base = {
+            "id": f"{self.id_prefix}-{request_id()}",
+            "created": int(time.time()),
+            "model": body.model or model,
+            "system_fingerprint": fingerprint,
+        }
+
+    @abstractmethod
+    def choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
+        """Return a whole choice, apart from its index and why it ended."""
+
+    @abstractmethod
+    def first(self, index: int, started: Started) -> list[dict[str, Any]]:
+        """Return the chunks with which a choice begins."""
+
+    @abstractmethod
+    def delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        """Return a chunk's part of a choice."""
+
+    @property
+    @abstractmethod
+    def empty(self) -> dict[str, Any]:
+        """A chunk's part of a choice that has just ended."""
+
+    # --- whole ------------------------------------------------------------------------------
+
+    async def whole(self, events: Events) -> dict[str, Any]:
+        async for index, event in events:
+            self._gathered[index].add(event)
+        choices = [
+            {"index": index, **self.choice(index, gathered), **self._end(gathered.completion)}
+            | self._details(gathered.chunks, gathered.started)
+            for index, gathered in enumerate(self._gathered)
+        ]
+        return {
+            **self._base,
+            "object": self.whole_object,
+            "choices": choices,
+            "usage": self._usage(),
+            **self._measured(),
+        }
+
+    # --- stream -----------------------------------------------------------------------------
+
+    async def stream(self, events: Events) -> AsyncGenerator[bytes, None]:
+        """Yield server-sent events; an error after the first is one of them, and the last."""
+        shared = json.dumps({**self._base, "object": self.chunk_object}, ensure_ascii=False)[:-1]
+        wants_usage = self._body.stream_options and self._body.stream_options.include_usage
+        usage = {"usage": None} if wants_usage else {}
+
+        def frame(choices: list[Any], **more: Any) -> bytes:
+            rest = json.dumps({"choices": choices, **usage, **more}, ensure_ascii=False)
+            return f"data: {shared}, {rest[1:]}\n\n".encode()
+
+        begun, left = False, len(self._gathered)
+        try:
+            async for index, event in events:
+                gathered = self._gathered[index]
+                match event:
+                    case Started():
+                        gathered.started = event
+                        for part in self.first(index, event):
+                            yield frame([{"index": index, **part, "finish_reason": None}])
+                            begun = True
+                    case Chunk() if event.text or event.token_ids:
+                        part = self.delta(index, event) | self._details([event])
+                        yield frame([{"index": index, **part, "finish_reason": None}])
+                        begun = True
+                    case Completion():
+                        gathered.completion = event
+                        left -= 1
+                        end = {"index": index, **self.empty, **self._end(event)}
+                        yield frame([end], **({} if left or wants_usage else self._measured()))
+            if wants_usage:
+                yield frame([], **{"usage": self._usage(), **self._measured()})
+        except FlyspecError as error:
+            if not begun:
+                raise
+            yield b"data: " + json.dumps(document_of(error)).encode() + b"\n\n"
+        yield DONE
+
+    # --- both -------------------------------------------------------------------------------
+
+    def _end(self, completion: Completion | None) -> dict[str, Any]:
+        if completion is None:  # only possible for a choice that was not generated
+            return {"finish_reason": "length", "stop_reason": None}
+        return {
+            "finish_reason": REASONS[completion.finish_reason],
+            "stop_reason": completion.stop_reason,
+        }
+
+    def _details(self, chunks: Sequence[Chunk], started: Started | None = None) -> dict[str, Any]:
+        """Return what was asked for beyond OpenAI's fields, and the seed of a whole choice."""
+        details: dict[str, Any] = {"seed": started.seed} if started else {}
+        if self._body.return_token_ids:
+            details["token_ids"] = [token for chunk in chunks for token in chunk.token_ids]
+            if started:
+                details["prompt_token_ids"] = list(started.prompt_token_ids)
+        if self._body.return_origins:
+            details["origins"] = [Origin(o).name for chunk in chunks for o in chunk.origins]
+            details["loose_gaps_nats"] = [gap for chunk in chunks for gap in chunk.loose_gaps_nats]
+        return details
+
+    def _usage(self) -> dict[str, Any]:
+        """Return the token counts; a prompt counts once, however many choices it has."""
+        ended = self._completions
+        prompt_tokens = sum(c.prompt_tokens for c in ended[:: self._body.n])
+        completion_tokens = sum(c.completion_tokens for c in ended)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+
+    def _measured(self) -> dict[str, Any]:
+        """Return `metrics` with vLLM's names and `timings` with llama.cpp's, of all choices."""
+        ended = self._completions
+        total = SpeculationMetrics.total(completion.speculation for completion in ended)
+        return {
+            "metrics": {"speculative_decoding": total.document()},
+            "timings": timings_of(ended, total),
+        }
+
+    @property
+    def _completions(self) -> list[Completion]:
+        return [g.completion for g in self._gathered if g.completion is not None]
+
+
+def timings_of(ended: Iterable[Completion], speculation: SpeculationMetrics) -> dict[str, Any]:
+    """Return llama.cpp's `timings`; waiting for admission belongs to neither part."""
+    prompt_n = predicted_n = 0
+    prompt_ms = predicted_ms = 0.0
+    for completion in ended:
+        times: GenerationTimings = completion.timings
+        first_ns = times.time_to_first_token_ns or times.total_ns
+        prompt_n += completion.prompt_tokens
+        predicted_n += completion.completion_tokens
+        prompt_ms += max(0, first_ns - times.queue_ns) / 1e6
+        predicted_ms += (times.total_ns - first_ns) / 1e6
+    return {
+        **_rates("prompt", prompt_n, prompt_ms),
+        **_rates("predicted", predicted_n, predicted_ms),
+        "draft_n": speculation.num_draft_tokens,
+        "draft_n_accepted": speculation.num_accepted_draft_tokens,
+    }
+
+
+def _rates(name: str, count: int, milliseconds: float) -> Mapping[str, Any]:
+    return {
+        f"{name}_n": count,
+        f"{name}_ms": milliseconds,
+        f"{name}_per_token_ms": milliseconds / max(1, count),
+        f"{name}_per_second": 1e3 * count / milliseconds if milliseconds else 0.0,
+    }

@@ -1,0 +1,115 @@
+"""Listens for HTTP in the orchestrator's event loop, by uvicorn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import uvicorn
+
+from flyspec.errors import ConfigError
+from flyspec.security import PortSecurity, watch_server_context
+from orchestrator.front.http.connection import Connection
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 75
+"""Seconds that a connection is kept without a request; more than the 60 of many proxies."""
+
+
+class _Server(uvicorn.Server):
+    """A server in a loop with signal handlers of its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """A port that serves an ASGI application, with TLS as `security` says.
+
+    It is the first of `ports` that is free. Raises `ConfigError` for bad certificates.
+    """
+
+    def __init__(self, app: Any, ports: Sequence[int], security: PortSecurity) -> None:
+        security.check()
+        self._security, self._ports = security, ports
+        contexts = None
+        if security.encrypted:
+            contexts = watch_server_context(security, "the HTTP port's certificates")
+
+        def context(*_: object) -> ssl.SSLContext:
+            assert contexts is not None
+            first = contexts.current()
+
+            def renew(handshake: ssl.SSLObject, *_: object) -> None:
+                handshake.context = contexts.current()
+
+            first.sni_callback = renew  # called in every handshake, with or without a name
+            return first
+
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate logs what matters
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_S,
+            ssl_context_factory=context if contexts else None,
+        )
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen. Return the bound port. Raises `ConfigError`."""
+        *preferred, last = self._ports
+        listening = None
+        for port in preferred:
+            with contextlib.suppress(ConfigError):
+                listening = _listen(self._security.host, port)
+                break
+            log.warning("HTTP port %d is in use, using another; see --http-port", port)
+        listening = listening or _listen(self._security.host, last)
+        self._serving = asyncio.create_task(self._server.serve([listening]))
+        port = int(listening.getsockname()[1])
+        log.info("HTTP API at %s:%d", self._security.host, port)
+        return port
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new connections, let requests finish for `grace_s` seconds, then cancel them."""
+        if self._serving is None:
+            return
+        # uvicorn takes whole seconds; 0 would be no limit.
+        self._server.config.timeout_graceful_shutdown = max(0.01, grace_s)  # type: ignore[assignment]
+        self._server.should_exit = True
+        await self._serving
+        if running := self._server.server_state.tasks:
+            await asyncio.wait(running, timeout=1.0)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises `ConfigError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host.strip("[]"), port))
+        listening.listen(2048)
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise ConfigError(
+            f"--http-port {port}: cannot listen on {host}: "
+            f"{getattr(error, 'strerror', None) or error}; stop the other process, choose another "
+            "port (0 picks a free one), or none (-1)"
+        ) from error
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,28 @@
+"""`speculation` in a body: the JSON form of the proto message of this name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+
+from flyspec import wire
+from flyspec.errors import InvalidArgumentError
+from flyspec.v1 import generation_pb2
+from flyspec.values.generation import GenerateOptions, GenerationRequest
+
+
+def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
+    """Return options with these for speculation. Raises `InvalidArgumentError`."""
+    message = generation_pb2.GenerateRequest(text="x")
+    try:
+        json_format.ParseDict({"speculation": speculation}, message)
+    except json_format.ParseError as error:
+        raise InvalidArgumentError(f"speculation: {error}") from None
+    options = wire.decode(GenerationRequest, message).options
+    if options.eager:
+        raise InvalidArgumentError(
+            "speculation.eager: not over HTTP, where sent text cannot be retracted"
+        )
+    return options

@@ -1,0 +1,56 @@
+"""Scores a text: the target reads it as drafts that are all accepted (teacher forcing)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from flyspec.prefix import TokenSequence
+from flyspec.values.generation import ScoredTokens, SpeculationMetrics
+from flyspec.values.rounds import VerifyRound
+from orchestrator.fleet.target import Target
+from orchestrator.fleet.target_replicas import TargetReplicas
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.verifying import Verifying
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation
+
+REOPEN_TIMEOUT_S = 30.0
+
+
+class Scoring:
+    """Scores the prompt of `plan`, which sets the number of top log-probabilities."""
+
+    def __init__(
+        self,
+        targets: TargetReplicas,
+        plan: GenerationPlan,
+        target: Target,
+        correlation: Correlation = UNKNOWN,
+    ) -> None:
+        self._tokens = plan.prompt_token_ids
+        # The session begins with the first token; the others are drafts.
+        plan = replace(plan, prompt_token_ids=self._tokens[:1], max_tokens=len(self._tokens))
+        self._verifying = Verifying(
+            targets, plan, REOPEN_TIMEOUT_S, SpeculationMetrics(), Recoveries(), correlation
+        )
+        self._at_once = target.info.max_speculative_tokens
+        self._detokenizer = target.tokenizer.detokenizer()
+
+    async def run(self) -> AsyncGenerator[ScoredTokens, None]:
+        """Yield the tokens, in pieces. Raises `FlyspecError`."""
+        tokens, verifying, push = self._tokens, self._verifying, self._detokenizer.push
+        first, sequence = tokens[0], TokenSequence(tokens[:1])
+        try:
+            yield ScoredTokens([first], [push(first)])
+            while rest := tokens[len(sequence) : len(sequence) + self._at_once]:
+                round_ = VerifyRound(len(sequence), 0, (), rest, teacher_forced=True)
+                async for verdict in verifying.check(sequence, round_):
+                    if verdict is not None:
+                        found = verdict.logprobs[: len(rest)]
+                        verifying.keep(verdict.keep_length)  # what follows is not its next token
+                        sequence.extend(rest)
+                        texts = [push(token) for token in rest]
+                        yield ScoredTokens(rest, texts, found)
+        finally:
+            verifying.close()

@@ -1,0 +1,188 @@
+"""Bad requests: OpenAI's shape, the right code, and a message that says what to change."""
+
+from __future__ import annotations
+
+import pytest
+
+SAID = [{"role": "user", "content": "hi"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "message"),
+    [
+        (CHAT, {}, "messages", "is missing"),
+        (CHAT, {"messages": []}, "messages", "is empty; give at least one"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role", "is missing"),
+        (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "must be"),
+        (CHAT, {"messages": SAID, "frobnicate": 1}, "frobnicate", "there is no such parameter"),
+        (CHAT, {"messages": SAID, "temperature": "hot"}, "temperature", "must be a valid number"),
+        (CHAT, {"messages": SAID, "temperature": -1}, "temperature", "must be 0 (greedy) or"),
+        (CHAT, {"messages": SAID, "top_p": 0}, "top_p", "must be"),
+        (CHAT, {"messages": SAID, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (CHAT, {"messages": SAID, "n": 129}, "n", "less than or equal to 128"),
+        (CHAT, {"messages": SAID, "seed": 2**53}, "seed", "less than 9007199254740992"),
+        (CHAT, {"messages": SAID, "stop": ["a"] * 5}, "stop", "at most 4 allowed, got 5"),
+        (CHAT, {"messages": SAID, "stop": ""}, "stop", "1 to 1024 characters"),
+        (CHAT, {"messages": SAID, "stop": 3}, "stop", "must be a valid string"),
+        (CHAT, {"messages": SAID, "stop_token_ids": [400]}, "stop_token_ids", "out of range"),
+        (CHAT, {"messages": SAID, "stop_token_ids": [-1]}, "stop_token_ids", "not a token id"),
+        (CHAT, {"messages": SAID, "logit_bias": {"x": 1}}, "logit_bias", "'x' is not a token id"),
+        (CHAT, {"messages": SAID, "logit_bias": {"1": 101}}, "logit_bias[1]", "must be"),
+        (CHAT, {"messages": SAID, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        (
+            CHAT, {"messages": SAID, "min_tokens": 9, "max_tokens": 3},
+            "min_tokens", "between 0 and 3",
+        ),
+        (
+            CHAT, {"messages": SAID, "response_format": {"type": "json_object"}},
+            "response_format", "only {'type': 'text'} is served here",
+        ),
+        (CHAT, {"messages": SAID, "tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
+        (CHAT, {"messages": SAID, "reasoning_effort": "low"}, "reasoning_effort", "is not served"),
+        (CHAT, {"messages": SAID, "guided_json": {}}, "guided_json", "is not served here"),
+        (
+            CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type", "only text is served",
+        ),
+        (CHAT, {"messages": SAID, "speculation": {"rule": {"name": "x"}}}, "rule.name", "one of"),
+        (CHAT, {"messages": SAID, "speculation": {"frob": 1}}, "speculation", "frob"),
+        (CHAT, {"messages": SAID, "speculation": {"eager": True}}, "speculation.eager", "over"),
+        (
+            CHAT,
+            {"messages": SAID, "model": "target:exact", "speculation": {"rule": {"name": "fly"}}},
+            "speculation.rule.name", "give one of them",
+        ),
+        (
+            CHAT, {"messages": SAID, "add_generation_prompt": True, "continue_final_message": True},
+            "chat.continue_final_message", "add_generation_prompt to false",
+        ),
+        (TEXT, {"prompt": ""}, "prompt", "text is empty"),
+        (TEXT, {"prompt": []}, "prompt", "is empty; give"),
+        (TEXT, {"prompt": [400]}, "prompt", "token id 400 is out of range"),
+        (TEXT, {"prompt": [[-1]]}, "prompt[0]", "-1 is not a token id"),
+        (TEXT, {"prompt": ["a"] * 129}, "prompt", "more than 128 choices"),
+        (TEXT, {"prompt": [1] * 256}, "prompt", "leave no room in the model's context of 256"),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "or 0 with echo"),
+        (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "is served here"),
+        (TEXT, {"prompt": "a", "best_of": 2}, "best_of", "only 1 is served here"),
+        ("/tokenize", {}, "prompt", "give either prompt or messages"),
+        ("/detokenize", {"tokens": [400]}, "tokens", "out of range"),
+    ],
+)  # fmt: skip
+async def test_bad_values(bare, path, body, param, message):
+    for more in ({}, {"stream": True}) if path in (CHAT, TEXT) else ({},):
+        reply = await bare.post(path, json=body | more)
+        error = reply.json()["error"]
+        assert reply.status_code == 400, error
+        assert error["type"] == "invalid_request_error"
+        assert (error["param"], error["code"]) == (param, None)
+        assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"response_format": {"type": "text"}}, {"tool_choice": "auto"}, {"store": False},
+        {"parallel_tool_calls": True}, {"modalities": ["text"]}, {"service_tier": "auto"},
+        {"stop": None, "seed": None, "temperature": None, "tools": None}, {"frequency_penalty": 0},
+        {"user": "someone", "metadata": {"a": "b"}}, {"logit_bias": {}}, {"top_k": 0, "min_p": 0.0},
+    ],
+)  # fmt: skip
+async def test_values_that_change_nothing(bare, neutral):
+    reply = await bare.post(CHAT, json={"messages": SAID, "max_tokens": 1, **neutral})
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{nope", "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b"3", "must be a JSON object"),
+        (b"", "must be a JSON object"),
+        (b'{"messages": ' + b"[" * 100_000, ""),
+        (b'{"messages": "\xff"}', ""),
+    ],
+)
+async def test_bodies_that_are_no_objects(bare, content, message):
+    headers = {"content-type": "application/json"}
+    reply = await bare.post(CHAT, content=content, headers=headers)
+    assert reply.status_code == 400
+    assert message in reply.json()["error"]["message"]
+
+
+async def test_unknown_models_paths_and_methods(bare):
+    reply = await bare.post(CHAT, json={"messages": SAID, "model": "gpt-9"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "served is target, or target:RULE" in error["message"]
+    assert (await bare.get("/v1/models/target:nope")).status_code == 404
+    reply = await bare.get("/v1/nothing")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (404, "not_found_error")
+    reply = await bare.get(CHAT)
+    assert (reply.status_code, reply.json()["error"]["type"]) == (405, "invalid_request_error")
+
+
+async def test_a_body_that_is_too_large(bare):
+    reply = await bare.post(CHAT, content=b" " * (4 << 20))
+    assert reply.status_code == 413
+    assert "bytes; shorten it" in reply.json()["error"]["message"]
+
+    async def pieces():
+        for _ in range(64):
+            yield b" " * (1 << 16)
+
+    reply = await bare.post(CHAT, content=pieces())  # without its length
+    assert reply.status_code == 413
+
+
+async def test_openai_raises_what_it_raises_elsewhere(api):
+    import openai
+
+    with pytest.raises(openai.NotFoundError, match="there is no 'x'"):
+        await api.chat.completions.create(model="x", messages=SAID)
+    with pytest.raises(openai.BadRequestError, match="stop: at most 4"):
+        await api.chat.completions.create(model="target", messages=SAID, stop=["a"] * 5)
+
+
+async def test_models_and_their_aliases(api):
+    models = [model async for model in api.models.list()]
+    assert models[0].id == "target"
+    assert "target:exact" in [model.id for model in models]
+    alias = await api.models.retrieve("target:exact")
+    assert (alias.id, alias.rule, alias.max_model_len) == ("target:exact", "exact", 256)
+
+
+async def test_tokens_there_and_back(bare):
+    reply = await bare.post("/tokenize", json={"prompt": "The 😀", "return_token_strs": True})
+    found = reply.json()
+    assert found["tokens"][0] == 0
+    assert found["token_strs"][:2] == ["<s>", "The"]
+    assert found["count"] == len(found["tokens"])
+    assert found["max_model_len"] == 256
+    text = await bare.post("/detokenize", json={"tokens": found["tokens"]})
+    assert text.json() == {"prompt": "The 😀"}
+    bare_text = {"prompt": "The 😀", "add_special_tokens": False}
+    assert (await bare.post("/tokenize", json=bare_text)).json()["tokens"] == found["tokens"][1:]
+    chat = (await bare.post("/tokenize", json={"messages": SAID})).json()["tokens"]
+    reply = await bare.post(
+        CHAT, json={"messages": SAID, "max_tokens": 1, "return_token_ids": True}
+    )
+    assert reply.json()["choices"][0]["prompt_token_ids"] == chat
+
+
+async def test_health_version_and_schema(bare):
+    assert (await bare.get("/health")).status_code == 200
+    assert (await bare.get("/version")).json() == {"version": "0.1.0"}
+    schema = (await bare.get("/openapi.json")).json()
+    assert {CHAT, TEXT, "/v1/models", "/tokenize"} <= schema["paths"].keys()
+    chat = schema["components"]["schemas"]["ChatBody"]["properties"]
+    assert {"messages", "temperature", "top_k", "min_p", "speculation", "stop"} <= chat.keys()
+
+
+async def test_request_ids(bare):
+    given = {"x-request-id": "mine-1"}
+    assert (await bare.get("/version", headers=given)).headers["x-request-id"] == "mine-1"
+    made = (await bare.get("/version", headers={"x-request-id": "a b"})).headers["x-request-id"]
+    assert len(made) == 16
