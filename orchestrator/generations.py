@@ -205,7 +205,7 @@ class Generations:
         """Check the request and plan the generation, in a thread if the prompt is long."""
         most, rules = self._fleet.max_draft_tokens, self._rules
         rest = target.tokenizer, target.info, self._settings, most, rules
-        if is_long(request.prompt):
+        if is_long(request.prompt, request.options.prediction):
             return await asyncio.to_thread(make_plan, request, *rest)
         return make_plan(request, *rest)
 

@@ -20,6 +20,7 @@ from flyspec.values.tokens import Origin, json_logprob
 STYLES: dict[Origin, Style] = {
     Origin.EXACT_MODEL: Style(color="green"),
     Origin.EXACT_LOOKUP: Style(color="cyan"),
+    Origin.PREDICTED: Style(color="bright_cyan"),
     Origin.LOOSE: Style(color="magenta", bold=True, underline=True),
     Origin.CORRECTION: Style(color="red"),
     Origin.BONUS: Style(color="blue"),
@@ -28,6 +29,7 @@ STYLES: dict[Origin, Style] = {
 LABELS: dict[Origin, str] = {
     Origin.EXACT_MODEL: "drafted by the model",
     Origin.EXACT_LOOKUP: "by prompt lookup",
+    Origin.PREDICTED: "predicted",
     Origin.LOOSE: "loosely accepted",
     Origin.CORRECTION: "corrected",
     Origin.BONUS: "bonus",

@@ -39,6 +39,8 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     """The target's own token after a round whose drafts were all accepted."""
     TOKEN_ORIGIN_PLAIN: _TokenOrigin.ValueType  # 6
     """The target's own token in a round without drafts."""
+    TOKEN_ORIGIN_PREDICTED: _TokenOrigin.ValueType  # 7
+    """Drafted from the request's prediction, equal to the target's own token."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
     """Where an emitted token came from."""
@@ -57,6 +59,8 @@ TOKEN_ORIGIN_BONUS: TokenOrigin.ValueType  # 5
 """The target's own token after a round whose drafts were all accepted."""
 TOKEN_ORIGIN_PLAIN: TokenOrigin.ValueType  # 6
 """The target's own token in a round without drafts."""
+TOKEN_ORIGIN_PREDICTED: TokenOrigin.ValueType  # 7
+"""Drafted from the request's prediction, equal to the target's own token."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _EntropyMeasure:

@@ -289,6 +289,8 @@ class GenerateRequest(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     RETURN_ROUNDS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PREDICTION_FIELD_NUMBER: _builtins.int
+    PREDICTION_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, encoded with the target's tokenizer, which adds special tokens."""
     seed: _builtins.int
@@ -306,6 +308,11 @@ class GenerateRequest(_message.Message):
     """
     return_rounds: _builtins.bool
     """Return each round's drafts and decisions, so that the run can be replayed."""
+    prediction: _builtins.str
+    """Text that the output is expected to resemble, such as a file before an edit. It
+    is drafted, as `prediction`, wherever the output agrees with it; the rule applies
+    to it as to other drafts. Not with num_speculative_tokens 0. Empty: none.
+    """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """Token ids, used unchanged."""
@@ -332,6 +339,10 @@ class GenerateRequest(_message.Message):
         of the text. Not before `sampling.min_tokens`.
         """
 
+    @_builtins.property
+    def prediction_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The same in the target's tokens, instead of `prediction`."""
+
     def __init__(
         self,
         *,
@@ -347,10 +358,12 @@ class GenerateRequest(_message.Message):
         logprobs: _builtins.int | None = ...,
         return_rounds: _builtins.bool = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prediction: _builtins.str = ...,
+        prediction_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_rounds", b"return_rounds", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prediction", b"prediction", "prediction_token_ids", b"prediction_token_ids", "prompt", b"prompt", "return_rounds", b"return_rounds", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

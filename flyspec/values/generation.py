@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from functools import partial
 from itertools import zip_longest
+from pathlib import Path
 from typing import Annotated, Any
 
 from flyspec.flags import UINT32, UINT64, Flag, flags_of
@@ -27,6 +28,14 @@ from flyspec.values.tokens import (
 SERVERS = "set by the server"
 """Default in help texts."""
 _speculation = partial(Flag, group="Speculation")
+
+
+def read_prediction(path: str) -> str:
+    """Return a file's text; empty without a path. Raises `ValueError`."""
+    try:
+        return Path(path).read_text() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class FinishReason(IntEnum):
@@ -55,6 +64,7 @@ Prompt = str | Sequence[int] | Chat
 class GenerateOptions:
     """Options of a generation; fields of `GenerateRequest`. None: the server's default.
 
+    `prediction` is text, or token ids, that the output is expected to resemble, to draft from.
     `num_draft_tokens_per_round` is from an earlier `Completion`, to reproduce it. `eager` streams
     tokens before they are final, and `Retract` if they are then dropped; `return_rounds` streams a
     `RoundRecord` per round. `request_id` (1 to 128 letters, digits and `._:@/+=-`) identifies the
@@ -69,7 +79,7 @@ class GenerateOptions:
     max_tokens: Annotated[int | None, Flag("Maximum output tokens.", Range(1, UINT32.high))] = None
     stop: Annotated[Sequence[str], sampling_flag("Text that ends the output; repeatable.")] = ()
     stop_token_ids: Annotated[Sequence[int], sampling_flag(
-        "Tokens that end the output like an end of sequence, comma-separated.", UINT32, listed=True,
+        "Token that ends the output like an end of sequence; repeatable.",
     )] = ()
     ignore_eos: Annotated[bool, sampling_flag("Keep generating past end of sequence.")] = False
     drafter: Annotated[str, _speculation(
@@ -101,6 +111,10 @@ class GenerateOptions:
         "Do not switch to exact decoding when the output starts to repeat itself.",
         name="--no-loop-guard",
     )] = False
+    prediction: Annotated[str | Sequence[int], _speculation(
+        "File with the text that the output is expected to resemble, to draft from.",
+        name="--prediction-file", metavar="FILE", read=read_prediction,
+    )] = ""
     logprobs: Annotated[int | None, sampling_flag(
         "With --json: report the target's log-probabilities of each token and of this many most "
         f"likely ones, 0 to {MAX_TOP_LOGPROBS}.", Range(0, MAX_TOP_LOGPROBS),

@@ -35,6 +35,7 @@ class Origin(IntEnum):
     CORRECTION = 4
     BONUS = 5
     PLAIN = 6
+    PREDICTED = 7
 
 
 def read_logit_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:

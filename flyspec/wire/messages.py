@@ -101,6 +101,18 @@ def _read_length(message: generation_pb2.Speculation) -> SpeculationLength | Non
     return message.num_speculative_tokens
 
 
+def _write_prediction(prediction: str | Sequence[int]) -> Mapping[str, Any]:
+    return {"prediction" if isinstance(prediction, str) else "prediction_token_ids": prediction}
+
+
+def _read_prediction(message: generation_pb2.GenerateRequest) -> str | Sequence[int]:
+    if not message.prediction_token_ids:
+        return message.prediction
+    if message.prediction:
+        raise InvalidArgumentError("prediction: also given as prediction_token_ids; give one")
+    return message.prediction_token_ids[:]
+
+
 def _write_stop_reason(reason: str | int | None) -> Mapping[str, Any]:
     return {"stop_token_id" if isinstance(reason, int) else "stop_reason": reason}
 
@@ -120,6 +132,11 @@ HOOKS: Mapping[tuple[type, str], tuple[Sequence[str], Encode, Decode]] = {
         ("num_speculative_tokens", "adaptive"),
         _write_length,
         _read_length,
+    ),
+    (GenerateOptions, "prediction"): (
+        ("prediction", "prediction_token_ids"),
+        _write_prediction,
+        _read_prediction,
     ),
     (generation.Completion, "stop_reason"): (
         ("stop_reason", "stop_token_id"),

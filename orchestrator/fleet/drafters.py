@@ -29,6 +29,8 @@ from orchestrator.upstreams.protocol import DraftUpstream
 log = logging.getLogger(__name__)
 
 LOOKUP = "prompt_lookup"
+PREDICTION = "prediction"
+"""A request's predicted output, as a drafter."""
 DRAIN_LOOK_S = 0.02
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -159,6 +161,8 @@ class Drafters:
 
         Returns the drafter and the time the probe took, in ns.
         """
+        if name == PREDICTION:
+            raise InvalidArgumentError(f"name: {name!r} stands for predicted outputs; use another")
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(
                 f"name: invalid name {name!r}; use 1 to 64 letters, digits, dots, dashes and "

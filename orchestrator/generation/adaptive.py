@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DraftChunk
+from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.acceptance import Acceptance
 from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience, Recent, TextKind
 from orchestrator.generation.following import Overtaken
@@ -119,6 +120,10 @@ class AdaptivePace(Pace):
             self._decoded(round_)
             return
         self._begun = True
+        if round_.proposal.drafter == PREDICTION:  # says nothing about the drafter
+            if begun:
+                self._saved_ns += int(round_.num_emitted * experience.plain_ns - round_.round_ns)
+            return
         if not begun:
             without_prompt_ns = int(self._round_ns(len(verdict.decisions)))
             round_ = round_._replace(round_ns=min(without_prompt_ns, round_.round_ns))
@@ -309,6 +314,8 @@ class AdaptivePace(Pace):
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
         """Return the drafts' survivals, by the drafter's confidences or else by past acceptance."""
+        if proposal.drafter == PREDICTION:
+            return ()
         if proposal.confidences:
             return self._drafter.survivals(proposal.confidences)
         return self._acceptance.survivals(min(self._most, len(proposal.token_ids)))

@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 from flyspec.prefix import TokenSequence
 from flyspec.values.rounds import DraftAdvance, DraftChunk
+from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.experience import Recent
 from orchestrator.generation.following import Follower
 from orchestrator.generation.ledger import NOTHING, Ledger
 from orchestrator.generation.pace import Pace
+from orchestrator.generation.proposals import PredictedDrafts
 
 AHEAD = 0.5
 """Minimum share of recent rounds in which drafting ahead was, or would have been, useful."""
@@ -26,7 +28,7 @@ class NextProposal:
     `limit` returns how many drafts are useful in a round of this `turn`, if the sequence is longer
     by the given number of tokens. Every request to the drafter has its own, increasing `round_id`;
     `began_ns` is when the round began. If K `adapts`, a round may have fewer drafts than are
-    useful.
+    useful. What the `prediction` proposes, up to `most` tokens, goes before any drafter.
     """
 
     def __init__(
@@ -34,9 +36,10 @@ class NextProposal:
         pace: Pace,
         drafting: Drafting,
         sequence: TokenSequence,
-        limit: Callable[[int], int],
+        limit: Callable[[int, int], int],
         ledger: Ledger,
         adapts: bool = False,
+        prediction: PredictedDrafts | None = None,
     ) -> None:
         self._pace, self._drafting, self._ledger = pace, drafting, ledger
         self._sequence, self._limit, self._adapts = sequence, limit, adapts
@@ -50,23 +53,28 @@ class NextProposal:
         self._ahead: DraftAdvance | None = None  # requested while the last proposal was verified
         self._if_whole = 0  # the sequence's length if all of the last proposal is accepted
         self._useful = Recent(1.0, AHEAD_MEMORY, prior=1.0)
+        self._prediction = prediction
 
     @property
     def is_there(self) -> bool:
-        """Whether a proposal is ready, from following plain decoding."""
+        """Whether a proposal is ready, from following plain decoding or from the prediction."""
         return self._rest is not None
 
     @property
     def is_wanted(self) -> bool:
         """Whether the next round has drafts, so that plain decoding should end."""
-        return self.is_there or (self._follower is None and self._limit(0) > 0)
+        return self.is_there or (self._follower is None and self._useful_drafts(0) > 0)
 
     def begin(self) -> bool:
         """Begin a round, requesting as many drafts as are useful; return whether there are any."""
         self.round_id += 1
         self.began_ns = time.perf_counter_ns()
         self.turn = self._pace.turn()
-        limit = 0 if self._follower else self._limit(0)
+        if self._follower is None and self._predicts():
+            self.round_id -= 1  # `proposal` begins the round
+            self._if_whole, self._asked = 0, None
+            return True
+        limit = 0 if self._follower else self._useful_drafts(0)
         if self._ahead is None and self._if_whole:
             self._useful.observe(len(self._sequence) == self._if_whole)
         elif self._ahead and self._adapts and not self._pace.repeats:
@@ -81,11 +89,13 @@ class NextProposal:
         The drafts begin with the bonus token, which the drafter usually predicts correctly. Since
         it costs the drafter time, this is only done if it was useful in most recent rounds.
         """
+        if proposal.drafter == PREDICTION:
+            return
         num_drafts, length = len(proposal.token_ids), len(self._sequence)
         self._if_whole = length + num_drafts + 1
         if self._ahead or self._useful.value < AHEAD or not self._drafting.repeats(proposal):
             return
-        limit = self._limit(num_drafts + 1)
+        limit = self._useful_drafts(num_drafts + 1)
         if limit <= 0 or num_drafts < self._wanted:  # the drafter stopped early
             return
         self.round_id += 1
@@ -108,7 +118,12 @@ class NextProposal:
         """
         ahead, self._ahead = self._ahead, None
         follower = self._follower
-        if follower and follower.length == self._prompt_length and self._limit(0):
+        if (
+            self._rest is None
+            and follower
+            and follower.length == self._prompt_length
+            and self._useful_drafts(0)
+        ):
             await self._catch_up(follower.task)
         rest, self._rest = self._rest, None
         if rest is not None:
@@ -149,7 +164,12 @@ class NextProposal:
         return asked.done()
 
     def follow(self) -> None:
-        """Query the drafter during plain decoding, and adopt its proposal if it is still valid."""
+        """Query the drafter during plain decoding, and adopt its proposal if it is still valid.
+
+        The prediction is asked first.
+        """
+        if self._predicts():
+            return
         if self._follower is None:
             if k := self._pace.follows(len(self._sequence) - self._followed_length):
                 self.round_id += 1
@@ -161,9 +181,26 @@ class NextProposal:
             self._pace.followed(overtaken)
             self.turn = self._pace.turn()
             if self._drafting.repeats(overtaken.proposal):
-                limit = self._limit(0)
+                limit = self._useful_drafts(0)
                 self._wanted = min(self._wanted - overtaken.num_behind, limit)
                 self._rest = overtaken.rest(limit)
+
+    def _useful_drafts(self, num_more: int) -> int:
+        """Return how many of this turn's drafts are useful behind `num_more` more tokens."""
+        return self._limit(num_more, self.turn.num_drafts)
+
+    def _predicts(self) -> bool:
+        """Take the next proposal from the prediction, if it has one; return whether it has."""
+        if self._prediction is None:
+            return False
+        most = self._prediction.most
+        if self._pace.repeats:
+            most = self.turn.num_drafts
+        output = self._sequence.tokens[self._prompt_length :]
+        proposal = self._prediction.propose(output, self._limit(0, most) if most else 0)
+        if proposal is not None:
+            self._rest, self._wanted = proposal, len(proposal.token_ids)
+        return proposal is not None
 
     def close(self) -> None:
         for task in (self._asked, self._follower and self._follower.task):

@@ -24,7 +24,7 @@ from flyspec.values.admin import VerifyServiceInfo
 from flyspec.values.generation import GenerateOptions, GenerationRequest, Started
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
-from orchestrator.generation.prompt import check_ids, encode_prompt
+from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt
 from orchestrator.generation.rule_files import RuleBook
 
 DRAWN_SEED_BITS = 53
@@ -43,8 +43,8 @@ class GenerationPlan:
     `num_speculative_tokens`, after the rounds of `num_draft_tokens_per_round`. More drafts than
     `judged_k` are judged as several rounds of that many (0: always as one). `logprobs` is how many
     of the most likely tokens to return log-probabilities for; None returns none at all.
-    `distribution` selects the draft distributions the rule needs, if any. `warnings` are for the
-    caller.
+    `distribution` selects the draft distributions the rule needs, if any. `prediction` is in
+    tokens. `warnings` are for the caller.
     """
 
     prompt_token_ids: list[int]
@@ -71,6 +71,7 @@ class GenerationPlan:
     warnings: tuple[str, ...]
     return_rounds: bool
     distribution: DistributionSpec | None
+    prediction: Sequence[int]
 
     @property
     def has_budget(self) -> bool:
@@ -163,6 +164,7 @@ def make_plan(
         warnings=tuple(warnings),
         return_rounds=options.return_rounds,
         distribution=distribution,
+        prediction=encode_prediction(options.prediction, tokenizer, target.model) if k else (),
     )
 
 

@@ -22,7 +22,9 @@ LONG = 1 << 16
 """Characters, or tokens, above which encoding takes long: about a second per megabyte."""
 
 
-def is_long(prompt: Prompt) -> bool:
+def is_long(prompt: Prompt, prediction: str | Sequence[int] = "") -> bool:
+    if len(prediction) > LONG:
+        return True
     if isinstance(prompt, Chat):
         return sum(map(len, prompt.texts)) > LONG
     return len(prompt) > LONG
@@ -64,6 +66,20 @@ def encode_text(
     return tokenizer.encode(text, add_special_tokens)
 
 
+def encode_prediction(
+    prediction: str | Sequence[int], tokenizer: Tokenizer, model: ModelInfo
+) -> Sequence[int]:
+    """Return the tokens of a predicted output, as many as an output can have."""
+    most = model.context_length
+    if not isinstance(prediction, str):
+        check_ids("prediction_token_ids", prediction, model)
+        return prediction[:most]
+    if not prediction:
+        return ()
+    _check_size([prediction], tokenizer, most, "prediction")
+    return tokenizer.encode(prediction, add_special_tokens=False)[:most]
+
+
 def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
     """Raise `InvalidArgumentError` if any token id is outside the model's vocabulary."""
     for token_id in (max(token_ids, default=0), min(token_ids, default=0)):
@@ -74,7 +90,9 @@ def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
             )
 
 
-def _check_size(texts: Sequence[str], tokenizer: Tokenizer, context_length: int) -> None:
+def _check_size(
+    texts: Sequence[str], tokenizer: Tokenizer, context_length: int, field: str = "prompt"
+) -> None:
     """Refuse texts that are far too long in total, tokenizing only as much as needed to tell."""
     limit = ABSURD * context_length
     characters = sum(map(len, texts))
@@ -88,9 +106,9 @@ def _check_size(texts: Sequence[str], tokenizer: Tokenizer, context_length: int)
             seen += len(piece)
             if found > limit:
                 raise InvalidArgumentError(
-                    f"prompt: too long: of {characters} characters, the first {seen} already "
+                    f"{field}: too long: of {characters} characters, the first {seen} already "
                     f"exceed {limit} tokens; the model's context is {context_length}; shorten the "
-                    "prompt"
+                    f"{field}"
                 )
 
 

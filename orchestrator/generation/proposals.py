@@ -1,13 +1,16 @@
-"""Prompt lookup in the orchestrator, and fitting of proposals to the target's vocabulary."""
+"""The orchestrator's own drafters: prompt lookup and predictions; fitting to a vocabulary."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from flyspec.lookup import PromptLookup
-from flyspec.values.rounds import DraftChunk
+from flyspec.values.rounds import DraftChunk, Verdict
 from flyspec.values.tokens import Origin, TokenDistribution
+from orchestrator.fleet.drafters import PREDICTION
+from orchestrator.generation.prediction import Prediction
 from orchestrator.upstreams.half_floats import all_impossible
 
 NEVER = b"\xff\xfb"
@@ -36,6 +39,39 @@ class LocalLookup:
 
     def keep(self, length: int) -> None:
         self._lookup.truncate(min(length, len(self._lookup)))
+
+
+class PredictedDrafts:
+    """The request's predicted output as a drafter: up to `most` drafts per round.
+
+    With `distributions`, each draft comes with a point mass on itself.
+    """
+
+    def __init__(self, prediction: Prediction, most: int, distributions: bool) -> None:
+        self._prediction, self.most, self._distributions = prediction, most, distributions
+
+    def propose(self, output: Sequence[int], most: int) -> DraftChunk | None:
+        """Return what is expected to follow the output so far; None if nothing is."""
+        self._prediction.follow(output)
+        token_ids = self._prediction.propose(most) if most > 0 else []
+        if not token_ids:
+            return None
+        count = len(token_ids)
+        return DraftChunk(
+            token_ids=token_ids,
+            origins=[Origin.PREDICTED] * count,
+            distributions=[TokenDistribution()] * (count if self._distributions else 0),
+            drafter=PREDICTION,
+            arrived_ns=time.perf_counter_ns(),
+        )
+
+    def checked(self, verdict: Verdict) -> None:
+        """Learn from the verdict on the latest proposal."""
+        self._prediction.checked(len(verdict.decisions), verdict.num_accepted)
+
+    def keep(self, length: int) -> None:
+        """Record that the output was cut to `length` tokens."""
+        self._prediction.keep(length)
 
 
 def fit_proposal(proposal: DraftChunk, vocab_size: int) -> DraftChunk:

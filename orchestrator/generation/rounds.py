@@ -11,12 +11,15 @@ from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DraftChunk, Verdict, VerifyRound
+from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
 from orchestrator.generation.next_proposal import NextProposal
 from orchestrator.generation.pace import SHORT_PROMPT, CheckedRound, Pace
 from orchestrator.generation.plan import GenerationPlan
+from orchestrator.generation.prediction import Prediction
+from orchestrator.generation.proposals import PredictedDrafts
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import (
@@ -71,9 +74,17 @@ class Rounds:
         )
         self._loop_guard = LoopGuard() if plan.loop_guard else None
         self._exact_from: int | None = None
+        self._prediction: PredictedDrafts | None = None
+        if plan.prediction:
+            self._prediction = PredictedDrafts(
+                Prediction(plan.prediction),
+                plan.num_speculative_tokens,
+                plan.distribution is not None,
+            )
         self._next = NextProposal(
-            pace, drafting, self._sequence, self._draft_limit, ledger, plan.adaptive
-        )
+            pace, drafting, self._sequence, self._draft_limit, ledger, plan.adaptive,
+            self._prediction,
+        )  # fmt: skip
 
     async def run(self) -> AsyncGenerator[RoundOutcome]:
         """Run rounds indefinitely; the caller stops when its output is complete."""
@@ -192,8 +203,10 @@ class Rounds:
     def _remaining(self) -> int:
         return self._state.limit - len(self._sequence)
 
-    def _draft_limit(self, num_more: int) -> int:
+    def _draft_limit(self, num_more: int, wanted: int) -> int:
         """Return K for the next round, if the sequence has grown by `num_more` tokens by then.
+
+        `wanted` is how many drafts there could be.
 
         K is limited to what fits the context, and is 0 after the end of the output.
 
@@ -204,7 +217,6 @@ class Rounds:
         """
         plan, window = self._plan, self._state.window
         remaining, length = self._remaining - num_more, len(self._sequence) + num_more
-        wanted = self._next.turn.num_drafts
         if window is not None and plan.adaptive and not self._pace.repeats:
             wanted = max(wanted, window.remaining_matches)
         if remaining <= 0:
@@ -251,6 +263,8 @@ class Rounds:
         self._recoveries.output_token_index = len(self._sequence) - self._prompt_length
         if verdict is not None:
             emitted = len(self._sequence) - start
+            if self._prediction is not None and proposal.drafter == PREDICTION:
+                self._prediction.checked(verdict)
             self._pace.checked(CheckedRound(proposal, verdict, emitted, round_ns))
         return RoundOutcome(
             commands=commands,
@@ -281,6 +295,8 @@ class Rounds:
             self._sequence.keep(command.length)
             self._drafting.keep(command.length)
             self._verifying.keep(command.length)
+            if self._prediction is not None:
+                self._prediction.keep(command.length - self._prompt_length)
             self._sequence.extend([command.token_id])
             if self._exact_from is not None:
                 self._exact_from = min(self._exact_from, command.length - self._prompt_length)

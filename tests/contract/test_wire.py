@@ -14,7 +14,7 @@ from flyspec.speculation_length import AUTO
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.chat import Chat
-from flyspec.values.generation import GenerateOptions, GenerationRequest
+from flyspec.values.generation import Completion, GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
     Decision,
     DraftChunk,
@@ -69,6 +69,8 @@ SPECIAL = {
         lambda bias: tuple(sorted(bias.items()))
     ),
     (GenerateOptions, "num_speculative_tokens"): st.none() | u32 | st.just(AUTO),
+    (GenerateOptions, "prediction"): PLAIN[str] | st.lists(u32, min_size=1, max_size=4),
+    (Completion, "stop_reason"): st.none() | PLAIN[str] | u32,
     (VerifyRound, "max_plain_tokens"): st.integers(1, 2**32 - 1),
     (Verdict, "keep_length"): st.integers(0, 2**32 - 2),
 }

@@ -208,3 +208,23 @@ async def test_a_final_message_is_continued(api):
         extra_body={"return_token_ids": True},
     )
     assert reply.choices[0].prompt_token_ids == other.choices[0].prompt_token_ids[1:]  # no <s>
+
+
+async def test_a_prediction_is_drafted_and_counted(served, api):
+    asked = {"model": "target:exact", "messages": SAID, "max_tokens": 40}
+    plain = await api.chat.completions.create(**asked)
+    assert plain.usage.completion_tokens_details is None
+    text = plain.choices[0].message.content
+    parts = [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}]
+    for content in (text, parts):
+        reply = await api.chat.completions.create(
+            **asked, prediction={"type": "content", "content": content}
+        )
+        assert reply.choices[0].message.content == text
+        details = reply.usage.completion_tokens_details
+        share = reply.metrics["speculative_decoding"]
+        counted = details.accepted_prediction_tokens + details.rejected_prediction_tokens
+        assert 0 <= counted <= share["num_draft_tokens"]
+    useless = {"type": "content", "content": "nothing of the kind " * 5}
+    reply = await api.chat.completions.create(**asked, prediction=useless)
+    assert reply.usage.completion_tokens_details.accepted_prediction_tokens == 0

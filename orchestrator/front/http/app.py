@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
@@ -43,8 +42,8 @@ from orchestrator.generations import Generations
 VERSION = version("flyspec")
 
 
-def make_app(generations: Generations, origins: Sequence[str] = ()) -> FastAPI:
-    """Return the application; pages of `origins` may call it from a browser."""
+def make_app(generations: Generations) -> FastAPI:
+    """Return the application."""
     app = FastAPI(
         title="flyspec", version=VERSION, docs_url=None, redoc_url=None,
         summary="Speculative decoding as a service, by OpenAI's API.",
@@ -71,11 +70,6 @@ def make_app(generations: Generations, origins: Sequence[str] = ()) -> FastAPI:
     route("POST", "/detokenize", face.detokenize)
     route("GET", "/health", face.health)
     route("GET", "/version", face.version)
-    if origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )  # fmt: skip
     return app
 
 

@@ -164,6 +164,25 @@ class TemplateBody(Body):
     )
 
 
+class TextPart(Body):
+    """A part of a text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictionBody(Body):
+    """A predicted output, such as a file before an edit."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class ChatBody(GenerationBody, TemplateBody):
     """A request for a chat completion."""
 
@@ -172,6 +191,9 @@ class ChatBody(GenerationBody, TemplateBody):
     logprobs: bool = Field(False, description="Return log-probabilities of the output tokens.")
     top_logprobs: int | None = Field(
         None, ge=0, le=MAX_TOP_LOGPROBS, description="And of this many most likely tokens."
+    )
+    prediction: PredictionBody | None = Field(
+        None, description="Text that the output is expected to resemble; it is drafted."
     )
     tool_choice: Literal["auto", "none"] | None = Field(
         None, description="none: tools are not shown to the model."

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry
+from starlette.middleware.cors import CORSMiddleware
 
 from flyspec.config import HTTP_PORT, OrchestratorSettings
 from flyspec.security import ApiKeys, Scope
@@ -25,15 +28,20 @@ def make_server(
     A port that was not chosen explicitly gives way to a free one.
     """
     security = settings.port_security
-    app = make_app(generations, settings.origins)
-    gate = Gate(
+    app = make_app(generations)
+    served: Any = Gate(
         app,
         security,
         KeyCheck(keys, Scope.GENERATE) if security.keys and keys is not None else None,
         Limits(max_body_bytes, settings.write_timeout_s),
         HttpMetrics(registry, paths_of(app)),
     )
+    if settings.origins:  # outside the gate, since browsers ask without a key whether they may call
+        served = CORSMiddleware(
+            served, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )  # fmt: skip
     port = settings.http_port
     if port is not None:
-        return HttpServer(gate, [port], security)
-    return HttpServer(gate, [HTTP_PORT, 0] if settings.port else [0], security)
+        return HttpServer(served, [port], security)
+    return HttpServer(served, [HTTP_PORT, 0] if settings.port else [0], security)

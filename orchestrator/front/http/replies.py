@@ -84,7 +84,7 @@ class Reply(ABC):
             **self._base,
             "object": self.whole_object,
             "choices": choices,
-            "usage": self._usage(),
+            "usage": self.usage(),
             **self._measured(),
         }
 
@@ -120,7 +120,7 @@ class Reply(ABC):
                         end = {"index": index, **self.empty, **self._end(event)}
                         yield frame([end], **({} if left or wants_usage else self._measured()))
             if wants_usage:
-                yield frame([], **{"usage": self._usage(), **self._measured()})
+                yield frame([], **{"usage": self.usage(), **self._measured()})
         except FlyspecError as error:
             if not begun:
                 raise
@@ -149,9 +149,9 @@ class Reply(ABC):
             details["loose_gaps_nats"] = [gap for chunk in chunks for gap in chunk.loose_gaps_nats]
         return details
 
-    def _usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         """Return the token counts; a prompt counts once, however many choices it has."""
-        ended = self._completions
+        ended = self.completions
         prompt_tokens = sum(c.prompt_tokens for c in ended[:: self._body.n])
         completion_tokens = sum(c.completion_tokens for c in ended)
         return {
@@ -162,7 +162,7 @@ class Reply(ABC):
 
     def _measured(self) -> dict[str, Any]:
         """Return `metrics` with vLLM's names and `timings` with llama.cpp's, of all choices."""
-        ended = self._completions
+        ended = self.completions
         total = SpeculationMetrics.total(completion.speculation for completion in ended)
         return {
             "metrics": {"speculative_decoding": total.document()},
@@ -170,7 +170,7 @@ class Reply(ABC):
         }
 
     @property
-    def _completions(self) -> list[Completion]:
+    def completions(self) -> list[Completion]:
         return [g.completion for g in self._gathered if g.completion is not None]
 
 

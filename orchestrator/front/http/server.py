@@ -18,6 +18,7 @@ from orchestrator.front.http.connection import Connection
 
 log = logging.getLogger(__name__)
 
+SEND_BUFFER_BYTES = 1 << 18
 IDLE_S = 75
 """Seconds that a connection is kept without a request; more than the 60 of many proxies."""
 
@@ -102,6 +103,8 @@ def _listen(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Of each connection: what a client that does not read may leave in the kernel.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listening.bind((host.strip("[]"), port))
         listening.listen(2048)
     except (OSError, OverflowError) as error:

@@ -1,0 +1,168 @@
+"""Clients that leave, do not read, or send too slowly: nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+
+import httpx2
+import pytest
+from prometheus_client import generate_latest
+
+from orchestrator.front.http import connection, gate
+from tests.observability.scraping import parse
+from tests.orchestrator.stacks import held, start_stack
+from tests.waiting import until
+
+SAID = [{"role": "user", "content": "the cat"}]
+LONG = {"messages": SAID, "max_tokens": 200, "ignore_eos": True}
+CHAT = "/v1/chat/completions"
+
+
+def scrape(stack):
+    return parse(generate_latest(stack.registry).decode())
+
+
+def request(body, path=CHAT) -> bytes:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+async def connect(stack, size: int = 0):
+    """Return a stream to the HTTP port, with a small receive buffer if `size` is given."""
+    plain = socket.socket()
+    if size:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
+    plain.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", stack.http_port))
+    return await asyncio.open_connection(sock=plain, limit=size or 1 << 16)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_generations(chat_dirs, stream):
+    async with start_stack(chat_dirs, http_port=0) as stack:
+        with held(stack):
+            _, writer = await connect(stack)
+            writer.write(request({**LONG, "stream": stream, "n": 3}))
+            await stack.until(active_generations=3)
+            writer.close()
+            await stack.until(active_generations=0, waiting_generations=0)
+        assert await stack.idle()
+        await until(lambda: scrape(stack).total("flyspec_http_open_requests") == 0)
+        ended = scrape(stack).find("flyspec_http_requests_total", path=CHAT)
+        assert [labels["code"] for labels, _ in ended] == ["200" if stream else "499"]
+        assert scrape(stack).total("flyspec_requests_total", status="CANCELLED") == 3
+
+
+async def test_many_that_leave_at_any_time_leave_nothing(served):
+    slow_down = asyncio.Semaphore(32)
+
+    async def leave(number: int) -> None:
+        async with slow_down:
+            _, writer = await connect(served)
+            writer.write(request({**LONG, "stream": number % 2 == 0}))
+            await asyncio.sleep(number % 7 * 0.004)
+            if number % 3 == 0:
+                writer.transport.abort()
+            writer.close()
+
+    await asyncio.gather(*(leave(number) for number in range(200)))
+    assert await served.idle()
+    await until(lambda: scrape(served).total("flyspec_http_open_requests") == 0)
+    names = [task.get_name() for task in asyncio.all_tasks()]
+    assert len(names) < 60, names
+
+
+async def test_a_client_that_reads_nothing_loses_its_slot_and_holds_up_nobody(chat_dirs):
+    async with start_stack(chat_dirs, http_port=0, write_timeout_s=1.5, max_concurrent=8) as stack:
+        _, writer = await connect(stack, size=4096)
+        most = {"logprobs": True, "top_logprobs": 20, "n": 8, "stream": True}
+        writer.write(request({**LONG, **most}))
+        await stack.until(active_generations=8)
+        url = f"http://127.0.0.1:{stack.http_port}"
+        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+            reply = await client.post(CHAT, json={"messages": SAID, "max_tokens": 4})
+            assert reply.status_code == 200
+        assert await stack.idle()
+        await until(lambda: scrape(stack).total("flyspec_http_open_requests") == 0)
+        await until(lambda: not stack.orchestrator._http._server.server_state.connections)
+        writer.close()
+
+
+async def test_slow_and_endless_heads_are_cut_off(served, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.2)
+    reader, writer = await connect(served)  # silent
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    reader, writer = await connect(served)
+    writer.write(b"POST / HTTP/1.1\r\nx: ")
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    reader, writer = await connect(served)
+    for _ in range(40):
+        writer.write(b"a: " + b"x" * 4096 + b"\r\n" if _ else b"POST / HTTP/1.1\r\n")
+        await asyncio.sleep(0)
+    with contextlib.suppress(ConnectionResetError):  # what it does not read, it resets
+        assert b"400 Bad Request" in await asyncio.wait_for(reader.read(), 5)
+    assert reader.at_eof() or reader.exception()
+
+
+async def test_a_body_that_does_not_come(served, monkeypatch):
+    monkeypatch.setattr(gate, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(gate, "DISCARD_S", 0.1)
+    reader, writer = await connect(served)
+    writer.write(request(LONG)[:-10])
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert b"504 Gateway Timeout" in answer
+    assert b"body did not come within" in answer
+    writer.close()
+
+
+async def test_a_connection_is_kept_for_more_requests(served):
+    reader, writer = await connect(served)
+    for _ in range(3):
+        writer.write(request({"messages": SAID, "max_tokens": 1}))
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        assert json.loads(await reader.readexactly(length))["choices"]
+    writer.close()
+
+
+async def test_draining_refuses_new_requests_and_finishes_running_ones(chat_dirs):
+    async with start_stack(chat_dirs, http_port=0) as stack:
+        url = f"http://127.0.0.1:{stack.http_port}"
+        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+            with held(stack):
+                running = asyncio.create_task(client.post(CHAT, json={**LONG, "max_tokens": 5}))
+                await stack.until(active_generations=1)
+                await stack.admin.drain()
+                reply = await client.post(CHAT, json=LONG)
+                assert (reply.status_code, reply.json()["error"]["type"]) == (503, "server_error")
+                assert "draining" in reply.json()["error"]["message"]
+                assert (await client.get("/health")).status_code == 503
+            assert (await running).status_code == 200
+            await stack.admin.drain(resume=True)
+            assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_full_server_says_when_to_try_again(chat_dirs):
+    async with start_stack(
+        chat_dirs, http_port=0, max_concurrent=1, max_waiting=0, max_queue_wait_s=0.0
+    ) as stack:
+        url = f"http://127.0.0.1:{stack.http_port}"
+        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+            with held(stack):
+                running = asyncio.create_task(client.post(CHAT, json={**LONG, "max_tokens": 5}))
+                await stack.until(active_generations=1)
+                for more in ({}, {"stream": True}, {"n": 2}):
+                    reply = await client.post(CHAT, json={**LONG, **more})
+                    assert (reply.status_code, int(reply.headers["retry-after"]) >= 1) == (
+                        429,
+                        True,
+                    )
+                    assert reply.json()["error"]["type"] == "rate_limit_error"
+            assert (await running).status_code == 200
