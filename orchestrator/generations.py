@@ -123,7 +123,8 @@ class Generations:
                 yield plan.started(observation.request_id, model.name, drafter)
                 pace = self._pace(plan, drafting, experience)
                 eos = target.tokenizer.eos_token_ids | plan.stop_token_ids
-                rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, eos)
+                ends = eos, target.bundle.control_token_ids
+                rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, *ends)
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
                         update = output.apply(round_.commands)

@@ -8,7 +8,7 @@ so that a useless prediction costs little. No clocks, so a run can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
 FIRST_RUN = 2
@@ -20,8 +20,8 @@ IN_VAIN = 2
 """Fewer accepted drafts than this are in vain."""
 NEAR = 64
 """Tokens behind the place where the texts parted in which one agreeing token is enough."""
-NGRAM = 3
-"""Agreeing tokens that are enough anywhere."""
+NGRAM, FAR_AFTER = 3, 8
+"""Agreeing tokens that are enough anywhere, once the texts have been apart for so many."""
 MOST_RENAMED = 6
 """Maximum tokens of a replaced segment and of its replacement."""
 
@@ -29,10 +29,14 @@ Segment = tuple[int, ...]
 
 
 class Prediction:
-    """The expected output, and how far the actual one agrees with it."""
+    """The expected output, and how far the actual one agrees with it.
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
+    Tokens that are `invisible` in text, as a prediction is one, do not count.
+    """
+
+    def __init__(self, token_ids: Sequence[int], invisible: Collection[int] = ()) -> None:
         self._tokens = tuple(token_ids)
+        self._invisible = frozenset(invisible)
         self._places: dict[Segment, list[int]] = {}  # the positions behind each n-gram
         for end in range(NGRAM, len(self._tokens) + 1):
             self._places.setdefault(self._tokens[end - NGRAM : end], []).append(end)
@@ -42,7 +46,8 @@ class Prediction:
         self._restart()
 
     def _restart(self) -> None:
-        self._output: list[int] = []
+        self._output: list[int] = []  # without invisible tokens
+        self._num_read = 0
         self._at = 0  # position in the prediction that the output has reached, or where they parted
         self._run = 0  # agreeing tokens since they last met
         self._stray: list[int] | None = None  # output since they parted; None: they agree
@@ -51,7 +56,10 @@ class Prediction:
 
     def follow(self, output: Sequence[int]) -> None:
         """Take in the output, which begins with what it was."""
-        for token in islice(output, len(self._output), None):
+        for token in islice(output, self._num_read, None):
+            self._num_read += 1
+            if token in self._invisible:
+                continue
             self._output.append(token)
             if self._stray is None:
                 self._step(token)
@@ -61,10 +69,8 @@ class Prediction:
 
     def keep(self, length: int) -> None:
         """Record that the output was cut to `length` tokens."""
-        if length < len(self._output):
-            kept = self._output[:length]
-            self._restart()
-            self.follow(kept)
+        if length < self._num_read:
+            self._restart()  # the next `follow` begins with the first token
 
     def propose(self, most: int) -> list[int]:
         """Return up to `most` tokens expected to follow; none while it agrees too little."""
@@ -134,7 +140,7 @@ class Prediction:
         best, most = None, (0, 0)
         last, diagonal = stray[-1], self._at + len(stray)
         near = range(self._at + 1, min(self._at + NEAR, len(self._tokens)) + 1)
-        far = self._places.get(tuple(self._output[-NGRAM:]), ())
+        far = self._places.get(tuple(self._output[-NGRAM:]), ()) if len(stray) >= FAR_AFTER else ()
         for end in [*(end for end in near if self._tokens[end - 1] == last), *far]:
             score = self._agreement(end), -abs(end - diagonal)
             if score > most:

@@ -60,6 +60,7 @@ class Rounds:
         ledger: Ledger,
         recoveries: Recoveries,
         eos_token_ids: Collection[int] = (),
+        control_token_ids: Collection[int] = (),
     ) -> None:
         self._plan, self._pace = plan, pace
         self._eos = frozenset(eos_token_ids)
@@ -77,7 +78,7 @@ class Rounds:
         self._prediction: PredictedDrafts | None = None
         if plan.prediction:
             self._prediction = PredictedDrafts(
-                Prediction(plan.prediction),
+                Prediction(plan.prediction, control_token_ids),
                 plan.num_speculative_tokens,
                 plan.distribution is not None,
             )
