@@ -71,6 +71,9 @@ class ChatTemplates:
         """Whether a template tells a list of text parts from text, by their type."""
         return any(_PART.search(source) for source in self._sources.values())
 
+    def mentions(self, text: str) -> bool:
+        return any(text in source for source in self._sources.values())
+
     def _template(self, name: str) -> Any:
         sources = self._sources
         name = name if name in sources else DEFAULT

@@ -22,6 +22,7 @@ from orchestrator.front.http.bodies import (
     CompletionBody,
     DetokenizeBody,
     GenerationBody,
+    SampledBody,
     TokenizeBody,
 )
 from orchestrator.front.http.chat import ChatReply, chat_options
@@ -34,8 +35,11 @@ from orchestrator.front.http.completions import (
     prompts_of,
 )
 from orchestrator.front.http.event_stream import EventStream
-from orchestrator.front.http.options import chat_of, chosen, rule_of
+from orchestrator.front.http.options import chat_of, check_tools, chosen, options_of, rule_of
 from orchestrator.front.http.replies import Events, Reply
+from orchestrator.front.http.response_bodies import ResponsesBody
+from orchestrator.front.http.responses import ResponsesReply, chat_of_items
+from orchestrator.front.http.tool_calls import ToolCallParser
 from orchestrator.generation.prompt import encode_prompt
 from orchestrator.generations import Generations
 
@@ -66,6 +70,7 @@ def make_app(generations: Generations) -> FastAPI:
     route("GET", "/v1/models/{model:path}", face.show_model)
     route("POST", "/v1/chat/completions", face.chat)
     route("POST", "/v1/completions", face.complete)
+    route("POST", "/v1/responses", face.respond)
     route("POST", "/tokenize", face.tokenize)
     route("POST", "/detokenize", face.detokenize)
     route("GET", "/health", face.health)
@@ -94,6 +99,7 @@ class _Face:
         """Continue a chat."""
         models, target = self._generations.models(), self._target
         options = chat_options(body, models)
+        check_tools(body.tools or ())
         chat = chat_of(body, joins_parts=not target.tokenizer.reads_parts)
         asked = GenerationRequest(chat, options)
         reply = ChatReply(body, *self._served(models), body.n)
@@ -120,6 +126,19 @@ class _Face:
         asked = [GenerationRequest(prompt, options) for prompt in prompts]
         return await self._reply(reply, body, asked, caller)
 
+    async def respond(self, body: ResponsesBody, request: Request) -> Response:
+        """Respond to a text, or to messages and the outputs of functions."""
+        models, tokenizer = self._generations.models(), self._target.tokenizer
+        check_tools(body.tools or ())
+        options = options_of(body, models, max_tokens=body.max_output_tokens)
+        asked = GenerationRequest(chat_of_items(body), options)
+        parses = bool(body.tools) and tokenizer.tags_tool_calls
+        parser = ToolCallParser() if parses else None
+        reply = ResponsesReply(body, models.target.name, parser)
+        caller = _caller(request)
+        events = run_choices(lambda request: self._generations.run(request, caller), [asked])
+        return await self._send(reply, body, events)
+
     def _served(self, models: Models) -> tuple[str, str, Any]:
         info = models.target
         return info.name, info.weights_fingerprint[:16], self._target.tokenizer
@@ -132,7 +151,9 @@ class _Face:
         events = run_choices(lambda request: self._generations.run(request, caller), requests)
         return await self._send(reply, body, events)
 
-    async def _send(self, reply: Reply, body: GenerationBody, events: Events) -> Response:
+    async def _send(
+        self, reply: Reply | ResponsesReply, body: SampledBody, events: Events
+    ) -> Response:
         """Send the reply whole, or as a stream once it has begun: refusals keep their codes."""
         if body.stream:
             return EventStream(reply.stream(events), events)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
@@ -32,6 +32,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "include": ([], ["reasoning.encrypted_content"]),
     "include_stop_str_in_output": (False,),
     "logprob_token_ids": (),
     "max_tool_calls": (),
@@ -41,7 +42,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (),
     "prompt": (),
     "prompt_logprobs": (),
-    "reasoning": (),
+    "reasoning": ({}, {"effort": None, "summary": None}),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
@@ -99,13 +100,12 @@ _SAMPLING: dict[str, Any] = {
 _Sampled: type[Body] = create_model("_Sampled", __base__=Body, **_SAMPLING)
 
 
-class GenerationBody(_Sampled):
+class SampledBody(_Sampled):
     """What all endpoints that generate take; sampling parameters are those of gRPC."""
 
     model: str | None = Field(None, description="The served name, or NAME:RULE.")
     stream: bool = Field(False, description="Send text as it becomes final (server-sent events).")
     stream_options: StreamOptions | None = None
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Number of choices per prompt.")
     seed: int | None = Field(
         None, ge=0, lt=1 << 53, description="Random seed; choice i uses seed + i. Else drawn."
     )
@@ -131,7 +131,11 @@ class GenerationBody(_Sampled):
     prompt_cache_key: str | None = Field(None, description="Accepted; has no effect.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted; has no effect.")
 
-    max_output: ClassVar[str] = "max_tokens"
+
+class GenerationBody(SampledBody):
+    """What the endpoints with choices take."""
+
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="Number of choices per prompt.")
 
 
 class ChatMessageBody(BaseModel):

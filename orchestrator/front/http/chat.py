@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from flyspec.values.generation import Chunk, GenerateOptions, Models, Started
+from flyspec.values.generation import Chunk, Completion, GenerateOptions, Models, Started
 from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.front.http.bodies import ChatBody
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.logprobs import chat_logprobs
 from orchestrator.front.http.options import options_of
 from orchestrator.front.http.replies import Reply
+from orchestrator.front.http.tool_calls import ToolCallParser
 
 
 def chat_options(body: ChatBody, models: Models) -> GenerateOptions:
@@ -29,19 +30,48 @@ class ChatReply(Reply):
     id_prefix = "chatcmpl"
     _body: ChatBody
 
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._num_calls = [0] * len(self._gathered)
+        parses = self._body.tools and self._tokenizer.tags_tool_calls
+        self._parsers = [ToolCallParser() for _ in self._gathered] if parses else []
+
     def choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
-        message = {"role": "assistant", "content": gathered.text, "refusal": None}
+        text, calls = self._parsed(index, gathered.text, ends=True)
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text.strip() or None, "tool_calls": calls}
         return {"message": message, "logprobs": self._logprobs(*gathered.chunks)}
 
     def first(self, index: int, started: Started) -> list[dict[str, Any]]:
         return [{"delta": {"role": "assistant", "content": ""}, "logprobs": None}]
 
     def delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        return {"delta": {"content": chunk.text}, "logprobs": self._logprobs(chunk)}
+        text, calls = self._parsed(index, chunk.text)
+        delta = {"content": text} | ({"tool_calls": calls} if calls else {})
+        return {"delta": delta, "logprobs": self._logprobs(chunk)}
 
-    @property
-    def empty(self) -> dict[str, Any]:
-        return {"delta": {}, "logprobs": None}
+    def last(self, index: int) -> dict[str, Any]:
+        text, _ = self._parsed(index, "", ends=True)
+        return {"delta": {"content": text} if text else {}, "logprobs": None}
+
+    def reason(self, index: int, completion: Completion) -> str:
+        return "tool_calls" if self._num_calls[index] else super().reason(index, completion)
+
+    def _parsed(self, index: int, text: str, ends: bool = False) -> tuple[str, list[Any]]:
+        """Return the text and the function calls that came with it; `ends`: no more comes."""
+        if not self._parsers:
+            return text, []
+        parser, shown, calls = self._parsers[index], "", []
+        for piece in parser.push(text):
+            if isinstance(piece, str):
+                shown += piece
+                continue
+            called = {"name": piece.name, "arguments": piece.arguments}
+            place = {"index": self._num_calls[index]} if self._body.stream else {}
+            calls.append({**place, "id": piece.id, "type": "function", "function": called})
+            self._num_calls[index] += 1
+        return shown + (parser.end() if ends else ""), calls
 
     def usage(self) -> dict[str, Any]:
         """Return the token counts, with those of the prediction if there was one."""

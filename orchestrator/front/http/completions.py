@@ -123,8 +123,7 @@ class CompletionReply(Reply):
         self._lengths[index] += len(chunk.text)
         return {"text": chunk.text, "logprobs": self._logprobs([chunk], start)}
 
-    @property
-    def empty(self) -> dict[str, Any]:
+    def last(self, index: int) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
 
     def _echo(self, index: int) -> Echo | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from flyspec.values.generation import GenerateOptions, GenerationRequest, Models
 from flyspec.values.tokens import MIN_TEMPERATURE, SamplingParams
 from orchestrator.front.http.bodies import (
     ChatMessageBody,
-    GenerationBody,
+    SampledBody,
     TemplateBody,
     TokenizeBody,
 )
@@ -42,7 +43,7 @@ def rule_of(name: str | None, models: Models) -> str:
     )
 
 
-def options_of(body: GenerationBody, models: Models, **more: Any) -> GenerateOptions:
+def options_of(body: SampledBody, models: Models, **more: Any) -> GenerateOptions:
     """Return a body's options. Raises `InvalidArgumentError`, `NoSuchModelError`."""
     stop = () if body.stop is None else body.stop
     options = options_with(body.speculation or {})
@@ -56,7 +57,7 @@ def options_of(body: GenerationBody, models: Models, **more: Any) -> GenerateOpt
         options = replace(options, rule=replace(given, name=rule))
     return replace(
         options,
-        sampling=_sampling_of(body),
+        sampling=sampling_of(body),
         seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_token_ids=_ids("stop_token_ids", body.stop_token_ids or ()),
@@ -84,6 +85,15 @@ def chat_of(body: TemplateBody | TokenizeBody, joins_parts: bool) -> Chat:
     )
 
 
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `InvalidArgumentError` for tools that are no functions."""
+    for index, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            raise InvalidArgumentError(
+                f"tools[{index}].type: {tool.get('type')!r:.100}: only functions are served"
+            )
+
+
 def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict[str, Any]:
     """Return a message for the template: only text, which it may want in one piece."""
     fields_ = message.model_dump(exclude_unset=True)
@@ -107,7 +117,7 @@ def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict
     return fields_
 
 
-def _sampling_of(body: GenerationBody) -> SamplingParams:
+def sampling_of(body: SampledBody) -> SamplingParams:
     given = {
         field.name: value
         for field in fields(SamplingParams)

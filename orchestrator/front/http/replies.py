@@ -65,10 +65,13 @@ class Reply(ABC):
     def delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
         """Return a chunk's part of a choice."""
 
-    @property
     @abstractmethod
-    def empty(self) -> dict[str, Any]:
-        """A chunk's part of a choice that has just ended."""
+    def last(self, index: int) -> dict[str, Any]:
+        """Return the last chunk's part of a choice."""
+
+    def reason(self, index: int, completion: Completion) -> str:
+        """Return why a choice ended, as OpenAI calls it."""
+        return REASONS[completion.finish_reason]
 
     # --- whole ------------------------------------------------------------------------------
 
@@ -76,7 +79,7 @@ class Reply(ABC):
         async for index, event in events:
             self._gathered[index].add(event)
         choices = [
-            {"index": index, **self.choice(index, gathered), **self._end(gathered.completion)}
+            {"index": index, **self.choice(index, gathered), **self._end(index, gathered)}
             | self._details(gathered.chunks, gathered.started)
             for index, gathered in enumerate(self._gathered)
         ]
@@ -117,7 +120,7 @@ class Reply(ABC):
                     case Completion():
                         gathered.completion = event
                         left -= 1
-                        end = {"index": index, **self.empty, **self._end(event)}
+                        end = {"index": index, **self.last(index), **self._end(index, gathered)}
                         yield frame([end], **({} if left or wants_usage else self._measured()))
             if wants_usage:
                 yield frame([], **{"usage": self.usage(), **self._measured()})
@@ -129,13 +132,11 @@ class Reply(ABC):
 
     # --- both -------------------------------------------------------------------------------
 
-    def _end(self, completion: Completion | None) -> dict[str, Any]:
-        if completion is None:  # only possible for a choice that was not generated
-            return {"finish_reason": "length", "stop_reason": None}
-        return {
-            "finish_reason": REASONS[completion.finish_reason],
-            "stop_reason": completion.stop_reason,
-        }
+    def _end(self, index: int, gathered: Gathered) -> dict[str, Any]:
+        completion = gathered.completion
+        assert completion is not None, "the events of a choice end with it"
+        reason = self.reason(index, completion)
+        return {"finish_reason": reason, "stop_reason": completion.stop_reason}
 
     def _details(self, chunks: Sequence[Chunk], started: Started | None = None) -> dict[str, Any]:
         """Return what was asked for beyond OpenAI's fields, and the seed of a whole choice."""
