@@ -19,7 +19,7 @@ from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack, StackOptions
-from flyspec.client import Client, GenerateOptions, Prompt
+from flyspec.client import AsyncClient, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
@@ -129,7 +129,7 @@ def prompt_sets(data: Path, names: Sequence[str], limit: int | None) -> dict[str
 
 
 async def generate_all(
-    client: Client, samples: Sequence[Expected], options: GenerateOptions
+    client: AsyncClient, samples: Sequence[Expected], options: GenerateOptions
 ) -> list[list[int]]:
     """Return the output tokens of every sample, generating several at a time."""
     gate = asyncio.Semaphore(CONCURRENCY)
@@ -143,7 +143,7 @@ async def generate_all(
 
 
 async def expect(
-    client: Client, samples: Sequence[Expected], options: GenerateOptions
+    client: AsyncClient, samples: Sequence[Expected], options: GenerateOptions
 ) -> list[Expected]:
     """Return the samples with the outputs under these options as the expected ones."""
     texts = await generate_all(client, samples, options)
@@ -151,7 +151,7 @@ async def expect(
 
 
 async def read_samples(
-    client: Client, reference: Reference | None, o: ExactnessOptions
+    client: AsyncClient, reference: Reference | None, o: ExactnessOptions
 ) -> list[Expected]:
     """Tokenize the prompts that fit, and generate their expected outputs with `reference`."""
     limit = (await client.list_models()).target.context_length
@@ -173,7 +173,7 @@ async def read_samples(
 
 
 async def compare(
-    client: Client,
+    client: AsyncClient,
     samples: Sequence[Expected],
     options: GenerateOptions,
     ties: Reference | None,
@@ -218,7 +218,7 @@ async def measure(o: ExactnessOptions) -> BenchReport:
     plain = GenerateOptions(rule=EXACT, max_tokens=o.max_tokens, num_speculative_tokens=0)
     sampling = SamplingParams(o.temperature, top_p=o.top_p)
     rows: list[SetCount] = []
-    async with Stack(options) as stack, Client(stack.address) as client:
+    async with Stack(options) as stack, AsyncClient(stack.address) as client:
         reference = Reference(str(stack.options.model), o.dtype, stack.options.threads)
         how = "transformers' own greedy generate" if transformers else "plain decoding"
         say(f"reference: {how}, and plain decoding with keyed sampling")

@@ -17,7 +17,7 @@ from flyspec.bench.conditions import PLAIN, Condition, with_plain
 from flyspec.bench.options import EvalOptions
 from flyspec.bench.prompts import Group
 from flyspec.bench.versus import Versus, compare
-from flyspec.client import Client, GenerateOptions, Generation, SpeculationMetrics
+from flyspec.client import AsyncClient, GenerateOptions, Generation, SpeculationMetrics
 from flyspec.concurrency import all_or_first_error
 from flyspec.errors import ConfigError
 from flyspec.progress import progress
@@ -93,7 +93,9 @@ def has_answers(group: Group) -> bool:
     return not unknown
 
 
-async def generate_all(client: Client, group: Group, o: EvalOptions) -> dict[str, list[Generation]]:
+async def generate_all(
+    client: AsyncClient, group: Group, o: EvalOptions
+) -> dict[str, list[Generation]]:
     """Generate a text per prompt and condition, plain decoding first, `concurrency` at a time."""
     conditions = with_plain(o.conditions)
     gate = asyncio.Semaphore(o.concurrency)

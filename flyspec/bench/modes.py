@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flyspec.bench.openai import StreamedCompletion
 from flyspec.bench.peers import PeerAnswer
-from flyspec.client import Chunk, Client, Completion, GenerateOptions, Prompt, Started
+from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Prompt, Started
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 
@@ -70,7 +70,7 @@ class FlyspecMode:
 
     concurrent = True
 
-    def __init__(self, name: str, client: Client, options: GenerateOptions) -> None:
+    def __init__(self, name: str, client: AsyncClient, options: GenerateOptions) -> None:
         self.name, self._client, self._options = name, client, options
 
     async def run(self, item: Item) -> Sample:
@@ -139,7 +139,7 @@ class Noise:
     measured request as concurrent, too. With 0 slots nothing is evicted.
     """
 
-    def __init__(self, client: Client, vocab_size: int, num_slots: int) -> None:
+    def __init__(self, client: AsyncClient, vocab_size: int, num_slots: int) -> None:
         self._client, self._vocab_size, self._num_slots = client, vocab_size, num_slots
         self._rng = random.Random(1)
 

@@ -22,7 +22,7 @@ from flyspec.bench.modes import FlyspecMode, Item, Sample
 from flyspec.bench.options import PairOptions
 from flyspec.bench.prompts import fresh_requests
 from flyspec.bench.summaries import grouped
-from flyspec.client import Client
+from flyspec.client import AsyncClient
 from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
 from flyspec.tables import Column, Table, record_table
@@ -68,7 +68,7 @@ class _JudgedMode(FlyspecMode):
     """Also measures the time of judging, while nothing else uses the verify service."""
 
     def __init__(
-        self, name: str, client: Client, options: GenerateOptions, metrics_port: int
+        self, name: str, client: AsyncClient, options: GenerateOptions, metrics_port: int
     ) -> None:
         super().__init__(name, client, options)
         self._port = metrics_port
@@ -80,7 +80,7 @@ class _JudgedMode(FlyspecMode):
         return replace(sample, judge_ns=round(judged_s * 1e9))
 
 
-async def measure(client: Client, o: PairOptions, metrics_port: int) -> list[Sample]:
+async def measure(client: AsyncClient, o: PairOptions, metrics_port: int) -> list[Sample]:
     """Run everything `repeats` times after repeat 0, which does not count.
 
     `metrics_port` is the verify service's. A replaying drafter first rehearses with the longest

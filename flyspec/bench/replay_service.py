@@ -20,7 +20,7 @@ from draft_service.engine import Engine
 from draft_service.sessions import Sessions
 from draft_service.telemetry import DraftTelemetry
 from flyspec.bench.replay import DraftErrors, ReplayModel, Said
-from flyspec.client import Client
+from flyspec.client import AsyncClient
 from flyspec.config import DraftSettings, from_command_line
 from flyspec.rules import Rule
 from flyspec.startup import end_on_sigterm
@@ -47,7 +47,7 @@ class AskedTarget:
 
     def __init__(self, address_file: Path, loop: asyncio.AbstractEventLoop) -> None:
         self._address_file, self._loop = address_file, loop
-        self._client: Client | None = None
+        self._client: AsyncClient | None = None
 
     def __call__(self, token_ids: Sequence[int], count: int) -> Sequence[Said]:
         """Return the target's greedy continuation, as `flyspec.bench.replay.Ask`."""
@@ -56,7 +56,7 @@ class AskedTarget:
 
     async def _continue(self, token_ids: list[int], count: int) -> Sequence[Said]:
         if self._client is None:
-            self._client = Client(self._address_file.read_text().strip())
+            self._client = AsyncClient(self._address_file.read_text().strip())
         generation = await self._client.complete(
             token_ids,
             GenerateOptions(

@@ -17,7 +17,7 @@ from flyspec.bench.conditions import PLAIN, by_k
 from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
 from flyspec.bench.options import SpeedOptions
 from flyspec.bench.prompts import Group, in_turn
-from flyspec.client import Client, GenerateOptions
+from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.concurrency import all_or_first_error
 from flyspec.progress import progress
 from flyspec.rules import Rule
@@ -55,7 +55,7 @@ def plain_options(options: SpeedOptions) -> GenerateOptions:
     )
 
 
-def flyspec_modes(client: Client, options: SpeedOptions) -> list[FlyspecMode]:
+def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMode]:
     """Return plain decoding, then the rules at each K."""
     plain = plain_options(options)
     modes = [FlyspecMode(PLAIN, client, plain)]
@@ -92,7 +92,7 @@ def _by_drafter(name: str, drafter: str, options: SpeedOptions) -> str:
 
 
 async def read_items(
-    client: Client, groups: Sequence[Group], options: SpeedOptions
+    client: AsyncClient, groups: Sequence[Group], options: SpeedOptions
 ) -> list[list[Item]]:
     """Decode every prompt plainly, for its tokens and its length; this also warms up the target."""
     plain = plain_options(options)

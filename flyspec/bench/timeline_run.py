@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from flyspec.bench.options import RoundOptions
 from flyspec.bench.prompts import fresh_requests
 from flyspec.bench.transport import Leg, echoes, exchanges
-from flyspec.client import Client
+from flyspec.client import AsyncClient
 from flyspec.progress import progress
 from flyspec.telemetry.traces import traceparent_of, wall_ns
 from flyspec.values.generation import Chunk, Completion, GenerateOptions, Prompt
@@ -34,7 +34,7 @@ class TracedRun:
     legs: tuple[Leg, ...] = ()
 
 
-async def run(client: Client, o: RoundOptions) -> TracedRun:
+async def run(client: AsyncClient, o: RoundOptions) -> TracedRun:
     """Run every prompt once to warm up, then `repeats` times traced, untraced, and echoed.
 
     The work of both kinds of echoes is as long as the models' in the warm-up's rounds; the bare
@@ -78,7 +78,7 @@ def text_times_ns(chunks_ns: Sequence[int], ends_ns: Sequence[int]) -> list[int]
 
 
 async def _generate(
-    client: Client, prompt: Prompt, options: GenerateOptions, traced: bool = True
+    client: AsyncClient, prompt: Prompt, options: GenerateOptions, traced: bool = True
 ) -> tuple[str, list[int], Completion]:
     """Return the trace id, the arrival times of the chunks, and the completion."""
     trace = uuid.uuid4()

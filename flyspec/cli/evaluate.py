@@ -12,7 +12,7 @@ from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
 
 if TYPE_CHECKING:
-    from flyspec.client import Client
+    from flyspec.client import AsyncClient
 
 
 @with_flags
@@ -39,7 +39,7 @@ def evaluate(
         group = Group(file, read_prompts(file, options.limit))
     answered = accuracy.has_answers(group)
 
-    async def use(client: Client, stack: Stack | None) -> BenchReport:
+    async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
         target = (await client.list_models()).target
         reference = None
         if not answered:  # loaded first, to fail early if the target is not on this machine

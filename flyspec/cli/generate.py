@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from flyspec.cli.screen import Screen
-    from flyspec.client import Client, Generation
+    from flyspec.client import AsyncClient, Generation
 
 
 _DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
@@ -69,7 +69,7 @@ def generate(
     what = _prompts(prompts or [], prompt_file, limit)
     output = _Output(json=json, color=_wants_color(color))
 
-    async def use(client: Client, _: Stack | None) -> None:
+    async def use(client: AsyncClient, _: Stack | None) -> None:
         if len(what) == 1:
             await _one(client, what[0], options, chat, output)
         else:
@@ -112,7 +112,7 @@ def _wants_color(color: Color) -> bool:
 
 
 async def _one(
-    client: Client, prompt: Prompt, options: GenerateOptions, chat: bool, output: _Output
+    client: AsyncClient, prompt: Prompt, options: GenerateOptions, chat: bool, output: _Output
 ) -> None:
     from flyspec.cli import render
     from flyspec.client import Chunk, Completion, Generation, Retract, Started, Transcript
@@ -172,7 +172,7 @@ def _warn(console: Console, warnings: Sequence[str]) -> None:
 
 
 async def _many(
-    client: Client,
+    client: AsyncClient,
     prompts: Sequence[Prompt],
     options: GenerateOptions,
     chat: bool,

@@ -39,11 +39,11 @@ def healthcheck(
 async def _check(
     address: str, admin_address: str | None, timeout_s: float, credentials: Credentials
 ) -> dict[str, Any]:
-    from flyspec.client import AdminClient, Client
+    from flyspec.client import AdminClient, AsyncClient
 
     report: dict[str, Any] = {"address": address, "ready": False, "status": "UNREACHABLE"}
     try:
-        async with Client(address, credentials=credentials) as client:
+        async with AsyncClient(address, credentials=credentials) as client:
             report["status"] = await client.check_health(timeout_s=timeout_s)
         report["ready"] = report["status"] == "SERVING"
         if admin_address is not None:

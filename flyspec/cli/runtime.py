@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from flyspec.cli.options import ModelFlags
     from flyspec.cli.stack import Stack, StackOptions
-    from flyspec.client import Client, Credentials
+    from flyspec.client import AsyncClient, Credentials
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ def narrate(console: Console) -> Iterator[Any]:
 async def with_server(
     options: StackOptions | None,
     address: str | None,
-    use: Callable[[Client, Stack | None], Coroutine[Any, Any, T]],
+    use: Callable[[AsyncClient, Stack | None], Coroutine[Any, Any, T]],
     credentials: Credentials | None = None,
 ) -> T:
     """Use a running stack, with `credentials`; or with `options`, a stack started just for this.
@@ -75,17 +75,17 @@ async def with_server(
     Reports progress while the stack loads. If one of its services dies, raises why.
     """
     from flyspec.cli.stack import Stack
-    from flyspec.client import DEFAULT_ADDRESS, Client
+    from flyspec.client import DEFAULT_ADDRESS, AsyncClient
     from flyspec.progress import error_console
 
     if options is None:
         address = address or DEFAULT_ADDRESS
-        async with Client(address, credentials=credentials) as client:
+        async with AsyncClient(address, credentials=credentials) as client:
             return await use(client, None)
     async with AsyncExitStack() as resources:
         with narrate(error_console()) as say:
             stack = await resources.enter_async_context(Stack(options, on_event=say))
-        client = await resources.enter_async_context(Client(stack.address))
+        client = await resources.enter_async_context(AsyncClient(stack.address))
         return await stack.guard(use(client, stack))
 
 

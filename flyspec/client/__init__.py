@@ -1,12 +1,13 @@
-"""Asynchronous clients of a running stack: generation, administration, health. No torch.
+"""Clients of a running stack: generation (blocking or not), administration. No torch.
 
 Their parameters and results are in `flyspec.values`.
 """
 
 from flyspec.client.admin import DEFAULT_ADMIN_ADDRESS as DEFAULT_ADMIN_ADDRESS
 from flyspec.client.admin import AdminClient as AdminClient
+from flyspec.client.blocking import Client as Client
 from flyspec.client.generation import DEFAULT_ADDRESS as DEFAULT_ADDRESS
-from flyspec.client.generation import Client as Client
+from flyspec.client.generation import AsyncClient as AsyncClient
 from flyspec.client.transcript import Transcript as Transcript
 from flyspec.credentials import Credentials as Credentials
 from flyspec.values.admin import DrafterStats as DrafterStats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flyspec import wire
-from flyspec.client.connection import Connection
+from flyspec.client.connection import AsyncConnection
 from flyspec.config import ADMIN_PORT
 from flyspec.credentials import Credentials
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
@@ -14,7 +14,7 @@ from flyspec.values.admin import DrafterStatus, Status
 DEFAULT_ADMIN_ADDRESS = f"127.0.0.1:{ADMIN_PORT}"
 
 
-class AdminClient(Connection):
+class AdminClient(AsyncConnection):
     """Client of the admin service. Methods raise `FlyspecError`, as `admin.proto` documents."""
 
     flag = "--admin-address"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -13,61 +15,45 @@ from flyspec.errors import DeadlineExceededError, FlyspecError, UnavailableError
 
 # gRPC's details if the port or host does not exist.
 _NOT_REACHED = ("failed to connect", "errors resolving", "resolution failed")
+# Details of a blocking call whose deadline passes while its server ends it.
+_REMOVED = "Stream removed"
 # Details if the server closes the connection at once. (With TLS 1.3, the client considers the
 # handshake done before the server checks its certificate.)
 _HUNG_UP = ("Socket closed", "reset by peer", "Broken pipe")
 
 
 class Connection:
-    """A channel to one address, opened on first use; errors name the address."""
+    """An address and how to talk to it; errors name the address."""
 
     flag = "--address"
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
-        """Plaintext and without key if there are no `credentials`. Raises `ConfigError`."""
+        """Without `credentials`, those in the environment (`FLYSPEC_API_KEY`) are used.
+
+        Raises `ConfigError`.
+        """
         self.address = address
-        self._credentials = credentials or Credentials()
-        self._link = rpc.Link(address, self._credentials.security(address))
+        self._credentials = credentials or Credentials.from_environment()
+        self._security = self._credentials.security(address)
         self._metadata = self._credentials.metadata()
 
-    @property
-    def _channel(self) -> grpc.aio.Channel:
-        return self._link.channel
+    def _error_of(self, error: grpc.RpcError, timeout_s: float | None = None) -> FlyspecError:
+        """Return the server's error, or one for a missing server: gRPC uses the same codes.
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Cancel running calls and close the connection."""
-        await self._link.close()
-
-    async def check_health(self, service: str = "", timeout_s: float = 5.0) -> str:
-        """Return the `grpc.health.v1` status, such as SERVING, of a service or of the server."""
-        stub = health_pb2_grpc.HealthStub(self._channel)
-        request = health_pb2.HealthCheckRequest(service=service)
-        response = await self._call(stub.Check, request, timeout_s)
-        name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
-        return name
-
-    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
-        """Call a unary method. Raises `FlyspecError`."""
-        try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise self._error_of(error) from None
-
-    def _error_of(self, error: grpc.aio.AioRpcError) -> FlyspecError:
-        """Return the server's error, or one for a missing server: gRPC uses the same codes."""
+        `timeout_s` is the call's time limit, if the caller set one.
+        """
+        details = error.details() or ""
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            if rpc.was_said(error):
-                return DeadlineExceededError(error.details() or "")
+            if rpc.was_said(error) and not details.startswith(_REMOVED):
+                return DeadlineExceededError(details)
+            if timeout_s is not None:
+                return DeadlineExceededError(
+                    f"the generation did not end within {timeout_s:g} s; allow more time or lower "
+                    "max_tokens"
+                )
             return UnavailableError(f"{self.address} did not answer in time")
         if error.code() is not grpc.StatusCode.UNAVAILABLE or rpc.was_said(error):
             return rpc.error_of(error)
-        details = error.details() or ""
         if reason := self._tls_problem(details):
             return UnavailableError(f"no connection to {self.address}: {reason}")
         if any(what in details for what in _NOT_REACHED):
@@ -92,7 +78,7 @@ class Connection:
             return f"the server's certificate is not trusted: {why}; see --ssl-ca-certs"
         if "failed to connect" not in details or not any(what in details for what in _HUNG_UP):
             return ""
-        if not self._link.secure:
+        if not self._security is not None:
             return "the server closed the connection; if it uses TLS, give --ssl-ca-certs"
         if not credentials.ssl_certfile:
             return (
@@ -103,3 +89,46 @@ class Connection:
             "the server closed the connection; the certificate in --ssl-certfile may be expired or "
             "from a CA that it does not trust"
         )
+
+
+class AsyncConnection(Connection):
+    """A connection for coroutines. Each event loop that uses it has a channel of its own."""
+
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
+        super().__init__(address, credentials)
+        self._links: WeakKeyDictionary[asyncio.AbstractEventLoop, rpc.Link] = WeakKeyDictionary()
+
+    @property
+    def _channel(self) -> grpc.aio.Channel:
+        loop = asyncio.get_running_loop()
+        link = self._links.get(loop)
+        if link is None:
+            link = self._links[loop] = rpc.Link(self.address, self._security)
+        return link.channel
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel running calls of this event loop and close its connection."""
+        link = self._links.pop(asyncio.get_running_loop(), None)
+        if link is not None:
+            await link.close()
+
+    async def check_health(self, service: str = "", timeout_s: float = 5.0) -> str:
+        """Return the `grpc.health.v1` status, such as SERVING, of a service or of the server."""
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        request = health_pb2.HealthCheckRequest(service=service)
+        response = await self._call(stub.Check, request, timeout_s)
+        name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+        return name
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """Call a unary method. Raises `FlyspecError`."""
+        try:
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._error_of(error) from None

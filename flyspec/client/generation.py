@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
-from flyspec import rpc, wire
-from flyspec.client import messages
-from flyspec.client.connection import Connection
+from flyspec import wire
+from flyspec.client.connection import AsyncConnection
+from flyspec.client.requests import (
+    AnyPrompt,
+    GenerateKeywords,
+    Retries,
+    encoded,
+    options_of,
+    prompt_of,
+)
 from flyspec.client.transcript import Transcript
 from flyspec.config import GENERATION_PORT
 from flyspec.credentials import Credentials
 from flyspec.errors import (
-    DeadlineExceededError,
     FlyspecError,
     InvalidArgumentError,
-    ResourceExhaustedError,
     UnavailableError,
 )
 from flyspec.metadata import CLIENT_ID_KEY
@@ -31,9 +35,7 @@ from flyspec.values.generation import (
     Event,
     GenerateOptions,
     Generation,
-    GenerationRequest,
     Models,
-    Prompt,
     Retract,
     RoundRecord,
     ScoredTokens,
@@ -41,73 +43,72 @@ from flyspec.values.generation import (
     Started,
 )
 
+MAX_RETRIES = 2
 DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
 
 
-class Client(Connection):
-    """Generates text. `async with Client(address) as client: await client.complete("def f(")`."""
+class AsyncClient(AsyncConnection):
+    """Generates text: `async with AsyncClient() as client: await client.complete("def f(")`.
+
+    May be used in several event loops. Methods raise `FlyspecError`.
+    """
 
     def __init__(
         self,
         address: str = DEFAULT_ADDRESS,
         client_id: str = "",
         credentials: Credentials | None = None,
+        max_retries: int = MAX_RETRIES,
     ) -> None:
         """Without API keys, per-client limits apply to the `client_id` or else to the address.
 
-        Raises `ConfigError` for bad `credentials`.
+        Without `credentials`, those in the environment are used. Raises `ConfigError`.
         """
         super().__init__(address, credentials)
         if client_id:
             self._metadata += ((CLIENT_ID_KEY, client_id),)
+        self._max_retries = max_retries
 
     async def generate(
-        self, prompt: Prompt, options: GenerateOptions | None = None
+        self,
+        prompt: AnyPrompt,
+        options: GenerateOptions | None = None,
+        **keywords: Unpack[GenerateKeywords],
     ) -> AsyncIterator[Event]:
         """Stream a generation: `Started`, any number of `Chunk`, `Completion`.
 
-        With `eager`, a `Retract` may come between chunks; `Transcript` keeps the current text.
+        A prompt is a text, token ids or the messages of a chat; keywords are fields of
+        `GenerateOptions` or `SamplingParams`. With `eager`, a `Retract` may come between chunks;
+        `Transcript` keeps the current text.
 
         Closing the iterator early (`contextlib.aclosing`) cancels the request.
 
         Raises `ResourceExhaustedError`, with a retry delay, if the server is full, and
         `DeadlineExceededError` after `timeout_s`.
         """
-        options = options or GenerateOptions()
-        timeout = options.timeout_s
-        if timeout is not None and not timeout > 0:
-            raise InvalidArgumentError(f"timeout_s must be more than 0, got {timeout:g}")
+        given = options_of(options, keywords)
+        message, metadata = encoded(prompt_of(prompt), given)
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        try:
-            request = wire.encode(GenerationRequest(prompt, options))
-        except (ValueError, TypeError) as error:  # such as protobuf's for -1 in an unsigned field
-            reason = messages.misfit(prompt, options)
-            raise InvalidArgumentError(reason or f"the request cannot be sent: {error}") from None
-        metadata = (*self._metadata, *messages.metadata_of(options))
-        call: Any = stub.Generate(request, timeout=timeout, metadata=metadata)
+        call: Any = stub.Generate(
+            message, timeout=given.timeout_s, metadata=(*self._metadata, *metadata)
+        )
         try:
             async for response in call:
                 yield event_of(response)
         except grpc.aio.AioRpcError as error:
-            late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if late and timeout is not None and not rpc.was_said(error):
-                raise DeadlineExceededError(
-                    f"the generation did not end within {timeout:g} s; allow more time or lower "
-                    "max_tokens"
-                ) from None
-            raise self._error_of(error) from None
+            raise self._error_of(error, given.timeout_s) from None
         finally:
             call.cancel()
 
     async def score(
-        self, prompt: Prompt, logprobs: int = 0, timeout_s: float | None = None
+        self, prompt: AnyPrompt, logprobs: int = 0, timeout_s: float | None = None
     ) -> AsyncIterator[ScoredTokens]:
         """Stream the tokens of a given text with the target's log-probabilities, in pieces.
 
         `logprobs` most likely tokens are reported at each position. Raises as `generate` does.
         """
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        request = wire.encode(ScoreRequest(prompt, logprobs))
+        request = wire.encode(ScoreRequest(prompt_of(prompt), logprobs))
         call: Any = stub.Score(request, timeout=timeout_s, metadata=self._metadata)
         try:
             async for response in call:
@@ -118,44 +119,62 @@ class Client(Connection):
             call.cancel()
 
     async def complete(
-        self, prompt: Prompt, options: GenerateOptions | None = None, patience_s: float = 0.0
+        self,
+        prompt: AnyPrompt,
+        options: GenerateOptions | None = None,
+        patience_s: float = 0.0,
+        **keywords: Unpack[GenerateKeywords],
     ) -> Generation:
         """Generate and return the whole result.
 
-        If the server is full, retry when it says so, for up to `patience_s` seconds.
+        If the server is full or cannot be reached, retry up to `max_retries` times; if it is full
+        and says when it will not be, for up to `patience_s` seconds.
         """
-        until = time.monotonic() + patience_s
+        given, retries = options_of(options, keywords), Retries(self._max_retries, patience_s)
         while True:
+            gathering = Gathering()
             try:
-                return await self._complete(prompt, options)
-            except ResourceExhaustedError as error:
-                rest = error.retry_after_s
-                if rest is None or time.monotonic() + rest > until:
-                    raise
-            await asyncio.sleep(rest)
-
-    async def _complete(self, prompt: Prompt, options: GenerateOptions | None) -> Generation:
-        started: Started | None = None
-        transcript = Transcript()
-        rounds: list[RoundRecord] = []
-        async with aclosing(self.generate(prompt, options)) as events:  # type: ignore[type-var]
-            async for event in events:
-                match event:
-                    case Started():
-                        started = event
-                    case Chunk() | Retract():
-                        transcript.add(event)
-                    case RoundRecord():
-                        rounds.append(event)
-                    case Completion() if started is not None:
-                        return Generation(started, transcript.chunks, event, rounds)
-        raise UnavailableError(f"{self.address} ended the stream without a completion")
+                async with aclosing(self.generate(prompt, given)) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        gathering.add(event)
+                return gathering.whole(self.address)
+            except FlyspecError as error:
+                rest_s = retries.rest_s(error)
+            await asyncio.sleep(rest_s)
 
     async def list_models(self, timeout_s: float = 10.0) -> Models:
         """List the server's models, drafters and rules."""
         stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         request = generation_pb2.ListModelsRequest()
         return wire.decode(Models, await self._call(stub.ListModels, request, timeout_s))
+
+
+class Gathering:
+    """Collects the events of a generation."""
+
+    def __init__(self) -> None:
+        self._started: Started | None = None
+        self._completion: Completion | None = None
+        self._transcript = Transcript()
+        self._rounds: list[RoundRecord] = []
+
+    def add(self, event: Event) -> None:
+        match event:
+            case Started():
+                self._started = event
+            case Chunk() | Retract():
+                self._transcript.add(event)
+            case RoundRecord():
+                self._rounds.append(event)
+            case Completion():
+                self._completion = event
+
+    def whole(self, address: str) -> Generation:
+        """Return the generation. Raises `UnavailableError` if its end is missing."""
+        if self._started is None or self._completion is None:
+            raise UnavailableError(f"{address} ended the stream without a completion")
+        chunks = self._transcript.chunks
+        return Generation(self._started, chunks, self._completion, self._rounds)
 
 
 def event_of(response: generation_pb2.GenerateResponse) -> Event:

@@ -37,15 +37,27 @@ def connect(
     have (empty: the address's host). A message larger than `max_receive_bytes` ends its call with
     RESOURCE_EXHAUSTED.
     """
+    options = _options(server_name if credentials else "", max_receive_bytes)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options, interceptors=[*interceptors])
+    return grpc.aio.secure_channel(address, credentials, options, interceptors=[*interceptors])
+
+
+def connect_blocking(address: str, security: ChannelSecurity | None) -> grpc.Channel:
+    """Like `connect`, for threads instead of coroutines."""
+    if security is None:
+        return grpc.insecure_channel(address, _options())
+    return grpc.secure_channel(address, security.credentials, _options(security.target_name))
+
+
+def _options(
+    server_name: str = "", max_receive_bytes: int = MAX_MESSAGE_BYTES
+) -> list[tuple[str, int | str]]:
     options: list[tuple[str, int | str]] = [
         *CHANNEL_OPTIONS,
         ("grpc.max_receive_message_length", max_receive_bytes),
     ]
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options, interceptors=[*interceptors])
-    if server_name:
-        options.append(("grpc.ssl_target_name_override", server_name))
-    return grpc.aio.secure_channel(address, credentials, options, interceptors=[*interceptors])
+    return [*options, ("grpc.ssl_target_name_override", server_name)] if server_name else options
 
 
 class Link:

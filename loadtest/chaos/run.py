@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from flyspec.client import AdminClient, Client
+from flyspec.client import AdminClient, AsyncClient
 from flyspec.errors import FlyspecError
 from loadtest.chaos.faults import Saboteur, one_of_each, outer_ones, random_tracks
 from loadtest.chaos.fleet import FOREIGN_DRAFTER, ProxiedFleet
@@ -28,7 +28,7 @@ async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     say(f"seed {seed}")
     result = ChaosResult(seed, options.streams, options.fleet.dtype)
-    async with ProxiedFleet(options.fleet) as fleet, Client(fleet.address) as client:
+    async with ProxiedFleet(options.fleet) as fleet, AsyncClient(fleet.address) as client:
         requests = await _ChaosRun(options, fleet, client, result, say).go()
     result.count(requests)
     result.check_memory()
@@ -43,7 +43,7 @@ class _ChaosRun:
         self,
         options: ChaosOptions,
         fleet: ProxiedFleet,
-        client: Client,
+        client: AsyncClient,
         result: ChaosResult,
         say: Callable[[str], None],
     ) -> None:

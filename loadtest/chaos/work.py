@@ -12,8 +12,8 @@ from itertools import pairwise, takewhile
 from typing import Annotated
 
 from flyspec.client import (
+    AsyncClient,
     Chunk,
-    Client,
     Completion,
     GenerateOptions,
     Generation,
@@ -89,7 +89,7 @@ def texts(seed: int, number: int) -> list[TextJob]:
     return found
 
 
-async def fill_in(client: Client, wanted: Sequence[TextJob]) -> None:
+async def fill_in(client: AsyncClient, wanted: Sequence[TextJob]) -> None:
     """Generate the expected texts by plain decoding, before any fault."""
     gate = asyncio.Semaphore(REFERENCE_CONCURRENCY)
 
@@ -177,7 +177,7 @@ class Work:
 
     def __init__(
         self,
-        client: Client,
+        client: AsyncClient,
         options: ChaosOptions,
         seed: int,
         wanted: Sequence[TextJob],
@@ -223,7 +223,9 @@ class Work:
             )
 
 
-async def ask(client: Client, request: Request, now: Callable[[], float], timeout_s: float) -> None:
+async def ask(
+    client: AsyncClient, request: Request, now: Callable[[], float], timeout_s: float
+) -> None:
     """Make a request and record its outcome; `timeout_s` is its deadline."""
     try:
         # The client's own deadline is what must end it; this one finds out if it does not.
@@ -236,7 +238,7 @@ async def ask(client: Client, request: Request, now: Callable[[], float], timeou
     request.ended_s = now()
 
 
-async def _consume(client: Client, request: Request, now: Callable[[], float]) -> None:
+async def _consume(client: AsyncClient, request: Request, now: Callable[[], float]) -> None:
     started: Started | None = None
     transcript = Transcript()
     rounds: list[RoundRecord] = []
@@ -257,7 +259,7 @@ async def _consume(client: Client, request: Request, now: Callable[[], float]) -
     raise FlyspecError("the stream ended without a completion")
 
 
-async def drafts(client: Client, name: str, timeout_s: float = 20.0) -> bool:
+async def drafts(client: AsyncClient, name: str, timeout_s: float = 20.0) -> bool:
     """Return whether a generation that names a drafter gets it, without any recovery."""
     options = GenerateOptions(
         max_tokens=16, ignore_eos=True, drafter=name, rule=EXACT, num_speculative_tokens=4,

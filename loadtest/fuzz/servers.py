@@ -12,7 +12,7 @@ import grpc
 
 from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
-from flyspec.client import AdminClient, Client, GenerateOptions
+from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from loadtest.admin import left_open
@@ -183,5 +183,5 @@ async def _fill_slots(address: str) -> None:
         max_tokens=CONTEXT // 4, ignore_eos=True, num_speculative_tokens=4, drafter="model"
     )
     prompt = PROMPT * (CONTEXT // 2 // LENGTH)
-    async with Client(address) as client:
+    async with AsyncClient(address) as client:
         await asyncio.gather(*(client.complete(prompt, options) for _ in range(SESSIONS)))

@@ -14,9 +14,9 @@ from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack
 from flyspec.client import (
     AdminClient,
+    AsyncClient,
     Chat,
     Chunk,
-    Client,
     Completion,
     GenerateOptions,
     SpeculationMetrics,
@@ -33,12 +33,12 @@ SHORT = GenerateOptions(max_tokens=6)
 
 
 @pytest.fixture
-async def client(stack: Stack) -> AsyncIterator[Client]:
-    async with Client(stack.address) as opened:
+async def client(stack: Stack) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(stack.address) as opened:
         yield opened
 
 
-async def test_events_come_in_order_and_add_up(client: Client) -> None:
+async def test_events_come_in_order_and_add_up(client: AsyncClient) -> None:
     events = [event async for event in client.generate("the cat", SHORT)]
     started, *chunks, completion = events
     assert isinstance(started, Started)
@@ -57,7 +57,7 @@ async def test_events_come_in_order_and_add_up(client: Client) -> None:
     assert completion.timings.total_ns > 0
 
 
-async def test_three_forms_of_a_prompt(client: Client) -> None:
+async def test_three_forms_of_a_prompt(client: AsyncClient) -> None:
     text = await client.complete("the cat", SHORT)
     ids = await client.complete(text.started.prompt_token_ids, SHORT)
     assert ids.token_ids == text.token_ids
@@ -65,7 +65,7 @@ async def test_three_forms_of_a_prompt(client: Client) -> None:
     assert len(chat.started.prompt_token_ids) > len(text.started.prompt_token_ids)
 
 
-async def test_options_reach_the_server(client: Client) -> None:
+async def test_options_reach_the_server(client: AsyncClient) -> None:
     options = GenerateOptions(
         sampling=SamplingParams(1.0, 0.9, 50),
         seed=7,
@@ -91,7 +91,7 @@ async def test_options_reach_the_server(client: Client) -> None:
     assert plain.mean_accepted_tokens == 1.0
 
 
-async def test_closing_the_iterator_cancels_the_request(stack: Stack, client: Client) -> None:
+async def test_closing_the_iterator_cancels_the_request(stack: Stack, client: AsyncClient) -> None:
     for _ in range(5):
         async with aclosing(client.generate("the cat", LONG)) as events:
             async for event in events:
@@ -102,7 +102,7 @@ async def test_closing_the_iterator_cancels_the_request(stack: Stack, client: Cl
         assert (await admin.status()).ready
 
 
-async def test_models_drafters_and_health(stack: Stack, client: Client) -> None:
+async def test_models_drafters_and_health(stack: Stack, client: AsyncClient) -> None:
     models = await client.list_models()
     assert models.target.name == Path(stack.options.model).name
     assert models.rules[0] == "fly"
@@ -114,7 +114,7 @@ async def test_models_drafters_and_health(stack: Stack, client: Client) -> None:
     assert [d.active for d in drafters] == [True, False, False]
 
 
-async def test_errors_are_those_of_the_server(client: Client) -> None:
+async def test_errors_are_those_of_the_server(client: AsyncClient) -> None:
     with pytest.raises(InvalidArgumentError, match="text is empty"):
         await client.complete("")
     with pytest.raises(InvalidArgumentError, match="no token ids"):
@@ -132,13 +132,13 @@ async def test_errors_are_those_of_the_server(client: Client) -> None:
 
 
 async def test_a_host_without_an_address() -> None:
-    async with Client("no-such-host.invalid:1") as client:
+    async with AsyncClient("no-such-host.invalid:1") as client:
         with pytest.raises(UnavailableError, match=r"no server at no-such-host\.invalid:1; start"):
             await client.complete("x")
 
 
 async def test_no_server() -> None:
-    async with Client("127.0.0.1:1") as client, AdminClient("127.0.0.1:1") as admin:
+    async with AsyncClient("127.0.0.1:1") as client, AdminClient("127.0.0.1:1") as admin:
         with pytest.raises(UnavailableError, match=r"no server at 127\.0\.0\.1:1; .* --address"):
             await client.complete("x")
         with pytest.raises(UnavailableError, match="--admin-address"):
@@ -152,7 +152,7 @@ async def test_a_server_that_does_not_answer() -> None:
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with Client(f"127.0.0.1:{port}") as client:
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
             with pytest.raises(UnavailableError, match="did not answer in time"):
                 await client.check_health(timeout_s=0.3)
 
@@ -162,7 +162,7 @@ async def test_losing_the_server_in_mid_stream(stack: Stack) -> None:
     flags = [*services, "--port", "0", "--admin-port", "0", "--metrics-port", "-1"]
     server = await Child.start("orchestrator", "orchestrator", flags, 1, lambda _: None)
     await server.ready()
-    async with Client(f"127.0.0.1:{server.facts['port']}") as client:
+    async with AsyncClient(f"127.0.0.1:{server.facts['port']}") as client:
         events = client.generate("the cat", LONG)
         await anext(events)
         server.send(signal.SIGKILL)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from flyspec.cli.supervisor import MOST_FAILED_STARTS, supervise
-from flyspec.client import Chunk, Client, Completion, GenerateOptions
+from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.rules import Rule
 from flyspec.values.generation import RecoveryKind
@@ -55,7 +55,7 @@ async def serving(models: list[str]) -> Any:
 
 
 async def stream(
-    client: Client, serving: Serving, killed: str = ""
+    client: AsyncClient, serving: Serving, killed: str = ""
 ) -> tuple[list[int], Completion]:
     """Return the tokens of a long generation during which a service is killed."""
     token_ids: list[int] = []
@@ -73,7 +73,7 @@ async def test_each_service_is_killed_in_turn_and_generations_are_whole(serving:
     assert set(serving.facts) == {
         "address", "admin_address", "draft_address", "verify_address", "metrics_ports", "pids",
     }  # fmt: skip
-    async with Client(serving.facts["address"]) as client:
+    async with AsyncClient(serving.facts["address"]) as client:
         assert (await client.list_models()).drafters[0] == "model"
         whole, _ = await stream(client, serving)
         for killed, kind in (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.client import AdminClient, Client, Credentials
+from flyspec.client import AdminClient, AsyncClient, Credentials
 from flyspec.errors import FlyspecError
 from flyspec.values.admin import BATCH_INVARIANT
 from tests.waiting import until
@@ -28,9 +28,9 @@ class Installation:
     credentials: Credentials = field(default_factory=Credentials)
     operator: Credentials = field(default_factory=Credentials)
 
-    def client(self) -> Client:
+    def client(self) -> AsyncClient:
         """A client of the generation port."""
-        return Client(self.address, credentials=self.credentials)
+        return AsyncClient(self.address, credentials=self.credentials)
 
     def admin(self) -> AdminClient:
         """A client of the admin port; skips the test if that is not known."""

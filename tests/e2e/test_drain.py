@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 from flyspec.cli.stack import Stack, StackOptions
-from flyspec.client import AdminClient, Client, GenerateOptions
+from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import UnavailableError
 from flyspec.rules import Rule
 from tests.waiting import until
@@ -23,7 +23,7 @@ async def test_sigterm_drains():
     )
     async with (
         Stack(options) as stack,
-        Client(stack.address) as client,
+        AsyncClient(stack.address) as client,
         AdminClient(stack.admin_address) as admin,
     ):
         # Held, so that nothing ends, however fast the model is, before the rest has been refused.

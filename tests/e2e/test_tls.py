@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flyspec.client import AdminClient, Client, Credentials
+from flyspec.client import AdminClient, AsyncClient, Credentials
 from flyspec.errors import PermissionDeniedError, UnavailableError
 from tests.e2e.installation import PORTS
 from tests.security.authority import Authority
@@ -33,7 +33,7 @@ async def test_ports_refuse_no_tls_no_certificate_and_other_authorities(
         Credentials(ssl_ca_certs=certificates.ssl_ca_certs),
         replace(certificates, ssl_certfile=other.certfile, ssl_keyfile=other.keyfile),
     ):
-        async with Client(address, credentials=given) as client:
+        async with AsyncClient(address, credentials=given) as client:
             with pytest.raises(UnavailableError):
                 await client.check_health()
 

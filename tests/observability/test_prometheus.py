@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flyspec.client import Client, GenerateOptions
+from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from loadtest.ports import free_port
@@ -68,7 +68,7 @@ class Prometheus:
 
 async def traffic(address: str) -> None:
     """A bit of everything: rules with and without loss, no drafts, an error."""
-    async with Client(address) as client:
+    async with AsyncClient(address) as client:
         for rule in (Rule("exact"), Rule("fly"), Rule("margin")):
             options = GenerateOptions(rule=rule, max_tokens=12, num_speculative_tokens=15)
             await client.complete("def f(x):", options)

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from draft_service.server import build as build_draft
 from draft_service.service import DraftService
 from flyspec import rpc
-from flyspec.client import AdminClient, Chunk, Client, Completion, Started
+from flyspec.client import AdminClient, AsyncClient, Chunk, Completion, Started
 from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2_grpc, verify_pb2_grpc
@@ -27,7 +27,7 @@ from verify_service.server import build as build_verify
 class Stack:
     """The running parts."""
 
-    client: Client
+    client: AsyncClient
     admin: AdminClient
     verify_engine: Any
     draft_sessions: Any
@@ -136,7 +136,7 @@ async def start_stack(
         ports = await orchestrator.start()
         port, admin_port = orchestrator.ports
         async with (
-            Client(f"127.0.0.1:{port}") as client,
+            AsyncClient(f"127.0.0.1:{port}") as client,
             AdminClient(f"127.0.0.1:{admin_port}") as admin,
         ):
             running = Stack(
@@ -180,7 +180,7 @@ async def orchestrator_over(*stacks, **options):
     try:
         port, admin_port = orchestrator.ports
         async with (
-            Client(f"127.0.0.1:{port}") as client,
+            AsyncClient(f"127.0.0.1:{port}") as client,
             AdminClient(f"127.0.0.1:{admin_port}") as admin,
         ):
             yield client, admin

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from flyspec import wire
-from flyspec.client import Client, GenerateOptions
+from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.errors import (
     FlyspecError,
     InvalidArgumentError,
@@ -71,7 +71,7 @@ async def test_limits_by_client(model_dirs):
         model_dirs, max_concurrent_per_client=1, max_requests_per_minute_per_client=2
     ) as stack:
         port, _ = stack.orchestrator.ports
-        async with Client(f"127.0.0.1:{port}", client_id="other") as other:
+        async with AsyncClient(f"127.0.0.1:{port}", client_id="other") as other:
             with held(stack):
                 task = await running(stack)
                 with pytest.raises(ResourceExhaustedError, match="too many concurrent"):
@@ -83,7 +83,7 @@ async def test_limits_by_client(model_dirs):
             assert 0 < caught.value.retry_after_s <= 30
             await task
             assert (await stack.client.complete(PROMPT, SHORT)).token_ids
-        async with Client(f"127.0.0.1:{port}", client_id="x" * 200) as nameless:
+        async with AsyncClient(f"127.0.0.1:{port}", client_id="x" * 200) as nameless:
             with pytest.raises(InvalidArgumentError, match="at most 128 characters"):
                 await nameless.complete(PROMPT, SHORT)
         assert await stack.idle()

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
-from flyspec.client import AdminClient, Client, GenerateOptions, Started
+from flyspec.client import AdminClient, AsyncClient, GenerateOptions, Started
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ResourceExhaustedError
 from flyspec.rules import Rule
@@ -180,11 +180,11 @@ def taken(engine, orchestrator_id: str):
 class Reader:
     """A generation of which only the first event is read until the test continues it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self.started, self.go_on = asyncio.Event(), asyncio.Event()
         self.task = asyncio.create_task(self._read(client))
 
-    async def _read(self, client: Client) -> None:
+    async def _read(self, client: AsyncClient) -> None:
         async with aclosing(client.generate("The cat sat", LONG)) as events:
             async for event in events:
                 if isinstance(event, Started):
@@ -212,7 +212,7 @@ async def test_two_orchestrators_share_four_slots(model_dirs):
         held = [taken(engine, "other") for _ in range(SLOTS)]
         try:
             async with (
-                Client(f"127.0.0.1:{port}") as client,
+                AsyncClient(f"127.0.0.1:{port}") as client,
                 AdminClient(f"127.0.0.1:{admin_port}") as admin,
             ):
                 mine = stack.orchestrator.fleet

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec.cli.service import Child
-from flyspec.client import Client, GenerateOptions
+from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.config import OrchestratorSettings
 from flyspec.rules import Rule
 from flyspec.serving import EXIT_LOST
@@ -71,7 +71,7 @@ async def orchestrator(verify_address, draft_address):
     )
     try:
         await running.start()
-        async with Client(f"127.0.0.1:{running.ports[0]}") as client:
+        async with AsyncClient(f"127.0.0.1:{running.ports[0]}") as client:
             yield client
     finally:
         await running.stop(0)

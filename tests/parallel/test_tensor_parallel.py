@@ -27,7 +27,7 @@ from bench.exactness import SETS
 from flyspec.bench.reference import Reference
 from flyspec.cli.service import Child
 from flyspec.cli.stack import DEMO_MODELS
-from flyspec.client import Client, GenerateOptions
+from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.config import OrchestratorSettings, VerifySettings
 from flyspec.engine import loading
 from flyspec.engine.memory import slot_bytes
@@ -114,7 +114,7 @@ async def client_of(port: int):
     running = Orchestrator(settings)
     await running.start()
     try:
-        async with Client(f"127.0.0.1:{running.ports[0]}") as client:
+        async with AsyncClient(f"127.0.0.1:{running.ports[0]}") as client:
             yield client
     finally:
         await running.stop(0)
@@ -137,7 +137,7 @@ async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
         await ends_in_order(running)
 
 
-async def generates(client: Client, expected: list[list[int]]) -> None:
+async def generates(client: AsyncClient, expected: list[list[int]]) -> None:
     for k in (0, 4):
         options = GenerateOptions(
             max_tokens=100,
@@ -218,7 +218,7 @@ async def test_ranks_started_by_others_join(target):
         for rank in (1, 0)
     ]
     try:
-        async with Client(f"127.0.0.1:{port}") as client:
+        async with AsyncClient(f"127.0.0.1:{port}") as client:
 
             async def serves() -> bool:
                 assert [rank.returncode for rank in ranks] == [None, None]

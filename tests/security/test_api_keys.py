@@ -12,7 +12,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from flyspec import rpc
-from flyspec.client import AdminClient, Client, Credentials, GenerateOptions
+from flyspec.client import AdminClient, AsyncClient, Credentials, GenerateOptions
 from flyspec.errors import (
     InvalidArgumentError,
     PermissionDeniedError,
@@ -51,8 +51,8 @@ class Keys:
     def _write(self) -> None:
         self.file.write_text("\n".join(self._entries.values()))
 
-    def client(self, name: str, **more) -> Client:
-        return Client(self.address, credentials=Credentials(self.keys.get(name, name)), **more)
+    def client(self, name: str, **more) -> AsyncClient:
+        return AsyncClient(self.address, credentials=Credentials(self.keys.get(name, name)), **more)
 
     def admin(self, name: str) -> AdminClient:
         return AdminClient(self.admin_address, Credentials(self.keys.get(name, name)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.client import Client, Credentials
+from flyspec.client import AsyncClient, Credentials
 from flyspec.security import TlsFiles
 from tests.security.ports import listening
 
@@ -35,7 +35,7 @@ async def test_its_certificates_are_accepted_and_can_be_made_anew(tmp_path):
     )
     async with listening(TlsFiles(*file["verify"].values())) as address:
         for _ in range(2):
-            async with Client(address, credentials=given) as client:
+            async with AsyncClient(address, credentials=given) as client:
                 assert await client.check_health() == "SERVING"
             before = content(file["verify"]["tls.crt"])
             make(tmp_path, "verify")

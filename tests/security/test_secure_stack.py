@@ -17,7 +17,7 @@ import pytest
 
 from flyspec import rpc
 from flyspec.cli.stack import Stack, StackOptions
-from flyspec.client import AdminClient, Client, GenerateOptions
+from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import PermissionDeniedError, UnavailableError
 from flyspec.rules import Rule
 from flyspec.security import ApiKey, ChannelSecurity, Scope
@@ -69,9 +69,9 @@ class Secure:
         )
         self.stack: Stack
 
-    def client(self) -> Client:
+    def client(self) -> AsyncClient:
         given = credentials(self.ours, api_key=self.key)
-        return Client(self.stack.address, credentials=given)
+        return AsyncClient(self.stack.address, credentials=given)
 
     def admin(self, pair=None) -> AdminClient:
         return AdminClient(self.stack.admin_address, credentials(self.ours, pair))
@@ -109,7 +109,7 @@ async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_refuse
         credentials(secure.ours),
         credentials(secure.ours, secure.others.pair("orchestrator", stem="wrong")),
     ):
-        async with Client(address, credentials=given) as client:
+        async with AsyncClient(address, credentials=given) as client:
             with pytest.raises(UnavailableError, match=r"no connection to .*: the server closed"):
                 await client.check_health()
     expired = secure.ours.pair("orchestrator", end=-DAY / 24, stem="expired")

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from flyspec import rpc
-from flyspec.client import Client, Credentials
+from flyspec.client import AsyncClient, Credentials
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, UnavailableError
 from flyspec.rpc.gate import Gate
@@ -18,7 +18,7 @@ from tests.security.ports import STREAM, listening
 
 
 async def health(address: str, given: Credentials) -> str:
-    async with Client(address, credentials=given) as client:
+    async with AsyncClient(address, credentials=given) as client:
         return await client.check_health()
 
 
@@ -92,11 +92,11 @@ async def test_names_in_certificates_decide_who_may_call(ours):
 
 
 async def test_a_key_does_not_travel_in_the_clear(ours):
-    Client("127.0.0.1:1", credentials=Credentials("fsk_x"))
-    Client("elsewhere:1", credentials=credentials(ours, api_key="fsk_x"))
-    Client("elsewhere:1", credentials=Credentials("fsk_x", allow_insecure=True))
+    AsyncClient("127.0.0.1:1", credentials=Credentials("fsk_x"))
+    AsyncClient("elsewhere:1", credentials=credentials(ours, api_key="fsk_x"))
+    AsyncClient("elsewhere:1", credentials=Credentials("fsk_x", allow_insecure=True))
     with pytest.raises(ConfigError, match="would be sent to elsewhere:1 unencrypted"):
-        Client("elsewhere:1", credentials=Credentials("fsk_x"))
+        AsyncClient("elsewhere:1", credentials=Credentials("fsk_x"))
     assert "fsk_x" not in repr(Credentials("fsk_x"))
 
 
@@ -105,7 +105,7 @@ def test_a_key_that_cannot_be_sent_is_told_before():
     assert Credentials().metadata() == ()
     for key in ("fsk_\nx", "fsk_\u00e4"):
         with pytest.raises(ConfigError, match="contains invalid characters") as caught:
-            Client("127.0.0.1:1", credentials=Credentials(key))
+            AsyncClient("127.0.0.1:1", credentials=Credentials(key))
         assert key not in str(caught.value)
 
 

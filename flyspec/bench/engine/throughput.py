@@ -17,7 +17,7 @@ from flyspec.bench.options import ThroughputOptions
 from flyspec.bench.prompts import fresh_requests
 from flyspec.bench.speed import run_batch
 from flyspec.bench.summaries import grouped
-from flyspec.client import AdminClient, Client, GenerateOptions
+from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.progress import progress
 
 
@@ -68,7 +68,7 @@ class LevelReport:
 
 
 async def measure(
-    client: Client, admin: AdminClient, vocab_size: int, o: ThroughputOptions
+    client: AsyncClient, admin: AdminClient, vocab_size: int, o: ThroughputOptions
 ) -> list[LevelSample]:
     """Run the largest N to warm up, then every N both ways, `repeats` times."""
     mode = FlyspecMode(

@@ -31,7 +31,7 @@ from flyspec.bench.transport import round_trips_ns
 from flyspec.cli.bench.common import models_of
 from flyspec.cli.results import BenchReport, notes
 from flyspec.cli.stack import Stack
-from flyspec.client import Client
+from flyspec.client import AsyncClient
 from flyspec.errors import ConfigError
 from flyspec.flags import Dtype
 from flyspec.progress import error_console
@@ -40,7 +40,11 @@ _CALIBRATED_ON = 3  # prompts, each from another group
 
 
 async def compare(
-    o: SpeedOptions, groups: list[Group], model: str | None, client: Client, stack: Stack | None
+    o: SpeedOptions,
+    groups: list[Group],
+    model: str | None,
+    client: AsyncClient,
+    stack: Stack | None,
 ) -> BenchReport:
     """Measure everything. `model` is where the files of a running stack's target are, if known."""
     console = error_console()
@@ -126,7 +130,7 @@ async def _other_dtype(
     other: Dtype = "float32" if dtype != "float32" else "bfloat16"
     second = Stack(stack.options.on_free_ports(dtype=other, draft_model=""))
     await resources.enter_async_context(second)
-    client = await resources.enter_async_context(Client(second.address))
+    client = await resources.enter_async_context(AsyncClient(second.address))
     return FlyspecMode(f"{PLAIN}, {other}", client, plain_options(o))
 
 

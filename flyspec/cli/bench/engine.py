@@ -14,7 +14,7 @@ from flyspec.cli.stack import Stack, StackOptions
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from flyspec.client import Client
+    from flyspec.client import AsyncClient
 
 
 @with_flags
@@ -69,7 +69,7 @@ def bench_throughput(
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.client import AdminClient
 
-    async def use(client: Client, stack: Stack | None) -> BenchReport:
+    async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
         assert stack is not None
         target = (await client.list_models()).target
         async with AdminClient(stack.admin_address) as admin:

@@ -19,7 +19,7 @@ from flyspec.speculation_length import SpeculationLength, requested
 
 if TYPE_CHECKING:
     from flyspec.bench.modes import Sample
-    from flyspec.client import Client
+    from flyspec.client import AsyncClient
 
 _PATIENCE_S = 600.0  # for a proposal that first needs the target's own text
 
@@ -154,7 +154,7 @@ async def _run(options: StackOptions, o: PairOptions) -> list[Sample]:
                 },
             )  # fmt: skip
 
-        async def use(client: Client, stack: Stack | None) -> list[Sample]:
+        async def use(client: AsyncClient, stack: Stack | None) -> list[Sample]:
             assert stack is not None
             address_file.write_text(stack.address)
             return await measure(client, o, stack.services["verify"].facts["metrics_port"])

@@ -12,7 +12,7 @@ HEAD_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 1 << 16
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """Closes connections whose request heads come too slowly or are too large.
 
     Requests find it in their scope's state as `connection`.

@@ -11,7 +11,7 @@ from flyspec.config import HTTP_PORT, OrchestratorSettings
 from flyspec.security import ApiKeys, Scope
 from orchestrator.front.access import KeyCheck
 from orchestrator.front.http.app import make_app, paths_of
-from orchestrator.front.http.gate import Gate, HttpMetrics, Limits
+from orchestrator.front.http.gate import HttpGate, HttpMetrics, Limits
 from orchestrator.front.http.server import HttpServer
 from orchestrator.generations import Generations
 
@@ -29,7 +29,7 @@ def make_server(
     """
     security = settings.port_security
     app = make_app(generations)
-    served: Any = Gate(
+    served: Any = HttpGate(
         app,
         security,
         KeyCheck(keys, Scope.GENERATE) if security.keys and keys is not None else None,

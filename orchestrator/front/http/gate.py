@@ -69,7 +69,7 @@ class Limits:
     write_timeout_s: float
 
 
-class Gate:
+class HttpGate:
     """Wraps an ASGI application. `keys` checks API keys if they are required."""
 
     def __init__(

@@ -14,7 +14,7 @@ import uvicorn
 
 from flyspec.errors import ConfigError
 from flyspec.security import PortSecurity, watch_server_context
-from orchestrator.front.http.connection import Connection
+from orchestrator.front.http.connection import HttpConnection
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class HttpServer:
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # the gate logs what matters
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,
