@@ -218,7 +218,7 @@ async def measure(o: ExactnessOptions) -> BenchReport:
     plain = GenerateOptions(rule=EXACT, max_tokens=o.max_tokens, num_speculative_tokens=0)
     sampling = SamplingParams(o.temperature, top_p=o.top_p)
     rows: list[SetCount] = []
-    async with Stack(options) as stack, AsyncClient(stack.address) as client:
+    async with Stack(options) as stack, AsyncClient(stack.address, max_retries=0) as client:
         reference = Reference(str(stack.options.model), o.dtype, stack.options.threads)
         how = "transformers' own greedy generate" if transformers else "plain decoding"
         say(f"reference: {how}, and plain decoding with keyed sampling")

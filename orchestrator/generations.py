@@ -128,7 +128,9 @@ class Generations:
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
                         update = output.apply(round_.commands)
-                        ledger.record(round_, update.final)
+                        ended = output.finish_reason is not None
+                        length = len(plan.prompt_token_ids) + output.num_final_tokens
+                        ledger.record(round_, update.final, length if ended else math.inf)
                         if kept is not None:
                             kept += update.final
                         observation.round(round_, update)
@@ -158,7 +160,7 @@ class Generations:
             loop_guard_token_index=rounds.loop_guard_index(output.num_final_tokens),
             recoveries=recoveries.kept,
             num_recoveries=recoveries.count,
-            drafters=drafting.shares,
+            drafters=ledger.shares,
             num_draft_tokens_per_round=ledger.num_draft_tokens_per_round,
             mixed_numerics=verifying.mixed_numerics,
         )

@@ -56,7 +56,7 @@ class AskedTarget:
 
     async def _continue(self, token_ids: list[int], count: int) -> Sequence[Said]:
         if self._client is None:
-            self._client = AsyncClient(self._address_file.read_text().strip())
+            self._client = AsyncClient(self._address_file.read_text().strip(), max_retries=0)
         generation = await self._client.complete(
             token_ids,
             GenerateOptions(

@@ -225,7 +225,7 @@ def _result(
     from flyspec.cli import render
 
     if output.json:
-        return to_json(render.document(generation)) + "\n"
+        return to_json(render.document(generation, number - 1)) + "\n"
     raw = not (output.color or sys.stdout.isatty())  # a file or pipe gets the text unchanged
     text = generation.text if raw else "".join(
         render.painted(chunk, output.color) for chunk in generation.chunks

@@ -43,7 +43,7 @@ async def _check(
 
     report: dict[str, Any] = {"address": address, "ready": False, "status": "UNREACHABLE"}
     try:
-        async with AsyncClient(address, credentials=credentials) as client:
+        async with AsyncClient(address, credentials=credentials, max_retries=0) as client:
             report["status"] = await client.check_health(timeout_s=timeout_s)
         report["ready"] = report["status"] == "SERVING"
         if admin_address is not None:

@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from flyspec.client import Chunk, Generation, RoundRecord
+from flyspec.speculation_length import AUTO
 from flyspec.values.tokens import Origin, json_logprob
 
 STYLES: dict[Origin, Style] = {
@@ -41,18 +42,30 @@ PROMPT_STYLE = Style(dim=True)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def document(generation: Generation) -> dict[str, Any]:
-    """Return what `generate --json` prints for one prompt.
+def document(generation: Generation, prompt_index: int = 0) -> dict[str, Any]:
+    """Return what `generate --json` prints for one prompt, the one at `prompt_index`.
 
     `logprobs` and `rounds` are present only if requested.
     """
-    completion = generation.completion
+    started, completion = generation.started, generation.completion
     values: dict[str, Any] = {
+        "prompt_index": prompt_index,
         "text": generation.text,
         "token_ids": generation.token_ids,
         "prompt_token_ids": list(generation.started.prompt_token_ids),
         "finish_reason": completion.finish_reason.name.lower(),
-        "seed": generation.started.seed,
+        "stop_reason": completion.stop_reason,
+        "model": started.model,
+        "drafter": started.drafter,
+        "rule": {name: value for name, value in asdict(started.rule).items() if value is not None},
+        "num_speculative_tokens": AUTO if started.adaptive else started.num_speculative_tokens,
+        "seed": started.seed,
+        "usage": {
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": completion.completion_tokens,
+            "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+        },
+        "timings": asdict(completion.timings),
         "origins": [origin.name for origin in generation.origins],
         "loose_gaps_nats": generation.loose_gaps_nats,
         "loop_guard_token_index": completion.loop_guard_token_index,

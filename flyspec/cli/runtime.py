@@ -80,12 +80,12 @@ async def with_server(
 
     if options is None:
         address = address or DEFAULT_ADDRESS
-        async with AsyncClient(address, credentials=credentials) as client:
+        async with AsyncClient(address, credentials=credentials, max_retries=0) as client:
             return await use(client, None)
     async with AsyncExitStack() as resources:
         with narrate(error_console()) as say:
             stack = await resources.enter_async_context(Stack(options, on_event=say))
-        client = await resources.enter_async_context(AsyncClient(stack.address))
+        client = await resources.enter_async_context(AsyncClient(stack.address, max_retries=0))
         return await stack.guard(use(client, stack))
 
 

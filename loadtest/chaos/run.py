@@ -28,7 +28,10 @@ async def run(options: ChaosOptions, say: Callable[[str], None] = lambda _: None
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     say(f"seed {seed}")
     result = ChaosResult(seed, options.streams, options.fleet.dtype)
-    async with ProxiedFleet(options.fleet) as fleet, AsyncClient(fleet.address) as client:
+    async with (
+        ProxiedFleet(options.fleet) as fleet,
+        AsyncClient(fleet.address, max_retries=0) as client,
+    ):
         requests = await _ChaosRun(options, fleet, client, result, say).go()
     result.count(requests)
     result.check_memory()

@@ -149,10 +149,12 @@ def draft(facts: Facts) -> Iterator[Session]:
 def generation(facts: Facts) -> Iterator[Session]:
     """A request for each rule, with all forms of prompts."""
     turn = {"role": "user", "content": "How many are 3 apples?"}
-    prompts = (
+    prompts: tuple[dict[str, Any], ...] = (
         {"text": "1, 2, 3, 4, é😀\n\0"}, {"token_ids": {"ids": [*PROMPT, *facts.text]}},
         {"chat": {"messages": [turn, {"role": "assistant", "content": "3"}, turn]}},
     )  # fmt: skip
+    for number, prompt in enumerate(prompts):
+        yield messages(generation_pb2.ScoreRequest, {**prompt, "logprobs": 10 * number})
     drafters = ("", *facts.drafters)
     for number, rule, _ in _rules():
         odd = number % 2 > 0

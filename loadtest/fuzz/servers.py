@@ -183,5 +183,5 @@ async def _fill_slots(address: str) -> None:
         max_tokens=CONTEXT // 4, ignore_eos=True, num_speculative_tokens=4, drafter="model"
     )
     prompt = PROMPT * (CONTEXT // 2 // LENGTH)
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, max_retries=0) as client:
         await asyncio.gather(*(client.complete(prompt, options) for _ in range(SESSIONS)))

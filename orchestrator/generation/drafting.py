@@ -21,7 +21,7 @@ from flyspec.errors import (
     UnavailableError,
 )
 from flyspec.values.admin import BreakerState, ModelInfo
-from flyspec.values.generation import DrafterShare, RecoveryKind, SpeculationMetrics
+from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
@@ -91,7 +91,6 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._swapped = ""  # why the operator moved the generation to another drafter
         self._last = ""  # drafter of the last proposal
         self._began_ns = 0  # when this round's proposal was requested
-        self._shares: dict[str, DrafterShare] = {}
         assigned.users.add(self)
 
     @property
@@ -257,19 +256,11 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     def record(
         self, drafter: str, num_drafted: int, num_accepted: int, num_emitted: int, round_ns: int
     ) -> None:
-        if drafter not in self._shares:
-            self._shares[drafter] = DrafterShare(drafter=drafter)
-        self._shares[drafter].count(num_drafted, num_accepted)
         stats = self._drafters.stats_of(drafter)
         if stats is not None:
             stats.count(num_drafted, num_accepted)
             stats.num_emitted_tokens += num_emitted
             stats.round_ns_total += round_ns
-
-    @property
-    def shares(self) -> list[DrafterShare]:
-        """The drafters' shares of the generation, in order of first use."""
-        return list(self._shares.values())
 
     def keep(self, length: int) -> None:
         """Record that the sequence was truncated to `length` tokens, and may have grown again."""

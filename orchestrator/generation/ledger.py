@@ -7,7 +7,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flyspec.values.generation import GenerationTimings, RoundRecord, SpeculationMetrics
+from flyspec.values.generation import (
+    DrafterShare,
+    GenerationTimings,
+    RoundRecord,
+    SpeculationMetrics,
+)
 from flyspec.values.rounds import Budget, DraftChunk, OpenWindow, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import Origin
 from orchestrator.generation.window import Command, RollBack, Token
@@ -60,7 +65,7 @@ class RoundOutcome:
 class Ledger:
     """The counts of one generation and the times of its rounds; `finish` completes them.
 
-    The other `timings` are filled in by the caller.
+    Drafts beyond the output's end do not count. The other `timings` are filled in by the caller.
     """
 
     max_loose_tokens: int | None = None
@@ -68,8 +73,10 @@ class Ledger:
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     timings: GenerationTimings = field(default_factory=GenerationTimings)
     num_draft_tokens_per_round: list[int] = field(default_factory=list)
+    _shares: dict[str, DrafterShare] = field(default_factory=dict)
     _plain: bool = False
     _committed_length: int = 0
+    _end: float = math.inf
     _unsettled: list[tuple[int, int, str]] = field(default_factory=list)
     """Start, accepted drafts and drafter of rounds that an open window may still cut short."""
     _settled: list[tuple[str, int]] = field(default_factory=list)
@@ -85,8 +92,17 @@ class Ledger:
             cost = max(0.0, cost - self.metrics.loose_cost_nats - reserved)
         return Budget(tokens, cost)
 
-    def record(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
-        """Count a round after which the tokens `final` became final."""
+    @property
+    def shares(self) -> list[DrafterShare]:
+        """The drafters' shares of the generation, in order of first use."""
+        return list(self._shares.values())
+
+    def record(self, round_: RoundOutcome, final: Sequence[Token], end: float = math.inf) -> None:
+        """Count a round after which the tokens `final` became final.
+
+        `end` is the sequence's length at the output's end, if this is the last round.
+        """
+        self._end = end
         metrics, verdict = self.metrics, round_.verdict
         self.timings.draft_model_ns += round_.proposal.timings.model_ns
         self._committed_length = round_.committed_length
@@ -101,7 +117,8 @@ class Ledger:
         for command in round_.commands:
             if isinstance(command, RollBack):  # the window's token and all after it are rejected
                 metrics.num_rollbacks += 1
-                self._reject(command.gap_nats)
+                if command.length < self._end:
+                    self._reject(command.gap_nats)
                 self._settle_at(command.length)
         if self._unsettled:
             self._settle(self._committed_length)
@@ -111,8 +128,9 @@ class Ledger:
         metrics = self.metrics
         self.timings.target_model_ns += verdict.timings.forward_ns
         plain, self._plain = self._plain, not verdict.decisions
+        room = max(0, self._end - round_.start)
         if not verdict.decisions:
-            count = 1 + len(verdict.plain_token_ids)
+            count = int(min(1 + len(verdict.plain_token_ids), room))
             metrics.num_rounds += count
             metrics.num_plain_tokens += count
             metrics.num_plain_bursts += not plain
@@ -120,11 +138,13 @@ class Ledger:
             return
         metrics.num_rounds += 1
         self.num_draft_tokens_per_round.append(len(verdict.decisions))
-        metrics.count(len(verdict.decisions), 0)
-        for decision in verdict.decisions:
+        num_drafts, drafter = int(min(len(verdict.decisions), room)), round_.proposal.drafter
+        metrics.count(num_drafts, 0)
+        self._share(drafter).count(num_drafts, 0)
+        for decision in verdict.decisions[:num_drafts]:
             if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None:
                 self._reject(decision.gap_nats)
-        self._unsettled.append((round_.start, verdict.num_accepted, round_.proposal.drafter))
+        self._unsettled.append((round_.start, min(verdict.num_accepted, num_drafts), drafter))
         if metrics.num_spec_steps > 1:  # the first also opens sessions and reads the prompt
             models_ns = verdict.timings.forward_ns
             if not round_.proposal.ahead:  # else it was drafted during another forward pass
@@ -137,13 +157,16 @@ class Ledger:
         self.metrics.num_scored_tokens += len(proposal.agreements)
         self.metrics.num_agreed_tokens += sum(proposal.agreements)
 
+    def _share(self, drafter: str) -> DrafterShare:
+        return self._shares.setdefault(drafter, DrafterShare(drafter=drafter))
+
     def _reject(self, gap_nats: float) -> None:
         self.metrics.num_rejected_tokens += 1
         self.metrics.rejected_cost_nats += gap_nats
 
     def finish(self) -> None:
         """Complete the counts; tokens after a window that is still open are not accepted."""
-        self._settle_at(self._committed_length)
+        self._settle_at(int(min(self._committed_length, self._end)))
         if self._overheads_ns:
             self.timings.round_overhead_p50_ns = int(statistics.median(self._overheads_ns))
 
@@ -159,6 +182,7 @@ class Ledger:
             if start + accepted > committed_length:
                 break
             self.metrics.settle(accepted)
+            self._share(drafter).num_accepted_draft_tokens += accepted
             self._settled.append((drafter, accepted))
             settled += 1
         del self._unsettled[:settled]

@@ -402,7 +402,7 @@ async def test_a_rules_file_names_rules_and_limits_requests(
     assert "--rule fly: rule.name must be one of exact, margin, careful" in refused.err
     assert "loading" not in refused.err
     options = StackOptions(model=models[1], draft_model="", rules_file=str(path), rule="careful")
-    async with Stack(options) as stack, AsyncClient(stack.address) as client:
+    async with Stack(options) as stack, AsyncClient(stack.address, max_retries=0) as client:
         assert (await client.list_models()).rules == ("careful", "exact", "margin")
         generate = ["generate", "--address", stack.address, "--max-tokens", "4", "--ignore-eos"]
         result = await flyspec(*generate, "the cat")

@@ -34,7 +34,7 @@ SHORT = GenerateOptions(max_tokens=6)
 
 @pytest.fixture
 async def client(stack: Stack) -> AsyncIterator[AsyncClient]:
-    async with AsyncClient(stack.address) as opened:
+    async with AsyncClient(stack.address, max_retries=0) as opened:
         yield opened
 
 
@@ -132,13 +132,16 @@ async def test_errors_are_those_of_the_server(client: AsyncClient) -> None:
 
 
 async def test_a_host_without_an_address() -> None:
-    async with AsyncClient("no-such-host.invalid:1") as client:
+    async with AsyncClient("no-such-host.invalid:1", max_retries=0) as client:
         with pytest.raises(UnavailableError, match=r"no server at no-such-host\.invalid:1; start"):
             await client.complete("x")
 
 
 async def test_no_server() -> None:
-    async with AsyncClient("127.0.0.1:1") as client, AdminClient("127.0.0.1:1") as admin:
+    async with (
+        AsyncClient("127.0.0.1:1", max_retries=0) as client,
+        AdminClient("127.0.0.1:1") as admin,
+    ):
         with pytest.raises(UnavailableError, match=r"no server at 127\.0\.0\.1:1; .* --address"):
             await client.complete("x")
         with pytest.raises(UnavailableError, match="--admin-address"):
@@ -152,7 +155,7 @@ async def test_a_server_that_does_not_answer() -> None:
 
     async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        async with AsyncClient(f"127.0.0.1:{port}") as client:
+        async with AsyncClient(f"127.0.0.1:{port}", max_retries=0) as client:
             with pytest.raises(UnavailableError, match="did not answer in time"):
                 await client.check_health(timeout_s=0.3)
 
@@ -162,7 +165,7 @@ async def test_losing_the_server_in_mid_stream(stack: Stack) -> None:
     flags = [*services, "--port", "0", "--admin-port", "0", "--metrics-port", "-1"]
     server = await Child.start("orchestrator", "orchestrator", flags, 1, lambda _: None)
     await server.ready()
-    async with AsyncClient(f"127.0.0.1:{server.facts['port']}") as client:
+    async with AsyncClient(f"127.0.0.1:{server.facts['port']}", max_retries=0) as client:
         events = client.generate("the cat", LONG)
         await anext(events)
         server.send(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from dataclasses import replace
@@ -56,11 +57,19 @@ def generation(metrics: SpeculationMetrics = METRICS) -> Generation:
 def test_document_has_the_names_that_users_rely_on() -> None:
     document = json.loads(json.dumps(render.document(generation())))
     assert document == {
+        "prompt_index": 0,
         "text": "Hi é\n",
         "token_ids": [5, 6, 7, 8, 9],
         "prompt_token_ids": [1, 2],
         "finish_reason": "stop",
+        "stop_reason": None,
+        "model": "target",
+        "drafter": "model",
+        "rule": {"name": "fly"},
+        "num_speculative_tokens": 4,
         "seed": 7,
+        "usage": {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7},
+        "timings": dataclasses.asdict(GenerationTimings()),
         "origins": ["EXACT_MODEL", "LOOSE", "CORRECTION", "BONUS", "PLAIN"],
         "loose_gaps_nats": [0.5],
         "loop_guard_token_index": None,

@@ -30,7 +30,7 @@ class Installation:
 
     def client(self) -> AsyncClient:
         """A client of the generation port."""
-        return AsyncClient(self.address, credentials=self.credentials)
+        return AsyncClient(self.address, credentials=self.credentials, max_retries=0)
 
     def admin(self) -> AdminClient:
         """A client of the admin port; skips the test if that is not known."""

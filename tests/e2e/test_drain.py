@@ -23,7 +23,7 @@ async def test_sigterm_drains():
     )
     async with (
         Stack(options) as stack,
-        AsyncClient(stack.address) as client,
+        AsyncClient(stack.address, max_retries=0) as client,
         AdminClient(stack.admin_address) as admin,
     ):
         # Held, so that nothing ends, however fast the model is, before the rest has been refused.

@@ -33,7 +33,7 @@ async def test_ports_refuse_no_tls_no_certificate_and_other_authorities(
         Credentials(ssl_ca_certs=certificates.ssl_ca_certs),
         replace(certificates, ssl_certfile=other.certfile, ssl_keyfile=other.keyfile),
     ):
-        async with AsyncClient(address, credentials=given) as client:
+        async with AsyncClient(address, credentials=given, max_retries=0) as client:
             with pytest.raises(UnavailableError):
                 await client.check_health()
 

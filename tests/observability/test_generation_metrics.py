@@ -22,7 +22,7 @@ RULES = (Rule("exact"), Rule("fly", fly_window_size=2), Rule("margin", margin_th
 async def test_metrics_equal_the_completions(observed, rule):
     """`margin` has windows across rounds: what is open at the end of a round counts later."""
     before = await observed.at_rest()
-    async with AsyncClient(observed.stack.address) as client:
+    async with AsyncClient(observed.stack.address, max_retries=0) as client:
         options = GenerateOptions(rule=rule, max_tokens=48, num_speculative_tokens=7)
         done = [await client.complete(prompt, options) for prompt in PROMPTS]
     added = await observed.since(before, len(done))
@@ -65,7 +65,7 @@ async def test_metrics_equal_the_completions(observed, rule):
 
 async def test_the_parts_of_a_round_add_up(observed):
     before = await observed.at_rest()
-    async with AsyncClient(observed.stack.address) as client:
+    async with AsyncClient(observed.stack.address, max_retries=0) as client:
         options = GenerateOptions(rule=Rule("exact"), max_tokens=32, num_speculative_tokens=7)
         await client.complete(PROMPTS[0], options)
     added = await observed.since(before, 1)
@@ -79,7 +79,7 @@ async def test_the_parts_of_a_round_add_up(observed):
 async def test_plain_decoding_counts_rounds_without_drafts(observed):
     before = await observed.at_rest()
     options = GenerateOptions(max_tokens=10, num_speculative_tokens=0, ignore_eos=True)
-    async with AsyncClient(observed.stack.address) as client:
+    async with AsyncClient(observed.stack.address, max_retries=0) as client:
         await client.complete(PROMPTS[0], options)
     added = await observed.since(before, 1)
     assert added.total("flyspec_output_tokens_total", drafter=NOBODY, origin="plain") == 10
@@ -89,7 +89,7 @@ async def test_plain_decoding_counts_rounds_without_drafts(observed):
 
 async def test_the_services_count_what_they_were_asked(observed):
     before = await observed.at_rest()
-    async with AsyncClient(observed.stack.address) as client:
+    async with AsyncClient(observed.stack.address, max_retries=0) as client:
         options = GenerateOptions(rule=Rule("exact"), max_tokens=24, num_speculative_tokens=7)
         done = await client.complete(PROMPTS[0], options)
     after = await observed.at_rest()
@@ -112,7 +112,7 @@ async def test_the_services_count_what_they_were_asked(observed):
 
 async def test_how_requests_end_and_are_refused(observed):
     before = await observed.at_rest()
-    async with AsyncClient(observed.stack.address) as client:
+    async with AsyncClient(observed.stack.address, max_retries=0) as client:
         with pytest.raises(FlyspecError):
             await client.complete("", GenerateOptions(max_tokens=4))
         long = GenerateOptions(max_tokens=2000, ignore_eos=True, rule=Rule("exact"))
@@ -137,7 +137,7 @@ async def test_how_requests_end_and_are_refused(observed):
 
 
 async def test_what_clients_make_up_is_no_label(observed):
-    async with AsyncClient(observed.stack.address) as client:
+    async with AsyncClient(observed.stack.address, max_retries=0) as client:
         for hostile in ('x"}\nevil_total 1', "a" * 200, "fly-{0}"):
             for options in (
                 GenerateOptions(drafter=hostile, max_tokens=4),

@@ -68,7 +68,7 @@ class Prometheus:
 
 async def traffic(address: str) -> None:
     """A bit of everything: rules with and without loss, no drafts, an error."""
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, max_retries=0) as client:
         for rule in (Rule("exact"), Rule("fly"), Rule("margin")):
             options = GenerateOptions(rule=rule, max_tokens=12, num_speculative_tokens=15)
             await client.complete("def f(x):", options)

@@ -122,7 +122,7 @@ async def test_a_client_names_its_request_and_the_span_that_waits(observed):
         request_id="ticket:12",
         traceparent=traceparent_of(trace_id, span_id),
     )
-    async with AsyncClient(observed.stack.address) as client:
+    async with AsyncClient(observed.stack.address, max_retries=0) as client:
         generation = await client.complete(PROMPT, options)
     assert generation.started.request_id == "ticket:12"
     spans = await whole_trace(observed, f"{trace_id:032x}")
@@ -191,7 +191,7 @@ async def test_plain_decoding_is_one_round_a_request_to_the_target(observed):
 
 async def test_many_rounds_of_windows_hang_together(observed):
     """With windows across rounds, chat and temperature, no span is lost or orphaned."""
-    async with AsyncClient(observed.stack.address) as client:
+    async with AsyncClient(observed.stack.address, max_retries=0) as client:
         options = GenerateOptions(
             rule=Rule("margin", margin_threshold=3.0),
             num_speculative_tokens=15,

@@ -306,6 +306,7 @@ def plan_of(**changes) -> GenerationPlan:
         "seed": 1,
         "max_tokens": 40,
         "stop": (),
+        "stop_token_ids": frozenset(),
         "ignore_eos": False,
         "drafter": "",
         "rule": Rule("margin"),
@@ -324,6 +325,7 @@ def plan_of(**changes) -> GenerationPlan:
         "warnings": (),
         "return_rounds": False,
         "distribution": None,
+        "prediction": (),
     }
     return GenerationPlan(**{**values, **changes})
 

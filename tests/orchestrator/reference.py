@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from flyspec.values.tokens import Origin
@@ -17,8 +18,19 @@ class Replayed:
     gaps: list[float | None] = field(default_factory=list)
     committed: int = 0
     num_rollbacks: int = 0
-    rejected: list[float] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    rejections: list[tuple[int, float]] = field(default_factory=list)
+    """Position and gap of each."""
+    spans: list[list[int]] = field(default_factory=list)
+    """Start, and drafts accepted, of every round with drafts."""
+
+    def rejected(self, end: float = math.inf) -> list[float]:
+        """Gaps of the drafts rejected before the output's end."""
+        return [gap for position, gap in self.rejections if position < end]
+
+    def accepted(self, end: float = math.inf) -> list[int]:
+        """Drafts accepted in each round before the output's end."""
+        end = min(end, self.committed)
+        return [int(max(0, min(count, end - start))) for start, count in self.spans]
 
 
 def replay(world: World, plan, window_size: int, history) -> Replayed:
@@ -29,7 +41,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
     limit = len(prompt) + plan.max_tokens
     # The open window: position, the target's own token, gap, matches so far, number of its round.
     window = None
-    spans: list[list[int]] = []  # start and accepted drafts of every round with drafts
+    spans = result.spans
 
     def cut(length):
         del tokens[length:], origins[length:], gaps[length:]
@@ -46,7 +58,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
         position, own, gap, _, opened = window
         if opened != number:
             result.num_rollbacks += 1
-        result.rejected.append(gap)
+        result.rejections.append((position, gap))
         cut(position)
         put(own, Origin.CORRECTION)
         window = None
@@ -82,7 +94,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
                     break
             elif window is not None:
                 if window[4] != number:
-                    result.rejected.append(world.gap(tokens, token))
+                    result.rejections.append((len(tokens), world.gap(tokens, token)))
                 fail(number)
                 break
             elif may_stand(token):
@@ -92,7 +104,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
                 put(token, Origin.LOOSE, gap)
                 span[1] += 1
             else:
-                result.rejected.append(world.gap(tokens, token))
+                result.rejections.append((len(tokens), world.gap(tokens, token)))
                 put(own, Origin.CORRECTION)
                 break
         if origins[-1] is not Origin.CORRECTION:
@@ -105,5 +117,4 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
             fail(-1)
     result.origins, result.gaps = origins[len(prompt) :], gaps[len(prompt) :]
     result.committed = len(tokens) if window is None else window[0]
-    result.accepted = [max(0, min(n, result.committed - start)) for start, n in spans]
     return result

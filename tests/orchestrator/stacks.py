@@ -136,7 +136,7 @@ async def start_stack(
         ports = await orchestrator.start()
         port, admin_port = orchestrator.ports
         async with (
-            AsyncClient(f"127.0.0.1:{port}") as client,
+            AsyncClient(f"127.0.0.1:{port}", max_retries=0) as client,
             AdminClient(f"127.0.0.1:{admin_port}") as admin,
         ):
             running = Stack(
@@ -180,7 +180,7 @@ async def orchestrator_over(*stacks, **options):
     try:
         port, admin_port = orchestrator.ports
         async with (
-            AsyncClient(f"127.0.0.1:{port}") as client,
+            AsyncClient(f"127.0.0.1:{port}", max_retries=0) as client,
             AdminClient(f"127.0.0.1:{admin_port}") as admin,
         ):
             yield client, admin

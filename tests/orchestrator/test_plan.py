@@ -79,6 +79,7 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         seed=made.seed,
         max_tokens=CONTEXT - len(PROMPT),
         stop=(),
+        stop_token_ids=frozenset(),
         ignore_eos=False,
         drafter="",
         rule=resolve_rule(Rule("fly"), 15),
@@ -97,6 +98,7 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         warnings=(),
         return_rounds=False,
         distribution=None,
+        prediction=(),
     )
 
 
@@ -108,8 +110,10 @@ def test_every_field_is_taken(plan: Any) -> None:
         seed=0,
         max_tokens=9,
         stop=["a", "b"],
+        stop_token_ids=[7, 7],
         ignore_eos=True,
         logprobs=0,
+        prediction_token_ids=[5, 6],
         speculation=speculation(
             drafter="x",
             rule=common_pb2.Rule(name="margin", margin_threshold=0.1, guarded_token_ids=[399]),
@@ -129,6 +133,7 @@ def test_every_field_is_taken(plan: Any) -> None:
         seed=0,
         max_tokens=9,
         stop=("a", "b"),
+        stop_token_ids=frozenset({7}),
         ignore_eos=True,
         drafter="x",
         rule=resolve_rule(Rule("margin", margin_threshold=0.1, guarded_token_ids=(399,)), 4),
@@ -147,6 +152,7 @@ def test_every_field_is_taken(plan: Any) -> None:
         warnings=(),
         return_rounds=False,
         distribution=None,
+        prediction=[5, 6],
     )
 
 

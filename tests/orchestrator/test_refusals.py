@@ -71,7 +71,7 @@ async def test_limits_by_client(model_dirs):
         model_dirs, max_concurrent_per_client=1, max_requests_per_minute_per_client=2
     ) as stack:
         port, _ = stack.orchestrator.ports
-        async with AsyncClient(f"127.0.0.1:{port}", client_id="other") as other:
+        async with AsyncClient(f"127.0.0.1:{port}", client_id="other", max_retries=0) as other:
             with held(stack):
                 task = await running(stack)
                 with pytest.raises(ResourceExhaustedError, match="too many concurrent"):
@@ -83,7 +83,7 @@ async def test_limits_by_client(model_dirs):
             assert 0 < caught.value.retry_after_s <= 30
             await task
             assert (await stack.client.complete(PROMPT, SHORT)).token_ids
-        async with AsyncClient(f"127.0.0.1:{port}", client_id="x" * 200) as nameless:
+        async with AsyncClient(f"127.0.0.1:{port}", client_id="x" * 200, max_retries=0) as nameless:
             with pytest.raises(InvalidArgumentError, match="at most 128 characters"):
                 await nameless.complete(PROMPT, SHORT)
         assert await stack.idle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -179,17 +180,22 @@ class Generations(RuleBasedStateMachine):
         if self.plan.max_loose_cost_nats is not None:
             assert sum(loose) <= self.plan.max_loose_cost_nats
         assert ledger.metrics.num_rollbacks == whole.num_rollbacks
-        assert ledger.metrics.num_rejected_tokens == len(whole.rejected)
-        assert ledger.metrics.rejected_cost_nats == sum(whole.rejected)
+        end = prompt + num_final if self.done else math.inf
+        assert ledger.metrics.num_rejected_tokens == len(whole.rejected(end))
+        assert ledger.metrics.rejected_cost_nats == sum(whole.rejected(end))
         if self.done:
-            histogram = [0] * (max(whole.accepted, default=-1) + 1)
-            for accepted in whole.accepted:
+            counts = whole.accepted(end)
+            histogram = [0] * (max(counts, default=-1) + 1)
+            for accepted in counts:
                 histogram[accepted] += 1
             assert ledger.metrics.acceptance_histogram == histogram
-            assert ledger.metrics.num_accepted_draft_tokens == sum(whole.accepted)
+            assert ledger.metrics.num_accepted_draft_tokens == sum(counts)
             drafted = [drafts for drafts in self.history if drafts]
             assert ledger.metrics.num_spec_steps == len(drafted)
-            assert ledger.metrics.num_draft_tokens == sum(map(len, drafted))
+            rounds = zip(drafted, whole.spans, strict=True)
+            assert ledger.metrics.num_draft_tokens == sum(
+                max(0, min(len(drafts), end - start)) for drafts, (start, _) in rounds
+            )
             plain, bursts = ledger.num_draft_tokens_per_round.count(0), ledger.metrics
             plain -= self.num_failed  # windows, for want of drafts
             assert (bursts.num_plain_tokens, bursts.num_rounds) == (plain, plain + len(drafted))

@@ -212,7 +212,7 @@ async def test_two_orchestrators_share_four_slots(model_dirs):
         held = [taken(engine, "other") for _ in range(SLOTS)]
         try:
             async with (
-                AsyncClient(f"127.0.0.1:{port}") as client,
+                AsyncClient(f"127.0.0.1:{port}", max_retries=0) as client,
                 AdminClient(f"127.0.0.1:{admin_port}") as admin,
             ):
                 mine = stack.orchestrator.fleet

@@ -71,7 +71,7 @@ async def orchestrator(verify_address, draft_address):
     )
     try:
         await running.start()
-        async with AsyncClient(f"127.0.0.1:{running.ports[0]}") as client:
+        async with AsyncClient(f"127.0.0.1:{running.ports[0]}", max_retries=0) as client:
             yield client
     finally:
         await running.stop(0)

@@ -150,7 +150,7 @@ async def test_timeouts_travel_with_the_request(model_dirs):
         port, _ = stack.orchestrator.ports
         slow(stack)
         long = GenerateOptions(ignore_eos=True, timeout_s=0.3, rule=Rule("exact"))
-        async with AsyncClient(f"127.0.0.1:{port}") as other:
+        async with AsyncClient(f"127.0.0.1:{port}", max_retries=0) as other:
             first = asyncio.create_task(stack.client.complete("the cat", long))
             second = asyncio.create_task(other.complete("a dog", long))
             results = await asyncio.gather(first, second, return_exceptions=True)

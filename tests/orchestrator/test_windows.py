@@ -87,10 +87,12 @@ async def test_margin_across_rounds(
         assert metrics.num_loose_tokens == len(gaps)
         assert metrics.loose_cost_nats == pytest.approx(sum(gaps), abs=1e-4)
         assert metrics.num_rollbacks == whole.num_rollbacks
-        assert metrics.num_rejected_tokens == len(whole.rejected)
-        assert metrics.rejected_cost_nats == pytest.approx(sum(whole.rejected), abs=1e-3)
+        end = len(generation.started.prompt_token_ids) + len(output)
+        rejected = whole.rejected(end)
+        assert metrics.num_rejected_tokens == len(rejected)
+        assert metrics.rejected_cost_nats == pytest.approx(sum(rejected), abs=1e-3)
         assert metrics.num_spec_steps == sum(1 for drafts in history if drafts)
-        assert metrics.num_accepted_draft_tokens == sum(whole.accepted)
+        assert metrics.num_accepted_draft_tokens == sum(whole.accepted(end))
         rollbacks += metrics.num_rollbacks
         loose += metrics.num_loose_tokens
     print(f"{rollbacks} rollbacks, {loose} loose tokens")

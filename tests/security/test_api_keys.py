@@ -52,7 +52,9 @@ class Keys:
         self.file.write_text("\n".join(self._entries.values()))
 
     def client(self, name: str, **more) -> AsyncClient:
-        return AsyncClient(self.address, credentials=Credentials(self.keys.get(name, name)), **more)
+        return AsyncClient(
+            self.address, credentials=Credentials(self.keys.get(name, name)), max_retries=0, **more
+        )
 
     def admin(self, name: str) -> AdminClient:
         return AdminClient(self.admin_address, Credentials(self.keys.get(name, name)))

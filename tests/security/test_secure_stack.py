@@ -71,7 +71,7 @@ class Secure:
 
     def client(self) -> AsyncClient:
         given = credentials(self.ours, api_key=self.key)
-        return AsyncClient(self.stack.address, credentials=given)
+        return AsyncClient(self.stack.address, credentials=given, max_retries=0)
 
     def admin(self, pair=None) -> AdminClient:
         return AdminClient(self.stack.admin_address, credentials(self.ours, pair))
@@ -109,7 +109,7 @@ async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_refuse
         credentials(secure.ours),
         credentials(secure.ours, secure.others.pair("orchestrator", stem="wrong")),
     ):
-        async with AsyncClient(address, credentials=given) as client:
+        async with AsyncClient(address, credentials=given, max_retries=0) as client:
             with pytest.raises(UnavailableError, match=r"no connection to .*: the server closed"):
                 await client.check_health()
     expired = secure.ours.pair("orchestrator", end=-DAY / 24, stem="expired")

@@ -18,7 +18,7 @@ from tests.security.ports import STREAM, listening
 
 
 async def health(address: str, given: Credentials) -> str:
-    async with AsyncClient(address, credentials=given) as client:
+    async with AsyncClient(address, credentials=given, max_retries=0) as client:
         return await client.check_health()
 
 
@@ -92,11 +92,11 @@ async def test_names_in_certificates_decide_who_may_call(ours):
 
 
 async def test_a_key_does_not_travel_in_the_clear(ours):
-    AsyncClient("127.0.0.1:1", credentials=Credentials("fsk_x"))
-    AsyncClient("elsewhere:1", credentials=credentials(ours, api_key="fsk_x"))
-    AsyncClient("elsewhere:1", credentials=Credentials("fsk_x", allow_insecure=True))
+    AsyncClient("127.0.0.1:1", credentials=Credentials("fsk_x"), max_retries=0)
+    AsyncClient("elsewhere:1", credentials=credentials(ours, api_key="fsk_x"), max_retries=0)
+    AsyncClient("elsewhere:1", credentials=Credentials("fsk_x", allow_insecure=True), max_retries=0)
     with pytest.raises(ConfigError, match="would be sent to elsewhere:1 unencrypted"):
-        AsyncClient("elsewhere:1", credentials=Credentials("fsk_x"))
+        AsyncClient("elsewhere:1", credentials=Credentials("fsk_x"), max_retries=0)
     assert "fsk_x" not in repr(Credentials("fsk_x"))
 
 
@@ -105,7 +105,7 @@ def test_a_key_that_cannot_be_sent_is_told_before():
     assert Credentials().metadata() == ()
     for key in ("fsk_\nx", "fsk_\u00e4"):
         with pytest.raises(ConfigError, match="contains invalid characters") as caught:
-            AsyncClient("127.0.0.1:1", credentials=Credentials(key))
+            AsyncClient("127.0.0.1:1", credentials=Credentials(key), max_retries=0)
         assert key not in str(caught.value)
 
 

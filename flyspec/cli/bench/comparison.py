@@ -130,7 +130,7 @@ async def _other_dtype(
     other: Dtype = "float32" if dtype != "float32" else "bfloat16"
     second = Stack(stack.options.on_free_ports(dtype=other, draft_model=""))
     await resources.enter_async_context(second)
-    client = await resources.enter_async_context(AsyncClient(second.address))
+    client = await resources.enter_async_context(AsyncClient(second.address, max_retries=0))
     return FlyspecMode(f"{PLAIN}, {other}", client, plain_options(o))
 
 
