@@ -57,7 +57,7 @@ def document(generation: Generation, prompt_index: int = 0) -> dict[str, Any]:
         "stop_reason": completion.stop_reason,
         "model": started.model,
         "drafter": started.drafter,
-        "rule": {name: value for name, value in asdict(started.rule).items() if value is not None},
+        "rule": {n: v for n, v in asdict(started.rule).items() if v is not None and v != ()},
         "num_speculative_tokens": AUTO if started.adaptive else started.num_speculative_tokens,
         "seed": started.seed,
         "usage": {

@@ -101,9 +101,14 @@ def verify(facts: Facts) -> Iterator[Session]:
             "prefix_hash": TokenSequence([*PROMPT[:-1], 5, 6]).hash, "max_plain_tokens": 3,
             "return_plain_confidence": True,
         }  # fmt: skip
+        forced = {
+            "round_id": 10, "keep_length": LENGTH, "draft_token_ids": [5, 6],
+            "teacher_forced": True,
+        }  # fmt: skip
+        scored = [{"round": forced}] if opening.get("logprobs") is not None else []
         yield messages(
             verify_pb2.VerifyRequest, {"open": opening}, *({"distributions": p} for p in pieces),
-            {"round": judged}, {"round": plain},
+            {"round": judged}, {"round": plain}, *scored,
         )  # fmt: skip
     end = facts.context_length - 5
     yield messages(
@@ -151,13 +156,19 @@ def generation(facts: Facts) -> Iterator[Session]:
     turn = {"role": "user", "content": "How many are 3 apples?"}
     prompts: tuple[dict[str, Any], ...] = (
         {"text": "1, 2, 3, 4, é😀\n\0"}, {"token_ids": {"ids": [*PROMPT, *facts.text]}},
-        {"chat": {"messages": [turn, {"role": "assistant", "content": "3"}, turn]}},
+        {"chat": {
+            "messages": [turn, {"role": "assistant", "content": "3", "fields_json": '{"a": [1]}'}],
+            "tools_json": '[{"type": "function"}]', "documents_json": "[{}]",
+            "template_kwargs_json": '{"enable_thinking": false}',
+            "continue_final_message": True, "omit_generation_prompt": True,
+        }},
     )  # fmt: skip
     for number, prompt in enumerate(prompts):
         yield messages(generation_pb2.ScoreRequest, {**prompt, "logprobs": 10 * number})
     drafters = ("", *facts.drafters)
     for number, rule, _ in _rules():
         odd = number % 2 > 0
+        predicted = {"prediction": "1, 2, 3"} if odd else {"prediction_token_ids": PROMPT}
         speculation = {
             "drafter": drafters[number % len(drafters)], "rule": rule, "max_loose_tokens": 9,
             "max_loose_cost_nats": 2.0, "exact_prefix_tokens": 1, "disable_loop_guard": True,
@@ -168,6 +179,7 @@ def generation(facts: Facts) -> Iterator[Session]:
             **prompts[number % 3], "max_tokens": 5, "ignore_eos": True, "seed": number,
             "stop": ["nowhere", "\n\n"], "sampling": SAMPLING if number % 4 else {},
             "logprobs": 3 if number % 3 else None, "return_rounds": odd, "speculation": speculation,
+            "stop_token_ids": [3], **predicted,
         })  # fmt: skip
 
 

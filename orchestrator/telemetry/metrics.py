@@ -209,6 +209,7 @@ class RoundCounter:
         self._metrics, self._rule, self._ledger = metrics, rule, ledger
         self._drafter: str | None = None
         self._num_loose = self._num_rollbacks = 0
+        self._num_drafts = self._num_rounds = 0
         self._loose_cost_nats = 0.0
         self._of_pace = [0] * len(_OF_PACE)
 
@@ -220,12 +221,14 @@ class RoundCounter:
             self._times = self._metrics.times[self._metrics.label(self._drafter)]
         tally, verdict = self._tally, round_.verdict
         if verdict is not None:
-            num_drafts = len(verdict.decisions)
-            count = 1 + len(verdict.plain_token_ids)
+            counted = self._ledger.metrics  # without drafts beyond the output's end
+            num_drafts = counted.num_draft_tokens - self._num_drafts
+            count = counted.num_rounds - self._num_rounds
+            self._num_drafts, self._num_rounds = counted.num_draft_tokens, counted.num_rounds
             tally.metrics.num_rounds += count
             for _ in range(count):
                 tally.drafted.observe(num_drafts)
-            if num_drafts:
+            if verdict.decisions:
                 tally.metrics.count(num_drafts, 0)
             self._times.observe(round_)
         origins = tally.origins

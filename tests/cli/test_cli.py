@@ -97,7 +97,9 @@ def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> None:
     assert len(documents) == 4
     for d in documents:  # times are in the messages, and their bytes counted
         del d["metrics"]["speculative_decoding"]["round_bytes"]
-        assert 0 <= d.pop("seed") < 2**64  # drawn
+        assert 0 <= d.pop("seed") < 2**53  # drawn
+        assert d.pop("timings")["total_ns"] > 0
+    assert [d.pop("prompt_index") for d in documents] == [0, 1, 2, 3]
     # Logits may differ in their last bits with the rounds that share a step.
     costs = [d["metrics"]["speculative_decoding"].pop("rejected_cost_nats") for d in documents]
     assert costs[0] == pytest.approx(costs[3], rel=1e-5)
@@ -107,6 +109,7 @@ def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> None:
             "text", "token_ids", "prompt_token_ids", "finish_reason", "origins", "metrics",
             "loose_gaps_nats", "loop_guard_token_index", "warnings", "drafters",
             "num_draft_tokens_per_round", "mixed_numerics", "num_recoveries", "recoveries",
+            "stop_reason", "model", "drafter", "rule", "num_speculative_tokens", "usage",
         }  # fmt: skip
         assert len(d["token_ids"]) == len(d["origins"]) <= 6
         assert d["finish_reason"] in ("stop", "length")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,8 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--seed", "7"], {"seed": 7}),
     (["--max-tokens", "9"], {"max_tokens": 9}),
     (["--stop", "a", "--stop", "b"], {"stop": ("a", "b")}),
+    (["--stop-token-ids", "3", "--stop-token-ids", "4"], {"stop_token_ids": (3, 4)}),
+    (["--prediction-file", __file__], {"prediction": Path(__file__).read_text()}),
     (["--ignore-eos"], {"ignore_eos": True}),
     (["--drafter", "model"], {"drafter": "model"}),
     (["--num-speculative-tokens", "4"], {"num_speculative_tokens": 4}),

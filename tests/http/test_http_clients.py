@@ -61,7 +61,7 @@ async def test_a_client_that_leaves_ends_its_generations(chat_dirs, stream):
 
 
 async def test_many_that_leave_at_any_time_leave_nothing(served):
-    slow_down = asyncio.Semaphore(32)
+    slow_down, before = asyncio.Semaphore(32), len(asyncio.all_tasks())
 
     async def leave(number: int) -> None:
         async with slow_down:
@@ -75,8 +75,7 @@ async def test_many_that_leave_at_any_time_leave_nothing(served):
     await asyncio.gather(*(leave(number) for number in range(200)))
     assert await served.idle()
     await until(lambda: scrape(served).total("flyspec_http_open_requests") == 0)
-    names = [task.get_name() for task in asyncio.all_tasks()]
-    assert len(names) < 60, names
+    await until(lambda: len(asyncio.all_tasks()) <= before + 2)
 
 
 async def test_a_client_that_reads_nothing_loses_its_slot_and_holds_up_nobody(chat_dirs):

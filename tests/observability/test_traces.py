@@ -107,7 +107,9 @@ async def test_one_request_is_one_tree(observed):
     # Of the proposal requested with the prompt, and of the last one, requested in advance.
     assert len(rounds) - len(finished) in (1, 2)
     accepted = sum(s["attributes"]["flyspec.num_draft_tokens"] for s in finished)
-    assert accepted == completion.speculation.num_draft_tokens
+    # The last round may verify drafts beyond the output's end, which do not count.
+    assert accepted == sum(completion.num_draft_tokens_per_round)
+    assert completion.speculation.num_draft_tokens <= accepted
     for name in ("verify", "check"):
         assert sum(s["name"] == name for s in spans) == len(finished)
     for name in ("draft", "propose"):

@@ -7,6 +7,7 @@ beyond what they hold, or another prefix than the hash says, fails the test.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -365,7 +366,9 @@ class Fakes:
             for _ in range(limit):
                 round_ = await anext(running)
                 update = self.output.apply(round_.commands)
-                self.ledger.record(round_, update.final)
+                ended = self.output.finish_reason is not None
+                length = len(self.plan.prompt_token_ids) + self.output.num_final_tokens
+                self.ledger.record(round_, update.final, length if ended else math.inf)
                 ended = self.output.finish_reason is not None
                 if ended:
                     self.ledger.finish()

@@ -18,14 +18,14 @@ class Replayed:
     gaps: list[float | None] = field(default_factory=list)
     committed: int = 0
     num_rollbacks: int = 0
-    rejections: list[tuple[int, float]] = field(default_factory=list)
-    """Position and gap of each."""
+    rejections: list[tuple[bool, int, float]] = field(default_factory=list)
+    """Of each whether it was in the last round, position and gap."""
     spans: list[list[int]] = field(default_factory=list)
     """Start, and drafts accepted, of every round with drafts."""
 
     def rejected(self, end: float = math.inf) -> list[float]:
-        """Gaps of the drafts rejected before the output's end."""
-        return [gap for position, gap in self.rejections if position < end]
+        """Gaps of the rejected drafts, in the last round those before the output's end."""
+        return [gap for last, position, gap in self.rejections if not last or position < end]
 
     def accepted(self, end: float = math.inf) -> list[int]:
         """Drafts accepted in each round before the output's end."""
@@ -41,7 +41,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
     limit = len(prompt) + plan.max_tokens
     # The open window: position, the target's own token, gap, matches so far, number of its round.
     window = None
-    spans = result.spans
+    spans, is_last = result.spans, False
 
     def cut(length):
         del tokens[length:], origins[length:], gaps[length:]
@@ -58,7 +58,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
         position, own, gap, _, opened = window
         if opened != number:
             result.num_rollbacks += 1
-        result.rejections.append((position, gap))
+        result.rejections.append((is_last, position, gap))
         cut(position)
         put(own, Origin.CORRECTION)
         window = None
@@ -73,6 +73,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
         return world.passes(tokens, token) and len(tokens) >= plan.exact_until_position
 
     for number, drafts in enumerate(history):
+        is_last = number == len(history) - 1
         if not drafts:
             if window is not None:
                 fail(number)
@@ -94,7 +95,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
                     break
             elif window is not None:
                 if window[4] != number:
-                    result.rejections.append((len(tokens), world.gap(tokens, token)))
+                    result.rejections.append((is_last, len(tokens), world.gap(tokens, token)))
                 fail(number)
                 break
             elif may_stand(token):
@@ -104,7 +105,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
                 put(token, Origin.LOOSE, gap)
                 span[1] += 1
             else:
-                result.rejections.append((len(tokens), world.gap(tokens, token)))
+                result.rejections.append((is_last, len(tokens), world.gap(tokens, token)))
                 put(own, Origin.CORRECTION)
                 break
         if origins[-1] is not Origin.CORRECTION:

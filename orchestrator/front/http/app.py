@@ -59,18 +59,23 @@ def make_app(generations: Generations) -> FastAPI:
         for code, what in errors.DESCRIPTIONS.items()
     }
 
-    def route(method: str, path: str, answer: Callable[..., Awaitable[Any]]) -> None:
+    def route(
+        method: str, path: str, answer: Callable[..., Awaitable[Any]], streams: bool = False
+    ) -> None:
         name = path.strip("/").replace("/", "_").replace("{model}", "one")
+        told = responses
+        if streams:
+            told = {200: {"description": "The reply.", "content": {EventStream.media_type: {}}}}
+            told |= responses
         app.add_api_route(
-            path, answer, methods=[method], operation_id=name, responses=responses,
-            response_model=None,
-        )  # fmt: skip
+            path, answer, methods=[method], operation_id=name, responses=told, response_model=None
+        )
 
     route("GET", "/v1/models", face.list_models)
     route("GET", "/v1/models/{model:path}", face.show_model)
-    route("POST", "/v1/chat/completions", face.chat)
-    route("POST", "/v1/completions", face.complete)
-    route("POST", "/v1/responses", face.respond)
+    route("POST", "/v1/chat/completions", face.chat, streams=True)
+    route("POST", "/v1/completions", face.complete, streams=True)
+    route("POST", "/v1/responses", face.respond, streams=True)
     route("POST", "/tokenize", face.tokenize)
     route("POST", "/detokenize", face.detokenize)
     route("GET", "/health", face.health)
