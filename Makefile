@@ -8,7 +8,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients \
 	gpu-test gpu-bench bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -70,10 +70,25 @@ prometheus: ## install Prometheus for the tests (root on Debian)
 
 unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not full and not gpu" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not full and not gpu and not clients" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# Others' clients of the HTTP API have many dependencies, so they get environments of their own.
+CLIENTS := build/http-clients
+$(CLIENTS)/.installed: tests/http_clients/requirements.txt tests/http_clients/package.json tests/http_clients/node.mjs | $(VENV)/.installed-dev
+	@echo "== installing clients of the HTTP API: LangChain, LlamaIndex, schemathesis, OpenAI's for Node"
+	@mkdir -p $(CLIENTS)
+	@$(PYTHON) -m venv $(CLIENTS)/venv
+	@$(CLIENTS)/venv/bin/python -m pip install --quiet -r tests/http_clients/requirements.txt
+	@cp tests/http_clients/package.json tests/http_clients/node.mjs $(CLIENTS)/
+	@cd $(CLIENTS) && npm install --silent --no-audit --no-fund
+	@touch $@
+
+http-clients: $(CLIENTS)/.installed ## run others' clients against the HTTP API (needs npm)
+	@echo "== clients of the HTTP API"
+	@CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients -rs tests/http_clients $(PYTEST_ARGS)
 
 test-full: $(VENV)/.installed-dev prometheus ## run every test in its long form (hours)
-	@$(BIN)/python -m pytest -m "not gpu" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not clients" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
 
 gpu-test: $(VENV)/.installed-dev ## run the tests that need a CUDA device, or skip them
 	@echo "== pytest: tests that need a CUDA device"

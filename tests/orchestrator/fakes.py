@@ -369,7 +369,6 @@ class Fakes:
                 ended = self.output.finish_reason is not None
                 length = len(self.plan.prompt_token_ids) + self.output.num_final_tokens
                 self.ledger.record(round_, update.final, length if ended else math.inf)
-                ended = self.output.finish_reason is not None
                 if ended:
                     self.ledger.finish()
                 yield round_, update

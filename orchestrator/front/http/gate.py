@@ -137,7 +137,7 @@ class _Exchange:
     def __init__(self, scope: dict[str, Any], receive: Any, send: Any, limits: Limits) -> None:
         self.scope, self._receive, self._send, self._limits = scope, receive, send, limits
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.code, self.left = 0, False
+        self.code, self.left, self._finished = 0, False, False
         self._deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S
         self._size = 0
         self._watch: asyncio.Task[None] | None = None
@@ -188,6 +188,8 @@ class _Exchange:
             self.code = message["status"]
             headers = (REQUEST_ID_KEY.encode(), self._id.encode())
             message["headers"] = [*message.get("headers", ()), headers]
+        elif not message.get("more_body"):
+            self._finished = True
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
                 await self._send(message)
@@ -243,6 +245,6 @@ class _Exchange:
     async def _wait_until_left(self, task: asyncio.Task[Any] | None) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.left = True
-        if task is not None:
+        if not self._finished and task is not None:  # uvicorn says so at a response's end, too
+            self.left = True
             task.cancel()
