@@ -78,11 +78,8 @@ class ChatTemplates:
         sources = self._sources
         name = name if name in sources else DEFAULT
         if name not in sources:
-            reason = "the target has no chat template"
-            if sources:
-                reason = (
-                    f"the target has chat templates {', '.join(sorted(sources))}, but no default"
-                )
+            known = ", ".join(sorted(sources))
+            reason = f"chat templates {known}, but no default" if known else "no chat template"
             raise InvalidArgumentError(
                 f"chat: the target has {reason}; send text or token_ids instead"
             )
