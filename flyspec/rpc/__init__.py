@@ -8,6 +8,7 @@ from flyspec.rpc.channel import CHANNEL_OPTIONS as CHANNEL_OPTIONS
 from flyspec.rpc.channel import Link as Link
 from flyspec.rpc.channel import connect as connect
 from flyspec.rpc.channel import connect_blocking as connect_blocking
+from flyspec.rpc.gate import CertificateNames as CertificateNames
 from flyspec.rpc.gate import Check as Check
 from flyspec.rpc.gate import checks_of as checks_of
 from flyspec.rpc.gate import names_of as names_of

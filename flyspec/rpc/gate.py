@@ -65,7 +65,10 @@ class CertificateNames:
         self._names = frozenset(names)
 
     def __call__(self, method: str, context: Any) -> None:
-        found = names_of(context)
+        self.admit(names_of(context))
+
+    def admit(self, found: Collection[str]) -> None:
+        """Raise `PermissionDeniedError` unless one of a certificate's names is allowed."""
         if self._names.isdisjoint(found):
             raise PermissionDeniedError(
                 f"the client certificate's name ({', '.join(found) or 'none'}) is not allowed here"

@@ -39,8 +39,6 @@ TYPES = {
 """Others are `invalid_request_error` below 500, and `server_error` from there."""
 BUG = "internal error; the server's log says more"
 _PARAM = re.compile(r"(?:prompt: )?([a-z_]+(?:\.[a-z_]+|\[\d+\])*)(?:: | must | has )")
-
-
 DESCRIPTIONS = {
     400: "The request is invalid; the message says what to change.",
     401: "No API key, or an invalid one.",
@@ -73,6 +71,12 @@ class TooLargeError(FlyspecError):
     status = "INVALID_ARGUMENT"
 
 
+class NoSuchModelError(FlyspecError):
+    """No model, or alias of it, has the name in the request."""
+
+    status = "NOT_FOUND"
+
+
 def code_of(error: FlyspecError) -> int:
     return 413 if isinstance(error, TooLargeError) else CODES[error.status]
 
@@ -96,20 +100,17 @@ def document_of(error: Exception) -> dict[str, Any]:
     if not isinstance(error, FlyspecError):
         return document(500, BUG)
     message = str(error).removeprefix("sampling.")
+    if isinstance(error, NoSuchModelError):
+        return document(code_of(error), message, "model", "model_not_found")
     found = _PARAM.match(message) if isinstance(error, InvalidArgumentError) else None
     return document(code_of(error), message, found[1] if found else None)
 
 
-class NoSuchModelError(FlyspecError):
-    """No model, or alias of it, has the name in the request."""
-
-    status = "NOT_FOUND"
-
-
-def response_of(error: FlyspecError) -> JSONResponse:
+def response_of(error: Exception) -> JSONResponse:
+    """Return the response for an exception, as `document_of` does the body."""
     body = document_of(error)
-    if isinstance(error, NoSuchModelError):
-        body["error"] |= {"param": "model", "code": "model_not_found"}
+    if not isinstance(error, FlyspecError):
+        return JSONResponse(body, 500)
     return JSONResponse(body, code_of(error), headers_of(error))
 
 
@@ -137,7 +138,7 @@ def handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def bug(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(document(500, BUG), 500)  # raised again, and logged by the gate
+        return response_of(error)  # raised again, and logged by the gate
 
 
 def _told(problems: Sequence[Mapping[str, Any]]) -> tuple[str, str | None]:

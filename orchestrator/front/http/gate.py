@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,19 +14,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from flyspec.errors import (
-    DeadlineExceededError,
-    FlyspecError,
-    IdleTimeoutError,
-    PermissionDeniedError,
-)
+from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError
 from flyspec.metadata import AUTHORIZATION_KEY, REQUEST_ID_KEY, is_request_id
+from flyspec.rpc import CertificateNames
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.security import PortSecurity
 from flyspec.telemetry import new_request_id
 from flyspec.telemetry.request_ids import set_request_id
 from orchestrator.front.access import KeyCheck
-from orchestrator.front.http.errors import TooLargeError, code_of, document_of, headers_of
+from orchestrator.front.http.errors import TooLargeError, response_of
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +76,7 @@ class HttpGate:
         metrics: HttpMetrics,
     ) -> None:
         self._app, self._keys, self._limits, self._metrics = app, keys, limits, metrics
-        self._names = frozenset(security.names)
+        self._names = CertificateNames(security.names) if security.names else None
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         path = self._metrics.label(scope["path"])
@@ -115,13 +110,8 @@ class HttpGate:
 
     def _check(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
         """Raises `UnauthenticatedError` or `PermissionDeniedError`."""
-        if self._names:
-            found = scope["state"]["connection"].certificate_names
-            if self._names.isdisjoint(found):
-                raise PermissionDeniedError(
-                    f"the client certificate's name ({', '.join(found) or 'none'}) is not allowed "
-                    "here"
-                )
+        if self._names is not None:
+            self._names.admit(scope["state"]["connection"].certificate_names)
         if self._keys is not None:
             given = headers.get(AUTHORIZATION_KEY.encode())
             self._keys.admit(given and given.decode("latin-1"), "header")
@@ -202,27 +192,19 @@ class _Exchange:
 
     async def refuse(self, error: Exception) -> None:
         """Answer with an error, unless the response has already begun."""
-        send = self._send_in_time
         if self.code:
             log.debug("%s ended: %s", self.scope["path"], error)
             self.scope["state"]["connection"].abort()
             return
-        body = json.dumps(document_of(error)).encode()
-        code, more = 500, {}
-        if isinstance(error, FlyspecError):
-            code, more = code_of(error), headers_of(error)
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            "connection": "close",  # the rest of the body may still come
-            **more,
-        }
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": code, "headers": raw})
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+        response = response_of(error)
+        response.headers["connection"] = "close"  # the rest of the body may still come
+        start = {"status": response.status_code, "headers": response.raw_headers}
+        await self._send_in_time({"type": "http.response.start", **start})
+        body = {"type": "http.response.body", "body": response.body, "more_body": True}
+        await self._send_in_time(body)
         if self._watch is None:
             await self._discard()
-        await send({"type": "http.response.body", "body": b""})
+        await self._send_in_time({"type": "http.response.body", "body": b""})
 
     async def _discard(self) -> None:
         """Read what is left of the body: clients read an answer only once they have sent it."""
