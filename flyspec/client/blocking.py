@@ -9,8 +9,7 @@ from typing import Any, Self, Unpack
 import grpc
 
 from flyspec import rpc, wire
-from flyspec.client.connection import Connection
-from flyspec.client.generation import DEFAULT_ADDRESS, MAX_RETRIES, Gathering, event_of
+from flyspec.client.generation import Gathering, GenerationConnection, event_of
 from flyspec.client.requests import (
     AnyPrompt,
     GenerateKeywords,
@@ -19,9 +18,7 @@ from flyspec.client.requests import (
     options_of,
     prompt_of,
 )
-from flyspec.credentials import Credentials
 from flyspec.errors import FlyspecError
-from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from flyspec.values.generation import (
     Event,
@@ -33,28 +30,13 @@ from flyspec.values.generation import (
 )
 
 
-class Client(Connection):
+class Client(GenerationConnection):
     """Generates text, as `AsyncClient` does: `Client().complete("def f(", rule="exact").text`.
 
     May be used by several threads. Methods raise `FlyspecError`.
     """
 
-    def __init__(
-        self,
-        address: str = DEFAULT_ADDRESS,
-        client_id: str = "",
-        credentials: Credentials | None = None,
-        max_retries: int = MAX_RETRIES,
-    ) -> None:
-        """Without `credentials`, those in the environment (`FLYSPEC_API_KEY`) are used.
-
-        Raises `ConfigError`.
-        """
-        super().__init__(address, credentials)
-        if client_id:
-            self._metadata += ((CLIENT_ID_KEY, client_id),)
-        self._max_retries = max_retries
-        self._opened: grpc.Channel | None = None
+    _opened: grpc.Channel | None = None
 
     def __enter__(self) -> Self:
         return self

@@ -78,7 +78,7 @@ class Connection:
             return f"the server's certificate is not trusted: {why}; see --ssl-ca-certs"
         if "failed to connect" not in details or not any(what in details for what in _HUNG_UP):
             return ""
-        if not self._security is not None:
+        if self._security is None:
             return "the server closed the connection; if it uses TLS, give --ssl-ca-certs"
         if not credentials.ssl_certfile:
             return (

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import grpc
 
 from flyspec import wire
-from flyspec.client.connection import AsyncConnection
+from flyspec.client.connection import AsyncConnection, Connection
 from flyspec.client.requests import (
     AnyPrompt,
     GenerateKeywords,
@@ -47,11 +47,8 @@ MAX_RETRIES = 2
 DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
 
 
-class AsyncClient(AsyncConnection):
-    """Generates text: `async with AsyncClient() as client: await client.complete("def f(")`.
-
-    May be used in several event loops. Methods raise `FlyspecError`.
-    """
+class GenerationConnection(Connection):
+    """A connection to the generation port."""
 
     def __init__(
         self,
@@ -68,6 +65,13 @@ class AsyncClient(AsyncConnection):
         if client_id:
             self._metadata += ((CLIENT_ID_KEY, client_id),)
         self._max_retries = max_retries
+
+
+class AsyncClient(GenerationConnection, AsyncConnection):
+    """Generates text: `async with AsyncClient() as client: await client.complete("def f(")`.
+
+    May be used in several event loops. Methods raise `FlyspecError`.
+    """
 
     async def generate(
         self,
