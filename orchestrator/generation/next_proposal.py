@@ -67,13 +67,12 @@ class NextProposal:
 
     def begin(self) -> bool:
         """Begin a round, requesting as many drafts as are useful; return whether there are any."""
-        self.round_id += 1
-        self.began_ns = time.perf_counter_ns()
         self.turn = self._pace.turn()
         if self._follower is None and self._predicts():
-            self.round_id -= 1  # `proposal` begins the round
             self._if_whole, self._asked = 0, None
-            return True
+            return True  # `proposal` begins the round
+        self.round_id += 1
+        self.began_ns = time.perf_counter_ns()
         limit = 0 if self._follower else self._useful_drafts(0)
         if self._ahead is None and self._if_whole:
             self._useful.observe(len(self._sequence) == self._if_whole)

@@ -56,7 +56,7 @@ class Prediction:
 
     def follow(self, output: Sequence[int]) -> None:
         """Take in the output, which begins with what it was."""
-        for token in islice(output, self._num_read, None):
+        for token in output[self._num_read :]:
             self._num_read += 1
             if token in self._invisible:
                 continue
