@@ -27,8 +27,8 @@ from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt
 from orchestrator.generation.rule_files import RuleBook
 
-DRAWN_SEED_BITS = 53
-"""JavaScript's numbers keep no more."""
+SEED_BITS = 53
+"""Of seeds that are drawn; JavaScript's numbers keep no more."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 1024
@@ -140,7 +140,7 @@ def make_plan(
     return GenerationPlan(
         prompt_token_ids=prompt,
         sampling=sampling,
-        seed=secrets.randbits(DRAWN_SEED_BITS) if options.seed is None else options.seed,
+        seed=secrets.randbits(SEED_BITS) if options.seed is None else options.seed,
         max_tokens=max_tokens,
         stop=_stop(options),
         stop_token_ids=_stop_token_ids(options, target),

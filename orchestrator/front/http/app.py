@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from importlib.metadata import version
@@ -12,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
+from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import GenerationRequest, Models
 from orchestrator.admission.clients import Caller, network_of
 from orchestrator.fleet.target import Target
@@ -116,7 +118,11 @@ class _Face:
         options, prompts = completion_options(body, models), prompts_of(body)
         caller, echoes = _caller(request), []
         if body.echo:
-            encoded = [encode_prompt(p, target.tokenizer, target.info.model) for p in prompts]
+            model = target.info.model
+            encoded = [
+                await asyncio.to_thread(encode_prompt, prompt, target.tokenizer, model)
+                for prompt in prompts
+            ]
             for prompt, token_ids in zip(prompts, encoded, strict=True):
                 given = prompt, token_ids, body, target.tokenizer
                 echoes.append(
@@ -140,11 +146,9 @@ class _Face:
         parses = bool(body.tools) and tokenizer.tags_tool_calls
         parser = ToolCallParser() if parses else None
         reply = ResponsesReply(body, models.target.name, parser)
-        caller = _caller(request)
-        events = run_choices(lambda request: self._generations.run(request, caller), [asked])
-        return await self._send(reply, body, events)
+        return await self._send(reply, body, self._run([asked], _caller(request)))
 
-    def _served(self, models: Models) -> tuple[str, str, Any]:
+    def _served(self, models: Models) -> tuple[str, str, Tokenizer]:
         info = models.target
         return info.name, info.weights_fingerprint[:16], self._target.tokenizer
 
@@ -153,8 +157,10 @@ class _Face:
     ) -> Response:
         """Run `n` choices of each request."""
         requests = [chosen(request, choice) for request in asked for choice in range(body.n)]
-        events = run_choices(lambda request: self._generations.run(request, caller), requests)
-        return await self._send(reply, body, events)
+        return await self._send(reply, body, self._run(requests, caller))
+
+    def _run(self, requests: Sequence[GenerationRequest], caller: Caller) -> Events:
+        return run_choices(lambda request: self._generations.run(request, caller), requests)
 
     async def _send(
         self, reply: Reply | ResponsesReply, body: SampledBody, events: Events
@@ -193,12 +199,17 @@ class _Face:
     async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
         """Encode a text or a chat."""
         rule_of(body.model, self._generations.models())
-        return tokens.tokenize(body, self._target.tokenizer, self._target.info.model)
+        return await self._apart(tokens.tokenize, body)
 
     async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
         """Decode token ids."""
         rule_of(body.model, self._generations.models())
-        return tokens.detokenize(body, self._target.tokenizer, self._target.info.model)
+        return await self._apart(tokens.detokenize, body)
+
+    async def _apart(self, answer: Callable[..., dict[str, Any]], body: Any) -> dict[str, Any]:
+        """Answer in a thread: a megabyte of text takes a second, and streams would wait for it."""
+        target = self._target
+        return await asyncio.to_thread(answer, body, target.tokenizer, target.info.model)
 
     async def health(self) -> Response:
         """Whether requests are accepted: 200, else 503."""

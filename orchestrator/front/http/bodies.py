@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from flyspec.flags import flags_of
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
+from orchestrator.generation.plan import SEED_BITS
 
 MAX_CHOICES = 128
 """Maximum choices of a request, over all prompts."""
@@ -107,7 +108,10 @@ class SampledBody(_Sampled):
     stream: bool = Field(False, description="Send text as it becomes final (server-sent events).")
     stream_options: StreamOptions | None = None
     seed: int | None = Field(
-        None, ge=0, lt=1 << 53, description="Random seed; choice i uses seed + i. Else drawn."
+        None,
+        ge=0,
+        lt=1 << SEED_BITS,
+        description="Random seed; choice i uses seed + i. Else drawn.",
     )
     stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         None, description="Up to 4 strings that end the output, and are not part of it."
@@ -148,9 +152,8 @@ class ChatMessageBody(BaseModel):
 
 
 class TemplateBody(Body):
-    """A chat, and how the chat template renders it."""
+    """How the chat template renders a chat's messages."""
 
-    messages: list[ChatMessageBody] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = Field(
         None, description="Functions that the model may call; calls come as text."
     )
@@ -190,6 +193,7 @@ class PredictionBody(Body):
 class ChatBody(GenerationBody, TemplateBody):
     """A request for a chat completion."""
 
+    messages: list[ChatMessageBody] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, description="Maximum output tokens.")
     max_tokens: int | None = Field(None, ge=1, description="The same, by its older name.")
     logprobs: bool = Field(False, description="Return log-probabilities of the output tokens.")
@@ -221,20 +225,15 @@ class CompletionBody(GenerationBody):
     )
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateBody):
     """A text, or a chat, to encode."""
 
     model: str | None = None
     prompt: str | None = Field(None, description="A text.")
     messages: list[ChatMessageBody] | None = Field(None, description="A chat.")
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = Field(
         None, description="Add the tokenizer's special tokens; true by default for texts."
     )
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = Field(False, description="Also return each token as text.")
 
 

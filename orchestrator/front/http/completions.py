@@ -27,7 +27,7 @@ from flyspec.values.tokens import TokenLogprobs
 from orchestrator.front.http.bodies import MAX_CHOICES, CompletionBody
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.logprobs import completion_logprobs
-from orchestrator.front.http.options import options_of
+from orchestrator.front.http.options import options_of, token_ids_of
 from orchestrator.front.http.replies import Reply
 
 Score = Callable[[ScoreRequest], AsyncGenerator[ScoredTokens, None]]
@@ -52,16 +52,10 @@ def prompts_of(body: CompletionBody) -> list[Prompt]:
             f"prompt: {len(given)} prompts with n {body.n} are more than {MAX_CHOICES} choices; "
             "send fewer at a time"
         )
-    for index, prompt in enumerate(given):
-        if not isinstance(prompt, str):
-            _check_ids(index, prompt)
-    return list(given)
-
-
-def _check_ids(index: int, token_ids: Sequence[int]) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < 1 << 32:
-            raise InvalidArgumentError(f"prompt[{index}]: {token_id} is not a token id")
+    return [
+        prompt if isinstance(prompt, str) else token_ids_of(f"prompt[{index}]", prompt)
+        for index, prompt in enumerate(given)
+    ]
 
 
 @dataclass

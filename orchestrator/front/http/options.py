@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
+from flyspec.flags import UINT32
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
 from flyspec.values.generation import GenerateOptions, GenerationRequest, Models
 from flyspec.values.tokens import MIN_TEMPERATURE, SamplingParams
-from orchestrator.front.http.bodies import (
-    ChatMessageBody,
-    SampledBody,
-    TemplateBody,
-    TokenizeBody,
-)
+from orchestrator.front.http.bodies import ChatBody, ChatMessageBody, SampledBody, TokenizeBody
 from orchestrator.front.http.errors import NoSuchModelError
 from orchestrator.front.http.speculation import options_with
-
-SEED_BITS = 53
-"""What survives as a number in JavaScript."""
+from orchestrator.generation.plan import SEED_BITS
 
 
 def rule_of(name: str | None, models: Models) -> str:
@@ -60,7 +54,7 @@ def options_of(body: SampledBody, models: Models, **more: Any) -> GenerateOption
         sampling=sampling_of(body),
         seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        stop_token_ids=_ids("stop_token_ids", body.stop_token_ids or ()),
+        stop_token_ids=token_ids_of("stop_token_ids", body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
         **more,
     )
@@ -72,7 +66,7 @@ def chosen(request: GenerationRequest, choice: int) -> GenerationRequest:
     return replace(request, options=replace(request.options, seed=seed))
 
 
-def chat_of(body: TemplateBody | TokenizeBody, joins_parts: bool) -> Chat:
+def chat_of(body: ChatBody | TokenizeBody, joins_parts: bool) -> Chat:
     """Return a body's chat; `joins_parts`: the chat template reads no lists of parts."""
     begins = body.add_generation_prompt
     return Chat(
@@ -130,12 +124,14 @@ def sampling_of(body: SampledBody) -> SamplingParams:
         if not (text.isascii() and text.isdigit()):
             raise InvalidArgumentError(f"logit_bias: {text!r:.100} is not a token id")
         biases[int(text)] = bias
-    _ids("logit_bias", tuple(biases))
+    token_ids_of("logit_bias", biases)
     return SamplingParams(**given, logit_bias=tuple(sorted(biases.items())))
 
 
-def _ids(name: str, token_ids: Any) -> tuple[int, ...]:
+def token_ids_of(name: str, token_ids: Iterable[int]) -> tuple[int, ...]:
+    """Return the ids if they fit protobuf's field. Raises `InvalidArgumentError`."""
+    token_ids = tuple(token_ids)
     for token_id in token_ids:
-        if not 0 <= token_id < 1 << 32:
+        if not UINT32.low <= token_id <= UINT32.high:
             raise InvalidArgumentError(f"{name}: {token_id} is not a token id")
-    return tuple(token_ids)
+    return token_ids

@@ -34,7 +34,7 @@ DONE = b"data: [DONE]\n\n"
 class Reply(ABC):
     """What clients get for a request with `count` choices, from the choices' events.
 
-    `prompts` is the number of prompts; those of choice i are i // n.
+    The choices are those of the first prompt, then those of the next: choice i is of prompt i // n.
     """
 
     whole_object: ClassVar[str]
