@@ -258,11 +258,11 @@ class Admission:
         elif self._max_queue_wait_s and wait > self._max_queue_wait_s:
             reason = "wait_too_long"
             why = f"the estimated wait of {wait:.3g} s is too long"
-        elif deadline is not None and (left := deadline - _now()) < wait:
+        elif deadline is not None and (left := max(0.0, deadline - _now())) < wait:
             reason = "deadline"
             why = (
                 f"the estimated wait is {wait:.3g} s, but the request's deadline is in "
-                f"{max(0.0, left):.3g} s; allow more time"
+                f"{left:.3g} s; allow more time"
             )
         else:
             return
