@@ -1,6 +1,8 @@
 """Reads prompt files. The format is detected from the content, not the name:
 
     plain        one prompt per line, blank lines skipped
+    text         JSON lines with `text`, to be continued
+    chat         JSON lines with `messages` and other fields of `Chat`, such as `tools`
     humaneval    JSON lines with `prompt`
     gsm8k        JSON lines with `question` and `answer`; the reference follows `####`
     spec_bench   JSON lines with `turns`, the first of which is the prompt, and `category`
@@ -18,28 +20,31 @@ import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-from flyspec.values.chat import Chat
+from flyspec.values.chat import Chat, strings_in
 from flyspec.values.generation import Prompt as Asked
 
-Kind = Literal["plain", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench", "token_ids"]
+Kind = Literal[
+    "plain", "text", "chat", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench", "token_ids"
+]
 PromptFiles = Annotated[Sequence[str], Flag(
-    "Prompt file: lines, HumanEval, GSM8K, Spec-Bench, MGSM or ACPBench (auto-detected); "
-    "repeatable.",
+    "Prompt file: lines, JSON lines with `text` or `messages`, HumanEval, GSM8K, Spec-Bench, MGSM "
+    "or ACPBench (auto-detected); repeatable.",
 )]  # fmt: skip
 PromptLimit = Annotated[int | None, Flag("Maximum prompts per file.", min=1)]
 QUESTIONS: frozenset[Kind] = frozenset({"gsm8k", "spec_bench", "mgsm", "acpbench"})
 
+_CHAT_FIELDS = frozenset(field.name for field in fields(Chat))
 _NUMBER = r"-?[\d,]*\.?\d+"
 _MGSM_LINE = re.compile(rf"([^\t]+)\t({_NUMBER})\s*")
 _KNOWN = (
-    "known are `prompt` (HumanEval), `question` with `answer` (GSM8K), `turns` (Spec-Bench) "
-    "and `context` with `question` (ACPBench)"
+    "known are `text`, `messages`, `prompt` (HumanEval), `question` with `answer` (GSM8K), `turns` "
+    "(Spec-Bench) and `context` with `question` (ACPBench)"
 )
 
 
@@ -47,8 +52,8 @@ _KNOWN = (
 class Prompt:
     """A prompt, its reference answer if known, and its location for error messages.
 
-    `category` is Spec-Bench's. The kind `token_ids` has those instead of text; files cannot
-    contain it.
+    `category` is Spec-Bench's. The kind `chat` has one, whose texts `text` shows. The kind
+    `token_ids` has those instead of text; files cannot contain it.
     """
 
     text: str
@@ -57,6 +62,7 @@ class Prompt:
     where: str = ""
     category: str = ""
     token_ids: tuple[int, ...] = ()
+    chat: Chat | None = None
 
     @property
     def is_question(self) -> bool:
@@ -67,6 +73,8 @@ class Prompt:
         """Return what to send: questions as chat messages, code as text, unless `chat` is given."""
         if self.token_ids:
             return self.token_ids
+        if self.chat is not None:
+            return self.chat
         ask = self.is_question if chat is None else chat
         return Chat.of_user(self.text) if ask else self.text
 
@@ -97,6 +105,15 @@ def read_prompts(name: str, limit: int | None = None) -> list[Prompt]:
     if not prompts:
         raise ConfigError(f"{label}: contains no prompts")
     return prompts
+
+
+def read_raw_prompt(name: str) -> Prompt:
+    """Read a file as one prompt, unchanged. Raises `ConfigError`."""
+    label = "standard input" if name == "-" else name
+    text = _read(name, label)
+    if not text:
+        raise ConfigError(f"{label}: is empty; give at least one character")
+    return Prompt(text, "plain", None, label)
 
 
 def parse_prompts(text: str, label: str) -> Iterator[Prompt]:
@@ -170,6 +187,8 @@ def _from_row(row: Any, where: str) -> Prompt:
     """Return the prompt in a JSON object of any known data set."""
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: not a JSON object")
+    if "messages" in row:
+        return _from_chat(row, where)
     if "turns" in row:
         turns = row["turns"]
         if not isinstance(turns, list) or not turns:
@@ -187,7 +206,20 @@ def _from_row(row: Any, where: str) -> Prompt:
         return Prompt(_text(row["question"], "question", where), "gsm8k", reference, where)
     if "prompt" in row:
         return Prompt(_text(row["prompt"], "prompt", where), "humaneval", None, where)
+    if "text" in row:
+        return Prompt(_text(row["text"], "text", where), "text", None, where)
     raise ConfigError(f"{where}: fields {', '.join(map(str, row)) or '(none)'}; {_KNOWN}")
+
+
+def _from_chat(row: dict[str, Any], where: str) -> Prompt:
+    messages = row["messages"]
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        raise ConfigError(f"{where}: `messages` is not a list of objects")
+    if not messages:
+        raise ConfigError(f"{where}: `messages` is empty; give at least one message")
+    chat = Chat(**{name: row[name] for name in _CHAT_FIELDS & row.keys()})
+    shown = [text for m in messages for text in strings_in(m.get("content"))]
+    return Prompt("\n".join(shown), "chat", None, where, chat=chat)
 
 
 def _text(value: Any, field: str, where: str) -> str:

@@ -35,28 +35,40 @@ def _decoder_types(decoder: dict[str, Any] | None) -> set[str]:
     return {decoder["type"]}.union(*inner)
 
 
-def id_to_bytes(tokenizer: RustTokenizer) -> dict[int, bytes]:
-    """Return the bytes of each ID; for special tokens, their name in UTF-8."""
-    spec = json.loads(tokenizer.to_str())
-    byte_level = "ByteLevel" in _decoder_types(spec.get("decoder"))
-    alphabet = _byte_level_alphabet()
-    added = {token["id"] for token in spec.get("added_tokens", [])}
+class TokenBytes:
+    """The bytes that tokens stand for; for special tokens, their name in UTF-8."""
 
-    def to_bytes(token: str, token_id: int) -> bytes:
-        if token_id in added:
+    def __init__(self, tokenizer: RustTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = frozenset(tokenizer.get_added_tokens_decoder())
+        # What pickle keeps of a decoder is its JSON; that of the whole tokenizer is megabytes.
+        decoder = tokenizer.decoder
+        types = _decoder_types(json.loads(decoder.__getstate__()) if decoder else None)
+        self._alphabet = _byte_level_alphabet() if "ByteLevel" in types else {}
+
+    def of(self, token_id: int) -> bytes:
+        """Return a token's bytes; those of an id without a token are empty."""
+        token = self._tokenizer.id_to_token(token_id)
+        return b"" if token is None else self._read(token, token_id)
+
+    def all(self) -> dict[int, bytes]:
+        """Return the bytes of each token by its id (half a second for a large vocabulary)."""
+        return {i: self._read(token, i) for token, i in self._tokenizer.get_vocab(True).items()}
+
+    def _read(self, token: str, token_id: int) -> bytes:
+        alphabet = self._alphabet
+        if token_id in self._added:
             return token.encode()
-        if byte_level and all(c in alphabet for c in token):
+        if alphabet and all(c in alphabet for c in token):
             return bytes(alphabet[c] for c in token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
         return token.replace("\u2581", " ").encode()
 
-    return {i: to_bytes(token, i) for token, i in tokenizer.get_vocab(True).items()}
-
 
 def fingerprint(tokenizer: RustTokenizer, pad_token_id: int | None = None) -> str:
     """Hash the id-to-bytes map without the padding ID: equal if IDs are interchangeable."""
-    return next(fingerprints(id_to_bytes(tokenizer), [pad_token_id]))
+    return next(fingerprints(TokenBytes(tokenizer).all(), [pad_token_id]))
 
 
 def fingerprints(table: Mapping[int, bytes], pad_token_ids: Iterable[int | None]) -> Iterator[str]:
@@ -84,7 +96,7 @@ class Tokenizer:
         if bundle.chat_template:
             templates[DEFAULT] = bundle.chat_template
         self._templates = ChatTemplates(templates, dict(bundle.special_tokens))
-        self._bytes: dict[int, bytes] | None = None  # half a second for a large vocabulary
+        self._bytes = TokenBytes(self._tokenizer)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Encode a text; the tokenizer's post-processor adds special tokens.
@@ -111,9 +123,7 @@ class Tokenizer:
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return a token's bytes; those of an id without a token are empty."""
-        if self._bytes is None:
-            self._bytes = id_to_bytes(self._tokenizer)
-        return self._bytes.get(token_id, b"")
+        return self._bytes.of(token_id)
 
     @property
     def reads_parts(self) -> bool:

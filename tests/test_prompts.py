@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec.prompts import parse_prompts, read_prompts
+from flyspec.prompts import parse_prompts, read_prompts, read_raw_prompt
+from flyspec.values.chat import Chat
 
 
 def parse(text: str) -> list[tuple[str, str, str | None]]:
@@ -67,6 +68,29 @@ def test_acpbench() -> None:
     assert parse(json.dumps(rows, indent=1)) == [("acpbench", "A ferry.\n\nWhich?", None)]
 
 
+def test_texts() -> None:
+    assert parse('{"text": "one\\n  two\\n", "id": 3}') == [("text", "one\n  two\n", None)]
+
+
+def test_chats_are_sent_as_they_are() -> None:
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    row = {"messages": said, "tools": tools, "id": 3}
+    (prompt,) = parse_prompts(json.dumps(row), "file")
+    assert (prompt.kind, prompt.text) == ("chat", "Be brief.\nHi")
+    for chat in (None, False, True):
+        assert prompt.to_request(chat) == Chat(said, tools)
+
+
+def test_a_raw_prompt_is_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "prompt"
+    path.write_bytes(b'{"prompt": "a"}\n\n\r\nend\n')
+    assert read_raw_prompt(str(path)).to_request() == '{"prompt": "a"}\n\n\r\nend\n'
+    path.write_bytes(b"")
+    with pytest.raises(ConfigError, match="prompt: is empty"):
+        read_raw_prompt(str(path))
+
+
 def test_questions_are_told_from_code() -> None:
     asked = {p.kind: p.is_question for p in parse_prompts('{"question": "Q?"}', "f")}
     assert asked == {"gsm8k": True}
@@ -79,7 +103,9 @@ def test_questions_are_told_from_code() -> None:
         ('{"prompt": "a"}\n{"prompt": \n', "file: line 2: not JSON"),
         ('{"prompt": "a"\n', "file: line 1: not JSON"),
         ('{"prompt": "a"}\n\n[1]\n', "file: line 3: not a JSON object"),
-        ('{"text": "a", "label": 1}', "file: line 1: fields text, label; known are `prompt`"),
+        ('{"txt": "a", "label": 1}', "file: line 1: fields txt, label; known are `text`"),
+        ('{"messages": []}', "file: line 1: `messages` is empty"),
+        ('{"messages": ["Hi"]}', "file: line 1: `messages` is not a list of objects"),
         ('{"prompt": ""}', "file: line 1: `prompt` is not a non-empty string"),
         ('{"question": 3}', "file: line 1: `question` is not a non-empty string"),
         ('{"turns": []}', "file: line 1: `turns` is not a list of strings"),

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.tokenizer import Tokenizer
+from flyspec.tokenizer import TokenBytes, Tokenizer
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.chat import Chat
 
@@ -61,3 +61,23 @@ def test_an_unreadable_chat_template_only_refuses_chats(data):
     assert tokenizer.decode([257]) == "a"
     with pytest.raises(InvalidArgumentError, match=r"cannot be read.*send text or token_ids"):
         tokenizer.encode_chat(Chat.of_user("hi"))
+
+
+@pytest.mark.parametrize("kind", ["ByteLevel", "ByteFallback"])
+def test_bytes_of_one_token_and_of_all(kind):
+    """As vocabularies spell them: printable stand-ins for bytes, or <0xNN> and ▁."""
+    if kind == "ByteLevel":
+        vocabulary = {"a": 0, "Ġcat": 1, "â": 2, "Ĥ¬": 3, "<0x0A>": 4}
+        expected = {0: b"a", 1: b" cat", 2: b"\xe2", 3: b"\x82\xac", 4: b"<0x0A>", 5: b"<|eos|>"}
+        decoder = decoders.ByteLevel()
+    else:
+        vocabulary = {"a": 0, "▁cat": 1, "<0xE2>": 2, "â": 3, "<0x0A>": 4}
+        expected = {0: b"a", 1: b" cat", 2: b"\xe2", 3: "â".encode(), 4: b"\n", 5: b"<|eos|>"}
+        decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback()])
+    tokenizer = RustTokenizer(models.BPE(vocabulary, []))
+    tokenizer.add_special_tokens(["<|eos|>"])
+    tokenizer.decoder = decoder
+    found = TokenBytes(tokenizer)
+    assert found.all() == expected
+    assert {i: found.of(i) for i in expected} == expected
+    assert found.of(99) == b""

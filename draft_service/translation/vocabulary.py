@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer as RustTokenizer
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.tokenizer import id_to_bytes
+from flyspec.tokenizer import TokenBytes
 
 HELD_BACK = 5
 """Maximum unsettled tokens at the end of a growing text; merges rarely reach further."""
@@ -54,7 +54,7 @@ class Vocabulary:
     ) -> None:
         try:
             original = _without_cache(RustTokenizer.from_buffer(tokenizer_json))
-            self.all_bytes = id_to_bytes(original)
+            self.all_bytes = TokenBytes(original).all()
             """As in the fingerprint: control tokens stand for their names."""
             self._tokenizer = _without_cache(
                 RustTokenizer.from_str(json.dumps(_from_anywhere(json.loads(original.to_str()))))

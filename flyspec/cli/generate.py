@@ -18,10 +18,10 @@ from flyspec.cli.options import Color, ModelFlags, with_flags
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.errors import ConfigError, DeadlineExceededError, InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.progress import error_console, progress_bar
-from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts
+from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts, read_raw_prompt
 from flyspec.rules import Rule
 from flyspec.values.generation import GenerateOptions
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from flyspec.client import AsyncClient, Generation
 
 
+_PROMPT_ERRORS = InvalidArgumentError, DeadlineExceededError
+"""Errors of one prompt, after which others can be answered."""
 _DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
 
 
@@ -50,6 +52,9 @@ def generate(
     )] = None,
     local: Annotated[bool, Flag("Start a stack for this command.")] = False,
     prompt_file: PromptFiles = (),
+    file: Annotated[Sequence[str], Flag(
+        "File to send as one prompt, unchanged; '-' is standard input; repeatable.",
+    )] = (),
     chat: Annotated[bool, Flag("Send each prompt as a user's chat message.")] = False,
     limit: PromptLimit = None,
     concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 1,
@@ -66,7 +71,7 @@ def generate(
         raise typer.BadParameter("--logprobs: only with --json")
     if options.return_rounds and not json:
         raise typer.BadParameter("--return-rounds: only with --json")
-    what = _prompts(prompts or [], prompt_file, limit)
+    what = _prompts(prompts or [], prompt_file, file, limit)
     output = _Output(json=json, color=_wants_color(color))
 
     async def use(client: AsyncClient, _: Stack | None) -> None:
@@ -87,17 +92,22 @@ class _Output:
     color: bool
 
 
-def _prompts(arguments: list[str], files: Sequence[str], limit: int | None) -> list[Prompt]:
-    if not arguments and not files:
+def _prompts(
+    arguments: list[str], files: Sequence[str], raw_files: Sequence[str], limit: int | None
+) -> list[Prompt]:
+    if not (arguments or files or raw_files):
         if sys.stdin.isatty():
-            raise typer.BadParameter("no prompt: give one, use --prompt-file, or pipe prompts in")
+            raise typer.BadParameter(
+                "no prompt: give one, use --prompt-file or --file, or pipe prompts in"
+            )
         arguments = ["-"]
     found: list[Prompt] = []
     for argument in arguments:
         found += read_prompts("-", limit) if argument == "-" else [Prompt(argument, "plain")]
     for name in files:
         found += read_prompts(name, limit)
-    if any(not p.text for p in found):
+    found += map(read_raw_prompt, raw_files)
+    if any(not (p.text or p.chat) for p in found):
         raise ConfigError("prompt: is empty; give at least one character")
     return found
 
@@ -119,7 +129,11 @@ async def _one(
     console = error_console()
     source = prompt.to_request(chat)
     if output.json:
-        generation = await client.complete(source, options)
+        try:
+            generation = await client.complete(source, options)
+        except _PROMPT_ERRORS as error:
+            print_json(render.failure(error))
+            raise
         _warn(console, generation.started.warnings)
         print_json(render.document(generation))
         return
@@ -179,7 +193,10 @@ async def _many(
     concurrency: int,
     output: _Output,
 ) -> None:
-    """Generate for many prompts concurrently; print results in the order of the prompts."""
+    """Generate for many prompts concurrently; print results in the order of the prompts.
+
+    Raises `InvalidArgumentError` at the end if some prompts could not be answered.
+    """
     from flyspec.cli import render
 
     console = error_console()
@@ -187,18 +204,16 @@ async def _many(
 
     async def work(prompt: Prompt) -> Generation:
         async with gate:
-            try:
-                source = prompt.to_request(chat)
-                # If the server has fewer slots than `concurrency`, the others wait here.
-                return await client.complete(source, options, options.timeout_s or math.inf)
-            except FlyspecError as error:
-                raise type(error)(f"{prompt.where}: {error}" if prompt.where else error) from None
+            # If the server has fewer slots than `concurrency`, the others wait here.
+            patience_s = options.timeout_s or math.inf
+            return await client.complete(prompt.to_request(chat), options, patience_s)
 
     if output.color:
         console.print(render.legend())
     begin = time.perf_counter()
     generations: list[Generation] = []
     warned: set[str] = set()
+    num_failed = 0
     tasks = [asyncio.ensure_future(work(p)) for p in prompts]
     try:
         with progress_bar(console) as progress:
@@ -206,7 +221,15 @@ async def _many(
             for task in tasks:
                 task.add_done_callback(lambda _: progress.advance(bar))
             for number, (prompt, task) in enumerate(zip(prompts, tasks, strict=True), 1):
-                generation = await task
+                try:
+                    generation = await task
+                except _PROMPT_ERRORS as error:
+                    num_failed += 1
+                    if output.json:
+                        _show(progress, to_json(render.failure(error, number - 1)) + "\n")
+                    where = prompt.where or f"prompt {number}"
+                    console.print(f"error: {where}: {error}", markup=False)
+                    continue
                 generations.append(generation)
                 _warn(console, [w for w in generation.started.warnings if w not in warned])
                 warned.update(generation.started.warnings)
@@ -217,6 +240,8 @@ async def _many(
         await asyncio.gather(*tasks, return_exceptions=True)
     if not output.json:
         console.print(render.total(generations, time.perf_counter() - begin), style="dim")
+    if num_failed:
+        raise InvalidArgumentError(f"{num_failed} of {len(prompts)} prompts could not be answered")
 
 
 def _result(

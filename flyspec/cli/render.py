@@ -15,8 +15,9 @@ from rich.style import Style
 from rich.text import Text
 
 from flyspec.client import Chunk, Generation, RoundRecord
+from flyspec.errors import FlyspecError
 from flyspec.speculation_length import AUTO
-from flyspec.values.tokens import Origin, json_logprob
+from flyspec.values.tokens import Origin
 
 STYLES: dict[Origin, Style] = {
     Origin.EXACT_MODEL: Style(color="green"),
@@ -80,10 +81,19 @@ def document(generation: Generation, prompt_index: int = 0) -> dict[str, Any]:
         ],
     }
     if generation.logprobs:
-        values["logprobs"] = logprobs_document(generation)
+        told = zip(generation.token_ids, generation.logprobs, strict=True)
+        values["logprobs"] = [entry.document(token_id) for token_id, entry in told]
     if generation.rounds:
         values["rounds"] = [round_document(record) for record in generation.rounds]
     return values
+
+
+def failure(error: FlyspecError, prompt_index: int = 0) -> dict[str, Any]:
+    """Return what `generate --json` prints for a prompt that could not be answered."""
+    return {
+        "prompt_index": prompt_index,
+        "error": {"status": error.status, "message": str(error)},
+    }
 
 
 def round_document(record: RoundRecord) -> dict[str, Any]:
@@ -98,34 +108,6 @@ def round_document(record: RoundRecord) -> dict[str, Any]:
         "remaining_loose_cost_nats": record.budget.loose_cost_nats,
         "open_window": window._asdict() if window else None,
     }
-
-
-def logprobs_document(generation: Generation) -> list[dict[str, Any]]:
-    """Return an entry per token, like OpenAI's `logprobs.content` but with ids in `top_logprobs`.
-
-    `token` is the text completed by the token: empty if the token ends inside a character.
-    """
-    texts = [text for chunk in generation.chunks for text in _texts(chunk)]
-    return [
-        {
-            "token": text,
-            "token_id": token_id,
-            "logprob": json_logprob(entry.logprob),
-            "top_logprobs": [
-                {"token_id": top_id, "logprob": json_logprob(logprob)}
-                for top_id, logprob in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-            ],
-        }
-        for text, token_id, entry in zip(
-            texts, generation.token_ids, generation.logprobs, strict=True
-        )
-    ]
-
-
-def _texts(chunk: Chunk) -> Sequence[str]:
-    """A text for each token; all empty if the chunk has none."""
-    told = len(chunk.token_texts) == len(chunk.token_ids)
-    return chunk.token_texts if told else [""] * len(chunk.token_ids)
 
 
 def visible(text: str) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from flyspec.flags import UINT32, Flag
 from flyspec.ranges import Range
@@ -140,8 +140,39 @@ class Drafted(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """The target's raw log-probabilities at one position: the token's and the most likely ones."""
+    """The target's raw log-probabilities at one position: the token's and the most likely ones.
+
+    `token` and `top_tokens` are the bytes of these tokens; empty in the verify service's messages.
+    """
 
     logprob: float
     top_token_ids: tuple[int, ...] = ()
     top_logprobs: tuple[float, ...] = ()
+    token: bytes = b""
+    top_tokens: tuple[bytes, ...] = ()
+
+    def spelled(self, token_id: int, bytes_of: Callable[[int], bytes]) -> TokenLogprobs:
+        """Return these with the tokens' bytes, where `token_id` is the token at the position."""
+        return self._replace(
+            token=bytes_of(token_id), top_tokens=tuple(map(bytes_of, self.top_token_ids))
+        )
+
+    def document(self, token_id: int) -> dict[str, Any]:
+        """Return an entry of OpenAI's `logprobs.content`, and the ids of the tokens.
+
+        `token` has replacement characters where the bytes are no whole characters.
+        """
+
+        def entry(token: bytes, token_id: int, logprob: float) -> dict[str, Any]:
+            return {
+                "token": token.decode(errors="replace"),
+                "token_id": token_id,
+                "bytes": list(token),
+                "logprob": json_logprob(logprob),
+            }
+
+        top = zip(self.top_tokens, self.top_token_ids, self.top_logprobs, strict=True)
+        return {
+            **entry(self.token, token_id, self.logprob),
+            "top_logprobs": [entry(*each) for each in top],
+        }

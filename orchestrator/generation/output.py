@@ -82,7 +82,7 @@ class Output:
         stop_token_ids: Collection[int] = (),
         min_tokens: int = 0,
     ) -> None:
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer, self._bytes_of = tokenizer.detokenizer(), tokenizer.bytes_of
         self._eos = frozenset[int]() if ignore_eos else tokenizer.eos_token_ids
         self._stop_token_ids = frozenset(stop_token_ids)
         self._max_tokens, self._min_tokens = max_tokens, min_tokens
@@ -142,6 +142,9 @@ class Output:
             if self._end is not None:
                 text += self._finish(self._end[1])
             self._num_text_bytes += len(text.encode())
+            if token.logprobs is not None:
+                named = token.logprobs.spelled(token.token_id, self._bytes_of)
+                token = token._replace(logprobs=named)
             update.tokens.append(token)
             update.texts.append(text)
 

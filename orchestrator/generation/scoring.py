@@ -36,6 +36,7 @@ class Scoring:
         )
         self._at_once = target.info.max_speculative_tokens
         self._detokenizer = target.tokenizer.detokenizer()
+        self._bytes_of = target.tokenizer.bytes_of
 
     async def run(self) -> AsyncGenerator[ScoredTokens, None]:
         """Yield the tokens, in pieces. Raises `FlyspecError`."""
@@ -47,7 +48,8 @@ class Scoring:
                 round_ = VerifyRound(len(sequence), 0, (), rest, teacher_forced=True)
                 async for verdict in verifying.check(sequence, round_):
                     if verdict is not None:
-                        found = verdict.logprobs[: len(rest)]
+                        told = zip(rest, verdict.logprobs[: len(rest)], strict=True)
+                        found = [e.spelled(token, self._bytes_of) for token, e in told]
                         verifying.keep(verdict.keep_length)  # what follows is not its next token
                         sequence.extend(rest)
                         texts = [push(token) for token in rest]

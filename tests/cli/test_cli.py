@@ -178,7 +178,10 @@ def test_log_probabilities_when_asked_for(stack: Stack) -> None:
         most_likely = entry["top_logprobs"][0]
         assert most_likely["token_id"] == entry["token_id"]  # greedy, exact
         assert most_likely["logprob"] == entry["logprob"] < 0
+        assert most_likely["token"] == entry["token"]
         assert len(entry["top_logprobs"]) == 3
+    spelled = bytes(byte for entry in document["logprobs"] for byte in entry["bytes"])
+    assert spelled.decode(errors="replace") == document["text"]
 
 
 def test_penalties_and_biases_reach_the_server(stack: Stack) -> None:
@@ -304,10 +307,38 @@ def test_what_the_server_refuses(stack: Stack, arguments: list[str], message: st
 
 def test_one_bad_prompt_of_many_is_named(stack: Stack, tmp_path: Path) -> None:
     path = tmp_path / "prompts"
-    path.write_text("fine\n" + "too long " * 400 + "\n")
-    result = invoke("generate", "--address", stack.address, "--prompt-file", str(path))
+    path.write_text("fine\n" + "too long " * 400 + "\nalso fine\n")
+    arguments = ("generate", "--address", stack.address, "--max-tokens", "4", "--prompt-file")
+    result = invoke(*arguments, str(path))
     assert result.code == 2
     assert f"error: {path}: line 2: prompt: " in result.err
+    assert "error: 1 of 3 prompts could not be answered" in result.err
+    assert ("--- 1/3 ---" in result.out, "--- 3/3 ---" in result.out) == (True, True)
+    first, bad, last = invoke(*arguments, str(path), "--json").documents
+    assert [d["prompt_index"] for d in (first, bad, last)] == [0, 1, 2]
+    assert len(first["token_ids"]) == len(last["token_ids"]) == 4
+    assert bad["error"]["status"] == "INVALID_ARGUMENT"
+    assert bad["error"]["message"].startswith("prompt: ")
+    path.write_text("too long " * 400)
+    alone = invoke(*arguments, str(path), "--json")
+    assert alone.code == 2
+    assert alone.documents[0]["error"]["status"] == "INVALID_ARGUMENT"
+
+
+def test_prompts_of_all_kinds(stack: Stack, tmp_path: Path) -> None:
+    rows, raw = tmp_path / "rows.jsonl", tmp_path / "raw"
+    said = [{"role": "user", "content": "Hi"}]
+    rows.write_text(json.dumps({"messages": said}) + "\n" + json.dumps({"text": "the\ncat"}))
+    raw.write_text("the\n\ncat\n")
+    arguments = ["generate", "--address", stack.address, "--json", "--max-tokens", "2"]
+    result = invoke(*arguments, "--prompt-file", str(rows), "--file", str(raw))
+    chat, text, file = (d["prompt_token_ids"] for d in result.documents)
+    assert chat == invoke(*arguments, "--chat", "Hi").documents[0]["prompt_token_ids"]
+    assert text == invoke(*arguments, "the\ncat").documents[0]["prompt_token_ids"]
+    assert file == invoke(*arguments, "the\n\ncat\n").documents[0]["prompt_token_ids"]
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text(json.dumps({"messages": said, "tools": "none"}) + "\nfine")
+    assert invoke(*arguments, "--prompt-file", str(broken)).code == 2
 
 
 def test_healthcheck_and_drafters(stack: Stack) -> None:

@@ -107,19 +107,26 @@ def test_document_has_the_names_that_users_rely_on() -> None:
 
 def test_log_probabilities_are_a_list_as_openai_has_it() -> None:
     whole = generation()
-    logprobs = [TokenLogprobs(-0.5 * i, (i, 8), (-0.25, -math.inf)) for i in range(5)]
+    top = (b"\xe2\x82", b" cat")
+    logprobs = [
+        TokenLogprobs(-0.5 * i, (i, 8), (-0.25, -math.inf), b"t%d" % i, top) for i in range(5)
+    ]
     chunks = [
         replace(whole.chunks[0], logprobs=logprobs[:2]),
         replace(whole.chunks[1], logprobs=logprobs[2:], token_texts=()),
     ]
     document = json.loads(json.dumps(render.document(replace(whole, chunks=chunks))))
-    assert [entry["token"] for entry in document["logprobs"]] == ["Hi", " ", "", "", ""]
+    assert [entry["token"] for entry in document["logprobs"]] == ["t0", "t1", "t2", "t3", "t4"]
     assert [entry["token_id"] for entry in document["logprobs"]] == [5, 6, 7, 8, 9]
     assert document["logprobs"][1] == {
-        "token": " ",
+        "token": "t1",
         "token_id": 6,
+        "bytes": [116, 49],
         "logprob": -0.5,
-        "top_logprobs": [{"token_id": 1, "logprob": -0.25}, {"token_id": 8, "logprob": -9999.0}],
+        "top_logprobs": [
+            {"token": "\ufffd", "token_id": 1, "bytes": [0xE2, 0x82], "logprob": -0.25},
+            {"token": " cat", "token_id": 8, "bytes": [*b" cat"], "logprob": -9999.0},
+        ],
     }
 
 

@@ -120,6 +120,8 @@ async def test_scores_over_grpc_of_any_length(served, reference, length):
         assert [e.top_token_ids for e in found] == [
             tuple(r) for r in table.topk(3).indices.tolist()
         ]
+    bytes_of = served.orchestrator.fleet.target.tokenizer.bytes_of
+    assert [entry.token for entry in found] == [*map(bytes_of, tokens[1:])]
     texts = "".join(text for piece in pieces for text in piece.token_texts)
     assert texts == served.orchestrator.fleet.target.tokenizer.decode(tokens)
     assert await served.idle()

@@ -88,4 +88,4 @@ class ChatReply(Reply):
     def _logprobs(self, *chunks: Chunk) -> dict[str, Any] | None:
         if not self._body.logprobs:
             return None
-        return chat_logprobs(chunks, self._tokenizer, self._body.top_logprobs or 0)
+        return chat_logprobs(chunks)

@@ -132,9 +132,7 @@ class CompletionReply(Reply):
         token_ids = [*before.token_ids, *(t for chunk in chunks for t in chunk.token_ids)]
         found = [*before.logprobs, *(entry for chunk in chunks for entry in chunk.logprobs)]
         texts = [*before.token_texts, *(text for chunk in chunks for text in chunk.token_texts)]
-        return completion_logprobs(
-            token_ids, found, texts, offset, self._tokenizer, self._body.logprobs
-        )
+        return completion_logprobs(token_ids, found, texts, offset, self._tokenizer.bytes_of)
 
 
 async def echoes_only(

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import Chunk
 from flyspec.values.tokens import TokenLogprobs, json_logprob
 
 
-def chat_logprobs(chunks: Sequence[Chunk], tokenizer: Tokenizer, num_top: int) -> dict[str, Any]:
-    """Return `content`: token, bytes, logprob, and the `num_top` most likely tokens."""
-
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        data = tokenizer.bytes_of(token_id)
-        return {
-            "token": data.decode(errors="replace"),
-            "bytes": list(data),
-            "logprob": json_logprob(logprob),
-        }
-
-    return {
-        "content": [
-            {
-                **entry(token_id, found.logprob),
-                "top_logprobs": [
-                    entry(*pair)
-                    for pair in zip(found.top_token_ids, found.top_logprobs, strict=True)
-                ][:num_top],
-            }
-            for chunk in chunks
-            for token_id, found in zip(chunk.token_ids, chunk.logprobs, strict=True)
-        ],
-        "refusal": None,
-    }
+def chat_logprobs(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Return `content`: an entry per token, with the most likely tokens."""
+    content = [
+        entry.document(token_id)
+        for chunk in chunks
+        for token_id, entry in zip(chunk.token_ids, chunk.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
@@ -42,8 +24,7 @@ def completion_logprobs(
     found: Sequence[TokenLogprobs | None],
     texts: Sequence[str],
     offset: int,
-    tokenizer: Tokenizer,
-    num_top: int,
+    bytes_of: Callable[[int], bytes],
 ) -> dict[str, Any]:
     """Return lists with an entry per token; `found` is None for a prompt's first token.
 
@@ -54,22 +35,21 @@ def completion_logprobs(
         offsets.append(offset)
         offset += len(text)
     return {
-        "tokens": [name_of(token_id, tokenizer) for token_id in token_ids],
+        "tokens": [name_of(bytes_of(token_id)) for token_id in token_ids],
         "token_logprobs": [entry and json_logprob(entry.logprob) for entry in found],
-        "top_logprobs": [entry and _top(entry, tokenizer, num_top) for entry in found],
+        "top_logprobs": [entry and _top(entry) for entry in found],
         "text_offset": offsets,
     }
 
 
-def _top(entry: TokenLogprobs, tokenizer: Tokenizer, num_top: int) -> dict[str, float]:
-    pairs = list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
-    return {name_of(token_id, tokenizer): json_logprob(logprob) for token_id, logprob in pairs}
+def _top(entry: TokenLogprobs) -> dict[str, float]:
+    pairs = zip(entry.top_tokens, entry.top_logprobs, strict=True)
+    return {name_of(token): json_logprob(logprob) for token, logprob in pairs}
 
 
-def name_of(token_id: int, tokenizer: Tokenizer) -> str:
+def name_of(token: bytes) -> str:
     """Return a token as text, or as OpenAI's `bytes:\\xe2\\x82` if it is no whole characters."""
-    data = tokenizer.bytes_of(token_id)
     try:
-        return data.decode()
+        return token.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)

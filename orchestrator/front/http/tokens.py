@@ -26,12 +26,12 @@ def tokenize(body: TokenizeBody, tokenizer: Tokenizer, model: ModelInfo) -> dict
         )
     else:
         token_ids = tokenizer.encode_chat(chat_of(body, not tokenizer.reads_parts))
-    strings = [name_of(i, tokenizer) for i in token_ids] if body.return_token_strs else None
+    names = map(name_of, map(tokenizer.bytes_of, token_ids))
     return {
         "count": len(token_ids),
         "max_model_len": model.context_length,
         "tokens": token_ids,
-        "token_strs": strings,
+        "token_strs": list(names) if body.return_token_strs else None,
     }
 
 
