@@ -8,7 +8,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients wheel-test \
 	gpu-test gpu-bench bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -75,7 +75,7 @@ unit: $(VENV)/.installed-dev prometheus
 # Others' clients of the HTTP API have many dependencies, so they get environments of their own.
 CLIENTS := build/http-clients
 $(CLIENTS)/.installed: tests/http_clients/requirements.txt tests/http_clients/package.json tests/http_clients/node.mjs | $(VENV)/.installed-dev
-	@echo "== installing clients of the HTTP API: LangChain, LlamaIndex, schemathesis, OpenAI's for Node"
+	@echo "== installing clients of the HTTP API: LangChain, LlamaIndex, OpenAI's for Node, lm-evaluation-harness, schemathesis"
 	@mkdir -p $(CLIENTS)
 	@$(PYTHON) -m venv $(CLIENTS)/venv
 	@$(CLIENTS)/venv/bin/python -m pip install --quiet -r tests/http_clients/requirements.txt
@@ -86,6 +86,10 @@ $(CLIENTS)/.installed: tests/http_clients/requirements.txt tests/http_clients/pa
 http-clients: $(CLIENTS)/.installed ## run others' clients against the HTTP API (needs npm)
 	@echo "== clients of the HTTP API"
 	@CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients -rs tests/http_clients $(PYTEST_ARGS)
+
+wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere and try the README's examples (needs npm, curl)
+	@echo "== the wheel, outside the checkout"
+	@$(BIN)/python -m pytest -m clients -rs tests/wheel $(PYTEST_ARGS)
 
 test-full: $(VENV)/.installed-dev prometheus ## run every test in its long form (hours)
 	@$(BIN)/python -m pytest -m "not gpu and not clients" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)

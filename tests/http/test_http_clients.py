@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import socket
 
 import httpx2
@@ -62,20 +63,22 @@ async def test_a_client_that_leaves_ends_its_generations(chat_dirs, stream):
 
 async def test_many_that_leave_at_any_time_leave_nothing(served):
     slow_down, before = asyncio.Semaphore(32), len(asyncio.all_tasks())
+    files = len(os.listdir("/proc/self/fd"))
 
     async def leave(number: int) -> None:
         async with slow_down:
             _, writer = await connect(served)
             writer.write(request({**LONG, "stream": number % 2 == 0}))
-            await asyncio.sleep(number % 7 * 0.004)
+            await asyncio.sleep(number % 31 * 0.002)
             if number % 3 == 0:
                 writer.transport.abort()
             writer.close()
 
-    await asyncio.gather(*(leave(number) for number in range(200)))
+    await asyncio.gather(*(leave(number) for number in range(1000)))
     assert await served.idle()
     await until(lambda: scrape(served).total("flyspec_http_open_requests") == 0)
     await until(lambda: len(asyncio.all_tasks()) <= before + 2)
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= files + 2)
 
 
 async def test_a_client_that_reads_nothing_loses_its_slot_and_holds_up_nobody(chat_dirs):

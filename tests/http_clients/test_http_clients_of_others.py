@@ -6,12 +6,14 @@ They are installed into environments of their own: `CLIENTS` names the folder.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from flyspec.cli.stack import Stack, StackOptions
+from demo import corpus
+from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("CLIENTS", "build/http-clients")).resolve()
@@ -21,7 +23,14 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 async def url():
-    async with Stack(StackOptions(http_port=0)) as stack:
+    # Schemathesis also asks for many choices without a limit; a short context bounds them.
+    async with Stack(StackOptions(http_port=0, max_model_len=512)) as stack:
+        yield stack.http_url
+
+
+@pytest.fixture(scope="module")
+async def float32_url():
+    async with Stack(StackOptions(http_port=0, dtype="float32")) as stack:
         yield stack.http_url
 
 
@@ -41,10 +50,23 @@ async def url():
 )  # fmt: skip
 async def test_a_client(url, command):
     is_schema = "schemathesis" in str(command[0])
-    where = f"{url}/openapi.json" if is_schema else url
+    await passes(*command, f"{url}/openapi.json" if is_schema else url)
+
+
+async def test_lm_evaluation_harness(float32_url, tmp_path):
+    problems = tmp_path / "problems.jsonl"
+    with problems.open("w") as file:
+        for problem in corpus.problems(7, 40, hard=True):
+            row = {"question": problem.question, "answer": problem.solution}
+            file.write(json.dumps(row) + "\n")
+    await passes(PYTHON, HERE / "with_lm_eval.py", float32_url, DEMO_MODELS / "target", problems)
+
+
+async def passes(*command):
     running = await asyncio.create_subprocess_exec(
-        *map(str, command), where, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+        *map(str, command), cwd=FOLDER,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
     said, _ = await running.communicate()
     print(said.decode()[-6000:])
     assert running.returncode == 0
