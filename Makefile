@@ -74,12 +74,12 @@ unit: $(VENV)/.installed-dev prometheus
 
 # Others' clients of the HTTP API have many dependencies, so they get environments of their own.
 CLIENTS := build/http-clients
-$(CLIENTS)/.installed: tests/http_clients/requirements.txt tests/http_clients/package.json tests/http_clients/node.mjs | $(VENV)/.installed-dev
+$(CLIENTS)/.installed: tests/http_clients/requirements.txt tests/http_clients/package.json $(wildcard tests/http_clients/*.mjs) | $(VENV)/.installed-dev
 	@echo "== installing clients of the HTTP API: LangChain, LlamaIndex, OpenAI's for Node, lm-evaluation-harness, schemathesis"
 	@mkdir -p $(CLIENTS)
 	@$(PYTHON) -m venv $(CLIENTS)/venv
 	@$(CLIENTS)/venv/bin/python -m pip install --quiet -r tests/http_clients/requirements.txt
-	@cp tests/http_clients/package.json tests/http_clients/node.mjs $(CLIENTS)/
+	@cp tests/http_clients/package.json tests/http_clients/*.mjs $(CLIENTS)/
 	@cd $(CLIENTS) && npm install --silent --no-audit --no-fund
 	@touch $@
 

@@ -78,6 +78,9 @@ async def test_missing_and_wrong_keys(keyed, authorization, code, kind, message)
 
 async def test_openai_sends_the_key_and_the_key_has_limits(keyed):
     stack, keys = keyed
+    async with openai.AsyncOpenAI(base_url=f"{base(stack)}/v1", api_key="fsk_wrong") as client:
+        with pytest.raises(openai.AuthenticationError, match="invalid API key"):
+            await client.chat.completions.create(model="target", **ASKED)
     for name in ("team", "hasty"):
         async with openai.AsyncOpenAI(
             base_url=f"{base(stack)}/v1", api_key=keys[name], max_retries=0

@@ -9,6 +9,7 @@ import os
 import socket
 
 import httpx2
+import openai
 import pytest
 from prometheus_client import generate_latest
 
@@ -145,6 +146,11 @@ async def test_draining_refuses_new_requests_and_finishes_running_ones(chat_dirs
                 reply = await client.post(CHAT, json=LONG)
                 assert (reply.status_code, reply.json()["error"]["type"]) == (503, "server_error")
                 assert "draining" in reply.json()["error"]["message"]
+                async with openai.AsyncOpenAI(
+                    base_url=f"{url}/v1", api_key="none", max_retries=0
+                ) as theirs:
+                    with pytest.raises(openai.InternalServerError, match="draining"):
+                        await theirs.chat.completions.create(model="target", messages=SAID)
                 assert (await client.get("/health")).status_code == 503
             assert (await running).status_code == 200
             await stack.admin.drain(resume=True)

@@ -144,6 +144,10 @@ async def test_openai_raises_what_it_raises_elsewhere(api):
         await api.chat.completions.create(model="x", messages=SAID)
     with pytest.raises(openai.BadRequestError, match="stop: at most 4"):
         await api.chat.completions.create(model="target", messages=SAID, stop=["a"] * 5)
+    long = [{"role": "user", "content": "x" * (4 << 20)}]
+    with pytest.raises(openai.APIStatusError, match="shorten it") as error:
+        await api.chat.completions.create(model="target", messages=long)
+    assert error.value.status_code == 413
 
 
 async def test_models_and_their_aliases(api):

@@ -14,6 +14,8 @@ import pytest
 
 from demo import corpus
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.client import AdminClient, Credentials
+from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("CLIENTS", "build/http-clients")).resolve()
@@ -32,6 +34,24 @@ async def url():
 async def float32_url():
     async with Stack(StackOptions(http_port=0, dtype="float32")) as stack:
         yield stack.http_url
+
+
+async def test_errors_in_node(tmp_path):
+    own, operator = new_key(), new_key()
+    keys = tmp_path / "keys.toml"
+    keys.write_text(
+        entry_of(own, ApiKey("team", frozenset({Scope.GENERATE}), max_requests_per_minute=20))
+        + entry_of(operator, ApiKey("operator", frozenset({Scope.ADMIN})))
+    )
+    options = StackOptions(http_port=0, orchestrator_flags=("--api-keys-file", str(keys)))
+    node = "node", FOLDER / "node_errors.mjs"
+    async with (
+        Stack(options) as stack,
+        AdminClient(stack.admin_address, credentials=Credentials(api_key=operator)) as admin,
+    ):
+        await passes(*node, stack.http_url, own, "")
+        await admin.drain()
+        await passes(*node, stack.http_url, own, "draining")
 
 
 @pytest.mark.parametrize(
