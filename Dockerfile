@@ -28,6 +28,13 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     /opt/pip/bin/pip install -r /requirements/core.txt -c /requirements/constraints.txt \
     && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/venv/lib
 
+FROM core AS http
+COPY --from=requirements /requirements/http.txt /requirements/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    --mount=type=secret,id=pip.conf,target=/etc/pip.conf,required=false \
+    /opt/pip/bin/pip install -r /requirements/http.txt -c /requirements/constraints.txt \
+    && /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/venv/lib
+
 FROM core AS models
 ARG VARIANT=cpu
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
@@ -115,10 +122,12 @@ COPY demo/models/draft-bytes /models/draft-bytes
 ENV FLYSPEC_DRAFT_MODEL=/models/draft
 
 FROM runtime AS orchestrator
-COPY --from=core /opt/venv /opt/venv
+COPY --from=http /opt/venv /opt/venv
 COPY --from=app /opt/flyspec /opt/flyspec
-ENV FLYSPEC_ORCHESTRATOR_HOST=0.0.0.0
-EXPOSE 50050 50053 9464
+# With a port that is set, a process that cannot listen on it fails instead of taking a free one.
+ENV FLYSPEC_ORCHESTRATOR_HOST=0.0.0.0 \
+    FLYSPEC_ORCHESTRATOR_HTTP_PORT=8000
+EXPOSE 50050 8000 50053 9464
 # It listens once the target is ready.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=30m --retries=3 \
     CMD ["flyspec", "healthcheck", "--address", "localhost:50050"]

@@ -1,8 +1,9 @@
 """Write what the images install: python image_requirements.py PYPROJECT CONSTRAINTS DIRECTORY.
 
-Writes core.txt (for every service, with the exporter of traces), models.txt (draft and verify) and
-torch.txt (only torch's version, since it has an index of its own). Image layers with dependencies
-are rebuilt only when these files change, not with every change of pyproject.toml.
+Writes core.txt (for every service, with the exporter of traces), http.txt (orchestrator),
+models.txt (draft and verify) and torch.txt (only torch's version, since it has an index of its
+own). Image layers with dependencies are rebuilt only when these files change, not with every change
+of pyproject.toml.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def main(pyproject: Path, constraints: Path, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for name, lines in {
         "core": [*project["dependencies"], *extras["otlp"]],
+        "http": extras["http"],
         "models": [line for line in extras["models"] if not re.match(r"torch\b", line)],
         "torch": [torch[1]],
     }.items():

@@ -19,6 +19,7 @@ import yaml
 
 from deploy.containers import CommandError, Containers
 from deploy.findings import Log
+from deploy.http_check import check_http
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
@@ -45,6 +46,7 @@ def writable(path):
     return "writable"
 print({
     "torch": importlib.util.find_spec("torch") is not None,
+    "fastapi": importlib.util.find_spec("fastapi") is not None,
     "pip": importlib.util.find_spec("pip") is not None,
     "weights": weights,
     "uid": os.getuid(),
@@ -107,6 +109,7 @@ def look_inside(containers: Containers, log: Log) -> None:
         user, entrypoint = image["Config"]["User"], image["Config"]["Entrypoint"][0]
         demo, light = target.endswith("-demo"), target == "orchestrator"
         log.check(f"{target}: {'no ' if light else ''}torch", inside["torch"] is not light)
+        log.check(f"{target}: {'' if light else 'no '}HTTP API", inside["fastapi"] is light)
         log.check(f"{target}: {'bundled' if demo else 'no'} weights",
                   bool(inside["weights"]) is demo)  # fmt: skip
         log.check(f"{target}: numeric user, not root",
@@ -130,16 +133,17 @@ def look_inside(containers: Containers, log: Log) -> None:
 
 
 def test(containers: Containers, overlay: str, log: Log) -> None:
-    """Run an overlay as kubectl renders it, and tests/e2e against it."""
+    """Run an overlay as kubectl renders it; send HTTP requests and tests/e2e to it."""
     manifest = containers.run("kubectl", "kustomize", ROOT / "k8s/overlays" / overlay)
     flags = [f"--{name}address=127.0.0.1:{port}" for name, port in PORTS.items()]
-    if overlay.endswith("-tls"):
-        folder = containers.work / "certificates"
+    folder = containers.work / "certificates" if overlay.endswith("-tls") else None
+    if folder is not None:
         make_certificates(folder)
         manifest = mount_directories(manifest, folder)
         flags.append(f"--certificates={folder}")
     log.say(f"podman play kube runs k8s/overlays/{overlay}")
     with containers.play(manifest):
+        check_http(log, overlay, folder)
         pytest = [sys.executable, "-m", "pytest", "-v", "-s", "-rfEs", "-m", "not full"]
         done = subprocess.run(
             [*pytest, "tests/e2e", "--podman", *flags],

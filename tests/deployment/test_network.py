@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
+from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, HTTP_PORT, VERIFY_PORT
 from flyspec.telemetry.service import DEFAULT_PORTS
 from tests.deployment.rendered import (
     IN_THE_CLEAR,
@@ -22,6 +22,7 @@ from tests.deployment.rendered import (
 PORTS = {
     "orchestrator": {
         "grpc": GENERATION_PORT,
+        "http": HTTP_PORT,
         "admin": ADMIN_PORT,
         "metrics": DEFAULT_PORTS["orchestrator"],
     },
@@ -78,6 +79,14 @@ def test_services_find_pods_and_their_ports(overlay: str) -> None:
             assert ports(found[0])[port["targetPort"]] == port["port"], name
         # The admin port is for operators: no Service leads to it.
         assert ADMIN_PORT not in [p["port"] for p in service["spec"]["ports"]]
+    clients = {o["metadata"]["name"]: {p["name"]: p.get("appProtocol") for p in o["spec"]["ports"]}
+               for o in of_kind(overlay, "Service")
+               if "orchestrator" in o["metadata"]["name"]}  # fmt: skip
+    clear = overlay in IN_THE_CLEAR
+    for protocols in clients.values():
+        assert protocols["grpc"] == ("kubernetes.io/h2c" if clear else None)
+        assert protocols["http"] == ("http" if clear else "https")
+    assert set(clients) == {"orchestrator", "orchestrator-headless"}
     headless = {o["metadata"]["name"] for o in of_kind(overlay, "Service")
                 if o["spec"].get("clusterIP") == "None"}  # fmt: skip
     assert {"draft", "verify"} <= headless
@@ -133,7 +142,9 @@ def test_only_the_orchestrator_reaches_draft_and_verify(overlay: str) -> None:
             )  # fmt: skip
             assert allowed(overlay, target, port, source) is expected
         assert allowed(overlay, target, port, None) is (component(target) == "orchestrator")
-    assert not allowed(overlay, templates["orchestrator"], ADMIN_PORT, stranger)
+    for source in (None, stranger):
+        assert allowed(overlay, templates["orchestrator"], HTTP_PORT, source)
+        assert not allowed(overlay, templates["orchestrator"], ADMIN_PORT, source)
 
 
 def test_compose_publishes_the_orchestrator_alone() -> None:
@@ -145,7 +156,12 @@ def test_compose_publishes_the_orchestrator_alone() -> None:
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
     assert set(published) == {"orchestrator", "grafana"}
-    assert all("127.0.0.1" in port for ports in published.values() for port in ports)
+    address = "${FLYSPEC_PUBLISH:-127.0.0.1}"
+    assert published["orchestrator"] == [
+        *(f"{address}:{port}:{port}" for port in (GENERATION_PORT, HTTP_PORT)),
+        f"127.0.0.1:{ADMIN_PORT}:{ADMIN_PORT}",
+    ]
+    assert all(port.startswith("127.0.0.1:") for port in published["grafana"])
 
 
 def test_images_expose_and_ask_the_same_ports() -> None:
@@ -155,3 +171,5 @@ def test_images_expose_and_ask_the_same_ports() -> None:
         (exposed,) = (line for line in stage.splitlines() if line.startswith("EXPOSE"))
         assert {int(p) for p in exposed.split()[1:]} == set(named.values())
         assert f'"localhost:{named["grpc"]}"' in stage
+        if "http" in named:
+            assert f"FLYSPEC_ORCHESTRATOR_HTTP_PORT={named['http']}\n" in stage

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
 
+from deploy import image_requirements
 from orchestrator.generation.rule_files import load_rules
 from tests.deployment.rendered import (
     DEMOS,
@@ -126,6 +128,35 @@ def test_compose_names_what_it_declares() -> None:
         for volume in service.get("volumes", ()):
             source = volume.partition(":")[0]
             assert source[0] in "./$" or source in document["volumes"], name
+
+
+def made_of(target: str) -> set[str]:
+    """The stages that an image is built on or copies files from."""
+    stage = re.search(rf"^FROM (\S+) AS {target}\n(.*?)(?=^FROM |\Z)", DOCKERFILE, re.M | re.S)
+    if stage is None:
+        return set()
+    used = {stage[1], *re.findall(r"^COPY --from=(\S+) /opt/venv", stage[2], re.MULTILINE)}
+    return used.union(*map(made_of, used))
+
+
+def test_only_the_orchestrators_image_has_the_http_api() -> None:
+    for target in ("draft", "verify", "draft-demo", "verify-demo"):
+        assert {"core", "models"} <= made_of(target)
+        assert "http" not in made_of(target)
+    assert {"core", "http"} <= made_of("orchestrator")
+    assert "models" not in made_of("orchestrator")
+
+
+def test_images_install_the_extras_that_they_need(tmp_path: Path) -> None:
+    image_requirements.main(ROOT / "pyproject.toml", ROOT / "constraints.txt", tmp_path)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    written = {path.name: path.read_text().splitlines() for path in tmp_path.iterdir()}
+    assert written["http.txt"] == extras["http"]
+    assert set(extras["otlp"]) <= set(written["core.txt"])
+    for name in written:
+        assert re.search(rf"^COPY --from=requirements .*/requirements/{name} ", DOCKERFILE, re.M)
 
 
 def test_images_get_what_they_copy() -> None:
