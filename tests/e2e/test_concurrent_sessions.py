@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -74,7 +75,9 @@ async def check(stack, number):
     requests = [request(i) for i in range(number)]
     await stack.needs_no_ties()
     async with stack.client() as client:
-        together = await asyncio.gather(*(client.complete(*request) for request in requests))
+        together = await asyncio.gather(
+            *(client.complete(*request, math.inf) for request in requests)
+        )
         alone = [await client.complete(*request) for request in requests]
     for crowded, single, (_, options) in zip(together, alone, requests, strict=True):
         assert told(crowded) == told(single), options

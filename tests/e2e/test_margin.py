@@ -41,7 +41,8 @@ class Reference:
 
     def drafts(self):
         ids = torch.tensor([self.tokens])
-        if ids.shape[1] >= self.limit:
+        first = len(self.tokens) == len(self.prompt)  # comes before the drafter has read the prompt
+        if first or ids.shape[1] >= self.limit:
             return []
         mask = torch.ones_like(ids)
         with torch.inference_mode():

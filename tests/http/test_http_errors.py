@@ -39,7 +39,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
             "response_format", "only {'type': 'text'} is served here",
         ),
         (CHAT, {"messages": SAID, "tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
-        (CHAT, {"messages": SAID, "reasoning_effort": "low"}, "reasoning_effort", "is not served"),
+        (CHAT, {"messages": SAID, "reasoning_effort": "low"}, "reasoning_effort", "only 'none' is"),
         (CHAT, {"messages": SAID, "guided_json": {}}, "guided_json", "is not served here"),
         (
             CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -84,7 +84,8 @@ async def test_bad_values(bare, path, body, param, message):
     "neutral",
     [
         {"response_format": {"type": "text"}}, {"tool_choice": "auto"}, {"store": False},
-        {"parallel_tool_calls": True}, {"modalities": ["text"]}, {"service_tier": "auto"},
+        {"parallel_tool_calls": False}, {"reasoning_effort": "none"},
+        {"modalities": ["text"]}, {"service_tier": "auto"},
         {"stop": None, "seed": None, "temperature": None, "tools": None}, {"frequency_penalty": 0},
         {"user": "someone", "metadata": {"a": "b"}}, {"logit_bias": {}}, {"top_k": 0, "min_p": 0.0},
     ],

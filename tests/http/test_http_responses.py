@@ -24,7 +24,7 @@ from orchestrator.front.http.bodies import ChatBody
 from orchestrator.front.http.chat import ChatReply
 from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.responses import ResponsesReply, chat_of_items
-from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser
+from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser, parser_for
 from tests.tiny import make_tokenizer
 
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -87,6 +87,25 @@ async def test_items_are_the_chat_that_they_were(served, api):
     assert reply.output_text == expected.text
 
 
+async def test_what_a_coding_agent_sends(served, api):
+    """The fields of OpenAI's Codex, which asks for any model like this."""
+    say = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "the cat"}],
+    }
+    reply = await api.responses.create(
+        model="target:exact",
+        input=[{**say, "id": "msg_0", "role": "developer"}, {**say, "id": "msg_1"}],
+        tools=[{**TOOL, "strict": False}], tool_choice="auto", parallel_tool_calls=False,
+        reasoning={"summary": "auto"}, include=["reasoning.encrypted_content"], store=False,
+        prompt_cache_key="thread", max_output_tokens=4,
+        extra_body={"client_metadata": {"session_id": "s"}},
+    )  # fmt: skip
+    assert reply.usage.output_tokens == 4
+    assert reply.parallel_tool_calls is False
+
+
 def test_calls_and_their_outputs_for_the_template():
     body = ResponsesBody(
         input=[
@@ -113,6 +132,7 @@ def test_calls_and_their_outputs_for_the_template():
         ({}, "input", "is missing"),
         ({"input": "x", "store": True}, "store", "only False is served here"),
         ({"input": "x", "previous_response_id": "r"}, "previous_response_id", "is not served"),
+        ({"input": "x", "reasoning": {"effort": "low"}}, "reasoning.effort", "must be"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type", "only functions"),
         ({"input": [{"type": "reasoning"}]}, "input[0].type", "only message, function_call"),
         (
@@ -154,6 +174,23 @@ def test_calls_are_found_however_the_text_is_cut(sizes, broken):
     else:
         assert [(call.name, json.loads(call.arguments)) for call in calls] == [("f", {"a": [1]})]
         assert shown == "a < b <tool  and <tool_cal"
+
+
+def test_one_call_if_they_may_not_be_parallel():
+    for parallel, expected in ((True, 2), (False, 1)):
+        parser = ToolCallParser(parallel)
+        pieces = [*parser.push(f"a {CALL}b {CALL}"), *parser.push("c"), parser.end()]
+        assert sum(isinstance(piece, ToolCall) for piece in pieces) == expected
+        shown = "".join(piece for piece in pieces if isinstance(piece, str))
+        assert shown == ("a b c" if parallel else "a ")
+
+
+def test_tools_that_are_not_shown_are_not_called():
+    tokens = make_tokenizer().backend_tokenizer.to_str().encode()
+    tags = Tokenizer(TokenizerBundle(tokens, "f", (1,), (1,), chat_template="{# <tool_call> #}"))
+    assert parser_for(ResponsesBody(input="x", tools=[TOOL]), tags)
+    assert parser_for(ResponsesBody(input="x", tools=[TOOL], tool_choice="none"), tags) is None
+    assert parser_for(ResponsesBody(input="x"), tags) is None
 
 
 def test_an_open_call_at_the_end_is_text():

@@ -41,7 +41,7 @@ from orchestrator.front.http.options import chat_of, check_tools, chosen, option
 from orchestrator.front.http.replies import Events, Reply
 from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.responses import ResponsesReply, chat_of_items
-from orchestrator.front.http.tool_calls import ToolCallParser
+from orchestrator.front.http.tool_calls import parser_for
 from orchestrator.generation.prompt import encode_prompt
 from orchestrator.generations import Generations
 
@@ -143,9 +143,7 @@ class _Face:
         check_tools(body.tools or ())
         options = options_of(body, models, max_tokens=body.max_output_tokens)
         asked = GenerationRequest(chat_of_items(body), options)
-        parses = bool(body.tools) and tokenizer.tags_tool_calls
-        parser = ToolCallParser() if parses else None
-        reply = ResponsesReply(body, models.target.name, parser)
+        reply = ResponsesReply(body, models.target.name, parser_for(body, tokenizer))
         return await self._send(reply, body, self._run([asked], _caller(request)))
 
     def _served(self, models: Models) -> tuple[str, str, Tokenizer]:

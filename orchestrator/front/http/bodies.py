@@ -39,12 +39,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "max_tool_calls": (),
     "modalities": (["text"],),
     "moderation": (),
-    "parallel_tool_calls": (True,),
     "previous_response_id": (),
     "prompt": (),
     "prompt_logprobs": (),
-    "reasoning": ({}, {"effort": None, "summary": None}),
-    "reasoning_effort": (),
+    "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
@@ -53,7 +51,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "suffix": ("",),
     "text": ({"format": {"type": "text"}}, {}),
-    "tool_choice": ("auto", "none"),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "truncation": ("disabled",),
@@ -151,12 +148,37 @@ class ChatMessageBody(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class TemplateBody(Body):
-    """How the chat template renders a chat's messages."""
+class ToolsBody(Body):
+    """The functions that the model may call."""
 
     tools: list[dict[str, Any]] | None = Field(
-        None, description="Functions that the model may call; calls come as text."
+        None, description="Functions that the model may call, if its chat template shows them."
     )
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, Any], ...]:
+        """Those that the chat template gets."""
+        return tuple(self.tools or ())
+
+
+class CallingBody(ToolsBody):
+    """Whether and how the model calls them."""
+
+    tool_choice: Literal["auto", "none"] | None = Field(
+        None, description="none: tools are not shown to the model."
+    )
+    parallel_tool_calls: bool = Field(
+        True, description="Whether it may call several; false: what follows the first call is cut."
+    )
+
+    @property
+    def shown_tools(self) -> tuple[dict[str, Any], ...]:
+        return () if self.tool_choice == "none" else super().shown_tools
+
+
+class TemplateBody(ToolsBody):
+    """How the chat template renders a chat's messages."""
+
     documents: list[dict[str, Any]] | None = Field(
         None, description="Documents to answer from, if the chat template reads them."
     )
@@ -190,7 +212,7 @@ class PredictionBody(Body):
         return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class ChatBody(GenerationBody, TemplateBody):
+class ChatBody(GenerationBody, CallingBody, TemplateBody):
     """A request for a chat completion."""
 
     messages: list[ChatMessageBody] = Field(min_length=1)
@@ -202,9 +224,6 @@ class ChatBody(GenerationBody, TemplateBody):
     )
     prediction: PredictionBody | None = Field(
         None, description="Text that the output is expected to resemble; it is drafted."
-    )
-    tool_choice: Literal["auto", "none"] | None = Field(
-        None, description="none: tools are not shown to the model."
     )
 
 

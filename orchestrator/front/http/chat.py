@@ -11,7 +11,7 @@ from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.logprobs import chat_logprobs
 from orchestrator.front.http.options import options_of
 from orchestrator.front.http.replies import Reply
-from orchestrator.front.http.tool_calls import ToolCallParser
+from orchestrator.front.http.tool_calls import parser_for
 
 
 def chat_options(body: ChatBody, models: Models) -> GenerateOptions:
@@ -33,8 +33,7 @@ class ChatReply(Reply):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._num_calls = [0] * len(self._gathered)
-        parses = self._body.tools and self._tokenizer.tags_tool_calls
-        self._parsers = [ToolCallParser() for _ in self._gathered] if parses else []
+        self._parsers = [parser_for(self._body, self._tokenizer) for _ in self._gathered]
 
     def choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
         text, calls = self._parsed(index, gathered.text, ends=True)
@@ -60,9 +59,10 @@ class ChatReply(Reply):
 
     def _parsed(self, index: int, text: str, ends: bool = False) -> tuple[str, list[Any]]:
         """Return the text and the function calls that came with it; `ends`: no more comes."""
-        if not self._parsers:
+        parser = self._parsers[index]
+        if parser is None:
             return text, []
-        parser, shown, calls = self._parsers[index], "", []
+        shown, calls = "", []
         for piece in parser.push(text):
             if isinstance(piece, str):
                 shown += piece

@@ -71,7 +71,7 @@ def chat_of(body: ChatBody | TokenizeBody, joins_parts: bool) -> Chat:
     begins = body.add_generation_prompt
     return Chat(
         [_message_of(i, m, joins_parts) for i, m in enumerate(body.messages or ())],
-        tools=() if getattr(body, "tool_choice", None) == "none" else tuple(body.tools or ()),
+        tools=body.shown_tools,
         documents=tuple(body.documents or ()),
         add_generation_prompt=not body.continue_final_message if begins is None else begins,
         continue_final_message=body.continue_final_message,

@@ -6,10 +6,17 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from orchestrator.front.http.bodies import SampledBody
+from orchestrator.front.http.bodies import Body, CallingBody, SampledBody
 
 
-class ResponsesBody(SampledBody):
+class ReasoningBody(Body):
+    """How the model reasons."""
+
+    effort: Literal["none"] | None = None
+    summary: str | None = Field(None, description="Accepted; there is none without effort.")
+
+
+class ResponsesBody(SampledBody, CallingBody):
     """A request for a response; nothing of it is stored."""
 
     input: str | list[dict[str, Any]] = Field(
@@ -17,9 +24,7 @@ class ResponsesBody(SampledBody):
     )
     instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: int | None = Field(None, ge=1, description="Maximum output tokens.")
-    tools: list[dict[str, Any]] | None = Field(
-        None, description="Functions that the model may call, if its chat template shows them."
+    reasoning: ReasoningBody | None = Field(
+        None, description="Reasoning is not told from text, so only no effort is served."
     )
-    tool_choice: Literal["auto", "none"] | None = Field(
-        None, description="none: tools are not shown to the model."
-    )
+    client_metadata: dict[str, Any] | None = Field(None, description="Accepted; has no effect.")

@@ -30,8 +30,7 @@ def chat_of_items(body: ResponsesBody) -> Chat:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for index, item in enumerate(items):
         _add_item(messages, f"input[{index}]", item)
-    tools = () if body.tool_choice == "none" else tuple(map(_for_template, body.tools or ()))
-    return Chat(messages, tools=tools)
+    return Chat(messages, tools=tuple(map(_for_template, body.shown_tools)))
 
 
 def _add_item(messages: list[Document], where: str, item: Document) -> None:
@@ -105,7 +104,7 @@ class ResponsesReply:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None},
             "store": False,

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from flyspec.tokenizer import Tokenizer
+from orchestrator.front.http.bodies import CallingBody
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -27,13 +30,15 @@ class ToolCallParser:
     """Separates a growing text into text and calls.
 
     Text that may be the beginning of a tag is held back; a call comes once it is complete. What
-    turns out to be no call is text.
+    turns out to be no call is text. Unless calls may be `parallel`, what follows the first is cut.
     """
 
-    def __init__(self) -> None:
-        self._held = ""
+    def __init__(self, parallel: bool = True) -> None:
+        self._held, self._parallel, self._ended = "", parallel, False
 
     def push(self, text: str) -> Iterator[str | ToolCall]:
+        if self._ended:
+            return
         self._held += text
         while self._held:
             before, tag, after = self._held.partition(OPEN)
@@ -49,13 +54,22 @@ class ToolCallParser:
             self._held = OPEN + after
             if not end:
                 return
-            self._held = rest
-            yield _read(inside) or OPEN + inside + CLOSE
+            call = _read(inside)
+            self._ended = call is not None and not self._parallel
+            self._held = "" if self._ended else rest
+            yield call or OPEN + inside + CLOSE
 
     def end(self) -> str:
         """Return the text that is left when nothing more comes."""
         held, self._held = self._held, ""
         return held
+
+
+def parser_for(body: CallingBody, tokenizer: Tokenizer) -> ToolCallParser | None:
+    """Return a parser for the output, if the chat template shows tools and has calls tagged."""
+    if not (body.shown_tools and tokenizer.tags_tool_calls):
+        return None
+    return ToolCallParser(body.parallel_tool_calls)
 
 
 def _tag_begun(text: str) -> int:
