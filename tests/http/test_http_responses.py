@@ -137,9 +137,11 @@ def test_calls_and_their_outputs_for_the_template():
         ({"input": [{"type": "reasoning"}]}, "input[0].type", "only message, function_call"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content",
-            "",
+            "input[0].content[0].type",
+            "only text is served",
         ),
+        ({"input": [{"role": "user", "content": 3}]}, "input[0].content", "must be a text"),
+        ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0].type", "only text"),
         ({"input": [{"content": "x"}]}, "input[0].role", "is missing"),
         ({"input": [{"type": "function_call"}]}, "input[0]", "must be strings"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text", "is served here"),

@@ -96,19 +96,26 @@ def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict
     content = message.content
     if not isinstance(content, list):
         return fields_
-    for place, part in enumerate(content):
-        if part.get("type") not in ("text", "input_text", "output_text", "refusal"):
-            raise InvalidArgumentError(
-                f"messages[{index}].content[{place}].type: {part.get('type')!r:.100}: only text "
-                "is served"
-            )
-        if not isinstance(part.get("text"), str):
-            raise InvalidArgumentError(f"messages[{index}].content[{place}].text: must be a string")
+    texts = texts_of(f"messages[{index}].content", content)
     if joins_parts:
-        fields_["content"] = "\n".join(part["text"] for part in content)
+        fields_["content"] = "\n".join(texts)
     else:
-        fields_["content"] = [{"type": "text", "text": part["text"]} for part in content]
+        fields_["content"] = [{"type": "text", "text": text} for text in texts]
     return fields_
+
+
+def texts_of(where: str, content: Sequence[Any]) -> list[str]:
+    """Return the texts of a content's parts. Raises `InvalidArgumentError` for other parts."""
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise InvalidArgumentError(f"{where}[{index}].type: {kind!r:.100}: only text is served")
+        name = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part.get(name), str):
+            raise InvalidArgumentError(f"{where}[{index}].{name}: must be a string")
+        texts.append(part[name])
+    return texts
 
 
 def sampling_of(body: SampledBody) -> SamplingParams:

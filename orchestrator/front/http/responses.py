@@ -13,7 +13,7 @@ from flyspec.telemetry import request_id
 from flyspec.values.chat import Chat
 from flyspec.values.generation import Chunk, Completion, Event, FinishReason, Started
 from orchestrator.front.http.errors import document_of
-from orchestrator.front.http.options import sampling_of
+from orchestrator.front.http.options import sampling_of, texts_of
 from orchestrator.front.http.replies import Events, timings_of
 from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser
@@ -70,11 +70,9 @@ def _function(where: str, item: Document) -> Document:
 def _text(where: str, content: Any) -> str:
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not all(
-        isinstance(part, dict) and isinstance(part.get("text"), str) for part in content
-    ):
+    if not isinstance(content, list):
         raise InvalidArgumentError(f"{where}: must be a text, or a list of parts of text")
-    return "\n".join(part["text"] for part in content)
+    return "\n".join(texts_of(where, content))
 
 
 def _for_template(tool: Document) -> Document:
