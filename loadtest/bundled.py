@@ -22,7 +22,7 @@ from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
 from flyspec.cli.stack import DEMO_MODELS
-from flyspec.config import VerifySettings
+from flyspec.config import NO_PORT, VerifySettings
 from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
 from loadtest.command import scenario_app
@@ -66,8 +66,12 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
     load.validate()
     with ExitStack() as ending:
         further = (stack.orchestrators or 1 + isinstance(own, SharingFlags)) - 1
-        served = _serve(ending, replace(stack, orchestrators=None), own)
-        addresses = [served["address"], *(_orchestrator(ending, served) for _ in range(further))]
+        http = load.connection.protocol == "http"
+        served = _serve(ending, replace(stack, orchestrators=None), own, http)
+        addresses = [
+            served["http_url" if http else "address"],
+            *(_orchestrator(ending, served, http) for _ in range(further)),
+        ]
         load = replace(
             load,
             address=",".join(addresses),
@@ -83,9 +87,14 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
         return run_test(scenario, load, own, say)
 
 
-def _serve(ending: ExitStack, stack: StackFlags, own: Any) -> dict[str, Any]:
+def _http_port(http: bool) -> int:
+    return 0 if http else NO_PORT
+
+
+def _serve(ending: ExitStack, stack: StackFlags, own: Any, http: bool) -> dict[str, Any]:
     """Start `flyspec serve`; its addresses and process ids."""
     ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
+    ports["http_port"] = _http_port(http)
     flags = to_flags(**ports, log_level="error", **vars(stack))
     more = {}
     if isinstance(own, RecoveryFlags):
@@ -101,13 +110,14 @@ def _drafter(ending: ExitStack, model: str) -> str:
     return f"{LOOPBACK}:{_service(ending, 'draft_service', flags)['port']}"
 
 
-def _orchestrator(ending: ExitStack, served: Mapping[str, Any]) -> str:
+def _orchestrator(ending: ExitStack, served: Mapping[str, Any], http: bool) -> str:
     """Start another orchestrator over the stack's services; its address."""
     flags = [
-        "--admin-port", "0", "--upstream-tls", "false",
+        "--admin-port", "0", "--http-port", str(_http_port(http)), "--upstream-tls", "false",
         "--verify-address", served["verify_address"], "--draft-address", served["draft_address"],
     ]  # fmt: skip
-    return f"{LOOPBACK}:{_service(ending, 'orchestrator', flags)['port']}"
+    found = _service(ending, "orchestrator", flags)
+    return f"{LOOPBACK}:{found['http_port' if http else 'port']}"
 
 
 def _service(ending: ExitStack, module: str, flags: Sequence[str]) -> dict[str, Any]:

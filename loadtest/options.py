@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
+from flyspec.config import HTTP_PORT
 from flyspec.drawing import check_file
 from flyspec.flags import Flag, flags_of
 from flyspec.rules import Rule
@@ -19,6 +20,14 @@ from loadtest.connection import Endpoint
 from loadtest.goals import Goals
 from loadtest.prompts import FRESH, VARIED, Source
 from loadtest.report.files import LabResults
+
+ProtocolName = Literal["grpc", "http"]
+DEFAULT_ADDRESSES: Mapping[ProtocolName, str] = {
+    "grpc": DEFAULT_ADDRESS,
+    "http": f"127.0.0.1:{HTTP_PORT}",
+}
+CHANNELS = 4
+"""gRPC connections to each address, which requests share."""
 
 _flag = partial(Flag, group="Requests")
 _asked = partial(request_flag, group="Requests")
@@ -77,12 +86,39 @@ class Requests:
 
 # fmt: off
 @dataclass(frozen=True)
+class ConnectionFlags:
+    """How to talk to the installation."""
+
+    protocol: Annotated[ProtocolName, Flag("gRPC, or OpenAI's API over HTTP.")] = "grpc"
+    connections: Annotated[int | None, Flag(
+        "TCP connections to each address. Over HTTP a connection has one request at a time, and "
+        "others wait for it.", min=1, default=f"{CHANNELS}; over HTTP one per running request",
+    )] = None
+    # fmt: on
+
+    def endpoints(self, addresses: str, credentials: Credentials) -> list[Endpoint]:
+        """Return where to connect, checked; empty is the default. Raises `ConfigError`."""
+        found = [
+            Endpoint(address, credentials)
+            for address in (addresses or DEFAULT_ADDRESSES[self.protocol]).split(",")
+        ]
+        for endpoint in found:
+            if self.protocol == "http":
+                endpoint.http_url()
+            else:
+                credentials.security(endpoint.address)
+        return found
+
+
+# fmt: off
+@dataclass(frozen=True)
 class LoadOptions:
     """The installation, the requests, what has to hold, and where the report goes."""
 
     address: Annotated[str, Flag(
         "Generation address, or several, comma-separated, used in turn.",
-    )] = DEFAULT_ADDRESS
+        default=" or ".join(DEFAULT_ADDRESSES.values()),
+    )] = ""
     admin_address: Annotated[str, Flag(
         f"Admin address, usually {DEFAULT_ADMIN_ADDRESS}. Without it, the test cannot check "
         "that nothing is left open at the end.",
@@ -90,7 +126,6 @@ class LoadOptions:
     seconds: Annotated[float, Flag(
         "Total seconds of load; the last requests end later.", min=1,
     )] = 120.0
-    connections: Annotated[int, Flag("TCP connections to each address.", min=1)] = 4
     watch: Annotated[tuple[tuple[str, int], ...], Flag(
         "Process on this machine whose memory is recorded; repeatable.",
         metavar="NAME=PID", read=_processes,
@@ -100,6 +135,7 @@ class LoadOptions:
         "Write every request to a .jsonl or .gz file, one JSON document per line.", group="Results",
     )] = None
     # fmt: on
+    connection: ConnectionFlags = field(default_factory=ConnectionFlags)
     credentials: Credentials = field(default_factory=Credentials)
     requests: Requests = field(default_factory=Requests)
     goals: Goals = field(default_factory=Goals)
@@ -110,16 +146,16 @@ class LoadOptions:
         self.results.check()
         check_file("--records", self.records, (".jsonl", ".gz"))
         self.goals.validate()
-        for endpoint in self.endpoints():
-            endpoint.credentials.security(endpoint.address)
+        self.endpoints()
 
     def endpoints(self) -> list[Endpoint]:
-        return [Endpoint(address, self.credentials) for address in self.address.split(",")]
+        """Return where to connect. Raises `ConfigError`."""
+        return self.connection.endpoints(self.address, self.credentials)
 
     def told(self, own: Any) -> dict[str, Any]:
         """The flags that a report repeats: no secrets, addresses or names of files."""
-        found = {"seconds": self.seconds, "connections": self.connections}
-        for part in (self.requests, self.goals, own):
+        found: dict[str, Any] = {"seconds": self.seconds}
+        for part in (self.connection, self.requests, self.goals, own):
             for name in flags_of(type(part)):
                 value = getattr(part, name)
                 if value not in (None, "", ()):

@@ -30,7 +30,6 @@ from loadtest.report.load import LoadReport
 from loadtest.sampler import Sampler
 from loadtest.scenarios import Scenario, ScenarioVerdict, World
 from loadtest.summary import PhaseResult, timeline
-from loadtest.users.grpc import GrpcTransport
 from loadtest.users.loops import (
     ClosedLoopUser,
     GenerateUser,
@@ -38,6 +37,7 @@ from loadtest.users.loops import (
     measure,
     user_class_of,
 )
+from loadtest.users.protocols import TRANSPORTS
 from loadtest.work import Closed, Job, Phase, Text
 
 MAX_SPAWN_RATE = 100
@@ -87,7 +87,8 @@ class LoadTest:
         if scenario.needs_admin and not load.admin_address:
             raise ConfigError(f"{scenario.name} needs --admin-address")
         self._scenario, self._load, self._own, self._say = scenario, load, own, say
-        self._transport = GrpcTransport(load.endpoints(), load.connections)
+        link = load.connection
+        self._transport = TRANSPORTS[link.protocol](load.endpoints(), link.connections)
         admin = (
             Admin(Endpoint(load.admin_address, load.credentials)) if load.admin_address else None
         )
@@ -120,10 +121,14 @@ class LoadTest:
 
     def run(self) -> LoadReport:
         """Run all of it. Raises `FlyspecError` if it cannot begin."""
-        models = self._transport.list_models()
-        before = self._world.admin.status() if self._world.admin else None
-        self._world.slots = slots(before) if before else None
-        self._world.vocab_size = models.target.vocab_size
+        models, admin = self._transport.list_models(), self._world.admin
+        target, drafters, before = models.target, models.drafters, None
+        if admin:  # knows more than HTTP tells
+            before = admin.status()
+            target = before.verify.model or target
+            drafters = drafters or tuple(drafter.name for drafter in admin.drafters())
+            self._world.slots = slots(before)
+        self._world.vocab_size = target.vocab_size
         scenario, done = self._scenario(self._load, self._own, self._world), self._done
         begun = datetime.datetime.now(datetime.UTC)
         environment = Environment(user_classes=[ClosedLoopUser, OpenLoopUser])
@@ -151,7 +156,13 @@ class LoadTest:
             *goals.check(done, sum(map(scenario.excuses, failed))), *self._left(before),
             *verdict.checks, *self._trouble,
         ]  # fmt: skip
-        target = models.target
+        server = {
+            "target": target.name,
+            "dtype": target.dtype,
+            "device": target.device,
+            "num_parameters": target.num_parameters,
+            "drafters": list(drafters),
+        }
         document = {
             "version": VERSION,
             "scenario": scenario.name,
@@ -159,13 +170,7 @@ class LoadTest:
             "passed": all(check.passed for check in checks),
             "begun": begun.strftime("%Y-%m-%d %H:%M UTC"),
             "seconds": seconds,
-            "server": {
-                "target": target.name,
-                "dtype": target.dtype,
-                "device": target.device,
-                "num_parameters": target.num_parameters,
-                "drafters": list(models.drafters),
-            },
+            "server": {name: value for name, value in server.items() if value},
             "generator": {"cores": os.cpu_count(), "python": platform.python_version()},
             "options": self._load.told(self._own),
             "found": verdict.found,

@@ -1,18 +1,37 @@
-"""What users need of a protocol. Each protocol has a module that implements it: `grpc`."""
+"""What users need of a protocol. Each protocol has a module that implements it in `users`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from flyspec.client import Completion, GenerateOptions, Prompt, Started
+from flyspec.client import GenerateOptions, Models, Prompt, Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTaken:
+    """The generation has got its slot."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """The generation is complete: its output tokens and rounds.
+
+    `recoveries` is None if the protocol does not report them.
+    """
+
+    tokens: int
+    rounds: int
+    recoveries: Sequence[Recovery] | None
 
 
 class TokenStream(Protocol):
     """A running generation."""
 
-    def __iter__(self) -> Iterator[Started | Sequence[int] | Completion]:
-        """That it got its slot, the tokens of each message as they arrive, the completion.
+    def __iter__(self) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
+        """That it got its slot, if the protocol says so; the tokens of each message as they
+        arrive; its end.
 
         Raises `FlyspecError`: `ResourceExhaustedError` if the server has no room for it.
         """
@@ -29,7 +48,14 @@ class Transport(Protocol):
     ) -> TokenStream:
         """Ask for a generation, from one of the first `addresses`; returns at once.
 
-        `options.timeout_s` limits all of it.
+        `options.timeout_s` limits all of it. Raises `ConfigError` for options that the protocol
+        cannot carry.
+        """
+
+    def list_models(self, timeout_s: float = 10.0) -> Models:
+        """The models at the first address; empty or 0 is what the protocol does not say.
+
+        Raises `FlyspecError` with the address if it does not answer.
         """
 
     def close(self) -> None:

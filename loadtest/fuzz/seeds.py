@@ -94,6 +94,7 @@ def verify(facts: Facts) -> Iterator[Session]:
                 "position": LENGTH - 1, "target_token_id": 9, "gap_nats": 0.1,
                 "remaining_matches": 2, "target_logprobs": {
                     "logprob": -1.0, "top_token_ids": [9, 8], "top_logprobs": [-1.0, -2.0],
+                    "token": b"i", "top_tokens": [b"i", b"h"],
                 },
             }  # fmt: skip
         plain = {

@@ -43,10 +43,11 @@ class LoadReport(LabReport):
     @property
     def about(self) -> Sequence[str]:
         document, server = self.document, self.document["server"]
+        facts = ", ".join(server[name] for name in ("dtype", "device") if name in server)
         return (
             document["about"],
-            f"{document['begun']} · {document['seconds']:.0f} s · {server['target']} "
-            f"({server['dtype']}, {server['device']})",
+            f"{document['begun']} · {document['seconds']:.0f} s · {server['target']}"
+            f"{facts and f' ({facts})'} over {document['options'].get('protocol', 'grpc')}",
         )
 
     def tables(self) -> Sequence[Table]:

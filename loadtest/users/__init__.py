@@ -1,4 +1,4 @@
-"""Locust users (`loops`) and the protocols that they use (`grpc`).
+"""Locust users (`loops`) and the protocols that they use (`grpc`, `http`).
 
-Another protocol needs a module next to `grpc` that implements `loadtest.transport`.
+Another protocol needs a module that implements `loadtest.transport`, and its name in `protocols`.
 """

@@ -9,11 +9,13 @@ from typing import Any
 import grpc
 
 from flyspec import rpc, wire
-from flyspec.client import Completion, GenerateOptions, Models, Prompt, Started
+from flyspec.client import GenerateOptions, Models, Prompt
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from flyspec.values.generation import GenerationRequest
 from loadtest.connection import Endpoint
+from loadtest.options import CHANNELS
+from loadtest.transport import SlotTaken, StreamEnd
 
 
 class GrpcStream:
@@ -22,16 +24,18 @@ class GrpcStream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    def __iter__(self) -> Iterator[Started | Sequence[int] | Completion]:
+    def __iter__(self) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
         try:
             for response in self._call:
                 match response.WhichOneof("response"):
                     case "chunk":  # not decoded: the generator has to be fast
                         yield response.chunk.token_ids
                     case "started":
-                        yield wire.unwrap(response)
+                        yield SlotTaken()
                     case "completion":
-                        yield wire.unwrap(response)
+                        ended = wire.unwrap(response)
+                        rounds = ended.speculation.num_rounds
+                        yield StreamEnd(ended.completion_tokens, rounds, ended.recoveries)
                         return
         except grpc.RpcError as error:
             raise rpc.error_of(error) from None
@@ -44,9 +48,9 @@ class GrpcStream:
 class GrpcTransport:
     """So many `connections` (channels) to each endpoint; endpoints and channels take turns."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], connections: int = 1) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], connections: int | None = None) -> None:
         self._endpoints = endpoints
-        self._channels = [e.connect() for _ in range(connections) for e in endpoints]
+        self._channels = [e.connect() for _ in range(connections or CHANNELS) for e in endpoints]
         self._stubs = [generation_pb2_grpc.GenerationServiceStub(c) for c in self._channels]
         self._turns = count()
 
@@ -65,7 +69,6 @@ class GrpcTransport:
         return GrpcStream(call)
 
     def list_models(self, timeout_s: float = 10.0) -> Models:
-        """The models that answer there. Raises `FlyspecError` with the address if none does."""
         request = generation_pb2.ListModelsRequest()
         stub, endpoint = self._stub(1)
         try:

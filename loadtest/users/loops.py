@@ -12,11 +12,11 @@ from typing import Any
 import gevent
 from locust import User, task
 
-from flyspec.client import Completion, Started
 from flyspec.errors import FlyspecError, ResourceExhaustedError
 from flyspec.values.generation import RecoveryKind
 from loadtest.control import Control
 from loadtest.record import Record
+from loadtest.transport import SlotTaken, StreamEnd
 from loadtest.work import Closed, Job, Open
 
 PAUSE_S = 0.1
@@ -87,16 +87,16 @@ def measure(control: Control, job: Job) -> Record:
     sent, started, first, tokens = control.now(), None, None, 0
     token_ids: list[int] = []
     arrivals: list[float] = []
-    completion: Completion | None = None
+    end: StreamEnd | None = None
     stream, leaving, error = None, None, None
     try:
         stream = control.transport.open(job.prompt, job.options, job.addresses)
         if job.leave_after_s is not None:
             leaving = gevent.spawn_later(job.leave_after_s, stream.cancel)
         for piece in stream:
-            if isinstance(piece, Completion):
-                completion = piece
-            elif isinstance(piece, Started):
+            if isinstance(piece, StreamEnd):
+                end = piece
+            elif isinstance(piece, SlotTaken):
                 started = control.now()
             elif piece:
                 first = control.now() if first is None else first
@@ -110,7 +110,7 @@ def measure(control: Control, job: Job) -> Record:
         left = leaving is not None and leaving.ready()
         if leaving is not None:
             leaving.kill(block=False)
-        if stream is not None and completion is None:
+        if stream is not None and end is None:
             stream.cancel()
     ended = control.now()
 
@@ -118,14 +118,13 @@ def measure(control: Control, job: Job) -> Record:
         return Record(job.phase, job.variant, job.planned, sent, ended, outcome, started, first,
                       arrivals=arrivals, **more)  # fmt: skip
 
-    if completion is not None:
-        pauses = [r.delay_ns / 1e6 for r in completion.recoveries
-                  if r.kind is RecoveryKind.DRAFTER_SWAPPED]  # fmt: skip
+    if end is not None:
+        known = end.recoveries
+        pauses = [r.delay_ns / 1e6 for r in known or () if r.kind is RecoveryKind.DRAFTER_SWAPPED]
         return record(
-            "complete", tokens=completion.completion_tokens,
-            rounds=completion.speculation.num_rounds, moves=len(pauses),
+            "complete", tokens=end.tokens, rounds=end.rounds, moves=len(pauses),
             longest_pause_ms=max(pauses, default=0.0),
-            recoveries=Counter(r.kind.name for r in completion.recoveries),
+            recoveries=None if known is None else Counter(r.kind.name for r in known),
             differs=job.text is not None and job.text.differs(token_ids),
         )  # fmt: skip
     if left:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from loadtest.options import DEFAULT_ADDRESSES, ProtocolName
 
 
 @dataclass
@@ -40,10 +41,22 @@ async def load_stack():
     if not (DEMO_MODELS / "target" / "model.safetensors").is_file():
         pytest.skip("demo/models has no weights; run `make models`")
     options = StackOptions(
-        log_level="warning", max_sessions=6, orchestrator_flags=("--max-waiting", "2")
-    )
+        log_level="warning", max_sessions=6, http_port=0,
+        orchestrator_flags=("--max-waiting", "2"),
+    )  # fmt: skip
     async with Stack(options) as running:
         yield running
+
+
+@pytest.fixture(params=list(DEFAULT_ADDRESSES))
+def protocol(request):
+    """Each protocol in turn."""
+    return request.param
+
+
+def address_of(stack, protocol):
+    """Where a stack speaks a protocol."""
+    return {"grpc": stack.address, "http": stack.http_url}[protocol]
 
 
 @pytest.fixture
@@ -56,14 +69,17 @@ def run_load(load_stack, tmp_path):
         stop_when: Callable[[], Awaitable[None]] | None = None,
         module: str = "loadtest",
         page: bool = False,
+        protocol: ProtocolName = "grpc",
     ) -> Ended:
         html, data = tmp_path / "load.html", tmp_path / "load.json"
         where = [] if module != "loadtest" else [
-            "--address", load_stack.address, "--admin-address", load_stack.admin_address,
+            "--address", address_of(load_stack, protocol),
+            "--admin-address", load_stack.admin_address,
             "--watch", f"verify={load_stack.services['verify'].pid}", "--every", "0.2",
         ]  # fmt: skip
         child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, scenario, *where, "--output", str(data),
+            sys.executable, "-m", module, scenario, *where, "--protocol", protocol,
+            "--output", str(data),
             *(["--html", str(html)] if page else []), *flags.split(),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip

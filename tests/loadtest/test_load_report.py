@@ -57,6 +57,15 @@ def test_the_page_is_one_file_with_every_plot():
         assert text in reader.text
 
 
+def test_what_the_protocol_does_not_say_is_left_out():
+    found = document()
+    assert LoadReport(found).about[1].endswith("target (bfloat16, cpu) over grpc")
+    found["server"], found["options"]["protocol"] = {"target": "target"}, "http"
+    assert LoadReport(found).about[1].endswith("target over http")
+    assert {p["moves"] for p in found["phases"]} == {None}
+    assert "target over http" in parsed(found).text
+
+
 def test_a_broken_check_is_seen_at_once():
     text = parsed(document(users=(2,), failures=2)).text
     assert "failed" in text

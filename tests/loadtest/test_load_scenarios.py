@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,12 +15,15 @@ from typer.testing import CliRunner
 from flyspec.cli.service import Child
 from flyspec.client import AdminClient
 from flyspec.errors import ConfigError
+from loadtest import prompts
 from loadtest.command import scenario_app
 from loadtest.prompts import Source
 from loadtest.scenarios import SCENARIOS
 from loadtest.scenarios.drafter_swap import Candidate
+from tests.loadtest.conftest import address_of
 from tests.waiting import idle, until
 
+LOCUSTFILE = str(Path(prompts.__file__).with_name("locustfile.py"))
 SHORT = "--max-tokens 16 --problems 40 --seed 1"
 
 
@@ -25,6 +31,7 @@ def passed(ended, errors=False):
     """Assert that a test completed without failures and wrote its report."""
     assert ended.code == 0, ended.errors + ended.printed
     assert ended.document["passed"]
+    assert ended.document["server"]["num_parameters"] > 0
     assert "PASSED" in ended.printed
     if errors:  # excused ones
         return True
@@ -33,12 +40,15 @@ def passed(ended, errors=False):
     return True
 
 
-async def test_ramp_on_a_stack_of_its_own(run_load):
+async def test_ramp_on_a_stack_of_its_own(run_load, protocol):
     flags = "--draft-model= --seconds 2 --steps 1,3 --rule exact --num-speculative-tokens 4"
     ended = await run_load(
-        "ramp", f"{flags} --against 0 {SHORT}", module="loadtest.bundled", page=True
-    )
+        "ramp", f"{flags} --against 0 {SHORT}", module="loadtest.bundled", page=True,
+        protocol=protocol,
+    )  # fmt: skip
     assert passed(ended)
+    assert ended.document["options"]["protocol"] == protocol
+    assert f"over {protocol}" in ended.page
     series = {p["series"] for p in ended.document["phases"]} - {""}
     assert series == {"exact, K = 4", "K = 0"}
     assert set(ended.document["found"]["curves"]) == series
@@ -107,10 +117,10 @@ async def test_recovery(run_load):
     assert ended.check("texts")["said"].startswith("0 of ")
 
 
-async def test_burst(run_load):
+async def test_burst(run_load, protocol):
     # Three requests a second fit into six slots; seventy-five do not. Some come well after them.
     flags = "--seconds 6 --rate 3 --factor 25 --ignore-eos --max-tokens 160 --problems 40 --seed 2"
-    ended = await run_load("burst", flags)
+    ended = await run_load("burst", flags, protocol=protocol)
     assert passed(ended)
     burst = ended.phase("burst")
     assert burst["sent"] > burst["complete"] > 0
@@ -119,16 +129,16 @@ async def test_burst(run_load):
     assert ended.check("after")["passed"]
 
 
-async def test_cancel_storm(run_load):
+async def test_cancel_storm(run_load, protocol):
     flags = "--seconds 2 --users 2 --cancel-after 0.1 --max-tokens 200 --problems 40"
-    ended = await run_load("cancel-storm", flags)
+    ended = await run_load("cancel-storm", flags, protocol=protocol)
     assert passed(ended)
     storm = ended.phase("storm")
     assert storm["cancelled"] > storm["complete"]
     assert ended.check("left open")["said"] == "nothing more than before"
 
 
-async def test_drafter_swap(run_load, load_stack):
+async def test_drafter_swap(run_load, load_stack, protocol):
     service = await Child.start(
         "lookup", "draft_service", ["--model", "", "--port", "0"], 1, lambda line: None
     )
@@ -138,12 +148,13 @@ async def test_drafter_swap(run_load, load_stack):
             before = [d.name for d in await admin.list_drafters()]
             flags = f"--seconds 3 --turns 1 --users 3 --max-tokens 100 --texts 4 --swap-to " \
                     f"lookup=127.0.0.1:{service.facts['port']},prompt_lookup"  # fmt: skip
-            ended = await run_load("drafter-swap", flags)
+            ended = await run_load("drafter-swap", flags, protocol=protocol)
             assert passed(ended)
             assert [d.name for d in await admin.list_drafters()] == before
     finally:
         service.send(subprocess.signal.SIGTERM)  # type: ignore[attr-defined]
         await service.ended()
+    assert ("mid-stream" in ended.document["lines"][0]) == (protocol == "grpc")
     (turn,) = ended.document["found"]["turns"]
     assert (turn["drafter"], turn["left"]) == ("lookup", 0)
     assert ended.check("texts")["said"].startswith("0 of ")
@@ -185,10 +196,23 @@ async def test_a_test_that_is_stopped_reports_what_it_saw(run_load, load_stack):
     assert ended.document["seconds"] < 60
 
 
-async def test_a_server_that_is_not_there(run_load):
-    ended = await run_load("ramp", "--address 127.0.0.1:1")
+async def test_a_server_that_is_not_there(run_load, protocol):
+    ended = await run_load("ramp", "--address 127.0.0.1:1", protocol=protocol)
     assert ended.code == 2
     assert ended.errors.startswith("error: 127.0.0.1:1 does not answer")
+
+
+async def test_locusts_own_command_line(load_stack, protocol):
+    flags = f"--headless --users 2 --run-time 2s --stop-timeout 60 {SHORT} --json --host"
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "locust", "--locustfile", LOCUSTFILE, *flags.split(),
+        address_of(load_stack, protocol), "--protocol", protocol,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    printed, errors = await child.communicate()
+    assert child.returncode == 0, errors.decode()
+    rows = {row["method"]: row["num_requests"] for row in json.loads(printed)}
+    assert rows["Generate"] == rows["TTFT"] > 0
 
 
 # --- the command line -------------------------------------------------------------------------
@@ -221,6 +245,10 @@ def given(*flags):
         ("ramp --html none/a.html", "no such directory: none"),
         ("soak --min-goodput 0.9", "needs --goodput"),
         ("burst --ssl-certfile a.pem", "ssl-ca-certs"),
+        ("ramp --protocol http --address h:x", "--address h:x: not HOST:PORT"),
+        ("ramp --protocol http --address https://h:1", "give --ssl-ca-certs, for https"),
+        ("ramp --protocol http --address http://h:1/v1", "not HOST:PORT"),
+        ("ramp --protocol http --address h:1 --api-key k", "unencrypted"),
     ],
 )
 def test_what_cannot_work_is_said(flags, message):
