@@ -101,6 +101,9 @@ def is_wrong(field: Any, value: Any) -> bool:
     return bool(known) and not any(value in one for one in known)
 
 
+_EMPTY = {FieldDescriptor.TYPE_STRING: "", FieldDescriptor.TYPE_BYTES: b""}
+
+
 class Mutator:
     """Changes messages. `numbers` and `texts` mean something to the server, such as its limits."""
 
@@ -161,9 +164,9 @@ class Mutator:
     def _change_list(self, values: Any, field: Any, rng: Random) -> None:
         """Change, add, drop, double or shuffle entries, or make the list empty or very long."""
         entries = [deepcopy(value) for value in values]
-        message, text = field.message_type, field.cpp_type == FieldDescriptor.CPPTYPE_STRING
+        message = field.message_type
         if not entries:
-            entries = [GetMessageClass(message)() if message else "" if text else 0]
+            entries = [GetMessageClass(message)() if message else _EMPTY.get(field.type, 0)]
         at, how = rng.randrange(len(entries)), rng.randrange(8)
         if how < 4 or not values:
             if how in (0, 3):
