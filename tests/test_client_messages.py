@@ -25,12 +25,14 @@ from flyspec.client import (
     Transcript,
 )
 from flyspec.client.generation import event_of
-from flyspec.client.messages import metadata_of, misfit
+from flyspec.client.messages import message_of, metadata_of, time_limit
+from flyspec.client.misfits import misfit
+from flyspec.client.requests import AnyPrompt, GenerateKeywords, options_of, prompt_of
 from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.v1 import common_pb2, generation_pb2
-from flyspec.values.generation import FinishReason, GenerationRequest
+from flyspec.values.generation import FinishReason, GenerationRequest, ScoreRequest
 from flyspec.values.tokens import Origin, SamplingParams, TokenLogprobs
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
@@ -135,7 +137,7 @@ def test_forms_of_a_prompt(prompt: Prompt, form: str) -> None:
     assert wire.encode(GenerationRequest(prompt, GenerateOptions())).WhichOneof("prompt") == form
 
 
-# --- events ---------------------------------------------------------------------------------
+# --- requests that cannot be sent -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 70])
@@ -160,10 +162,99 @@ def test_an_integer_that_does_not_fit_is_named(value: int) -> None:
     for name, options in requests.items():
         with pytest.raises((ValueError, TypeError)):
             wire.encode(GenerationRequest("x", options))
-        reason = misfit("x", options) or ""
+        reason = misfit(GenerationRequest("x", options)) or ""
         assert name in reason
         assert f" {value}" in reason
-    assert misfit("x", GenerateOptions(rule=Rule("fly"))) is None
+    assert misfit(GenerationRequest("x", GenerateOptions(rule=Rule("fly")))) is None
+
+
+def refusal(keywords: dict[str, Any], prompt: AnyPrompt = "x") -> str:
+    """The error for a request; empty if it can be sent."""
+    try:
+        options = options_of(None, keywords)
+        message_of(GenerationRequest(prompt_of(prompt), options))
+        metadata_of(options)
+        time_limit(options.timeout_s)
+    except InvalidArgumentError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", GenerateKeywords.__annotations__)
+def test_an_option_of_a_wrong_type_is_named(name: str) -> None:
+    reason = refusal({"max_tokens": 3, "rule": "exact", name: object()})
+    assert f".{reason}".partition(" must be ")[0].removesuffix(":").endswith(f".{name}")
+    assert ", got <object object at" in reason
+
+
+@pytest.mark.parametrize(
+    ("keywords", "reason"),
+    [
+        ({"max_tokens": 2.5}, "max_tokens: must be an integer or None, got 2.5"),
+        ({"seed": True}, f"seed must be an integer between 0 and {2**64 - 1}, got True"),
+        ({"stop": 5}, "stop: must be a string or a sequence of strings, got 5"),
+        ({"stop": ["a", 5]}, "stop[1]: must be a string, got 5"),
+        ({"prediction": 5}, "prediction: must be a string or a sequence of integers, got 5"),
+        ({"prediction": [1, "a"]}, "prediction[1]: must be an integer, got 'a'"),
+        ({"temperature": "1"}, "sampling.temperature: must be a number, got '1'"),
+        ({"rule": 5}, "speculation.rule: must be a Rule, a string or None, got 5"),
+        ({"rule": Rule("fly", entropy_measure="x")},
+         "rule.entropy_measure: must be an EntropyMeasure or None, got 'x'"),
+        ({"num_speculative_tokens": "x"},
+         "speculation.num_speculative_tokens: must be an integer, 'auto' or None, got 'x'"),
+        ({"stop_token_ids": [3, -1]},
+         f"stop_token_ids[1] must be an integer between 0 and {2**32 - 1}, got -1"),
+        ({"logit_bias": 5}, "sampling.logit_bias: must be a mapping of integers to numbers or a "
+         "sequence of pairs of an integer and a number, got 5"),
+        ({"logit_bias": {"a": 1}},
+         "sampling.logit_bias: must be pairs of an integer and a number, got ('a', 1)"),
+        ({"logit_bias": {3: 1.0, "a": 1}},
+         "sampling.logit_bias: must be pairs of an integer and a number, got ('a', 1)"),
+        ({"logit_bias": {-1: 1.0}},
+         f"sampling.logit_bias: token id -1 is out of range; ids are 0 to {2**32 - 1}"),
+        ({"timeout_s": "5"}, "timeout_s must be more than 0 seconds, or None, got '5'"),
+        ({"timeout_s": float("nan")}, "timeout_s must be more than 0 seconds, or None, got nan"),
+    ],
+)  # fmt: skip
+def test_what_an_option_must_be(keywords: dict[str, Any], reason: str) -> None:
+    assert refusal(keywords) == reason
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        *((prompt, f"prompt: must be a text, token ids or the messages of a chat, got {prompt!r}")
+          for prompt in (5, None, b"x", {1}, {"role": "user"})),
+        ([7, "a"], "prompt[1]: must be an integer, got 'a'"),
+        ([-1], f"prompt[0] must be an integer between 0 and {2**32 - 1}, got -1"),
+        ([{"role": "user"}, 5], "prompt.messages[1]: must be a JSON object, got 5"),
+        ([{"role": 5}], "prompt.messages[0].role: must be a string, got 5"),
+        ([{"content": {1}}], "prompt.messages[0]: must be a JSON object, got {'content': {1}}"),
+        (Chat((), tools=[{1}]), "prompt.tools[0]: must be a JSON object, got {1}"),
+        (Chat((), template_kwargs={"role": 5, "x": {1}}),
+         "prompt.template_kwargs: must be a JSON object, got {'role': 5, 'x': {1}}"),
+        ("\ud800", "prompt: 'utf-8' codec can't encode character '\\ud800' in position 0: "
+         "surrogates not allowed"),
+    ],
+)  # fmt: skip
+def test_what_a_prompt_must_be(prompt: Any, reason: str) -> None:
+    assert refusal({}, prompt) == reason
+
+
+def test_a_score_that_cannot_be_sent() -> None:
+    for request, reason in (
+        (ScoreRequest("x", -1), "logprobs must be an integer between 0 and 20, got -1"),
+        (ScoreRequest("x", 1.5), "logprobs: must be an integer, got 1.5"),  # type: ignore[arg-type]
+        (ScoreRequest([-1]), f"prompt[0] must be an integer between 0 and {2**32 - 1}, got -1"),
+    ):
+        with pytest.raises(InvalidArgumentError) as caught:
+            message_of(request)
+        assert str(caught.value) == reason
+
+
+def test_a_time_limit_that_grpc_could_not_count_is_its_longest() -> None:
+    assert time_limit(float("inf")) == time_limit(1e300) == 1e9
+    assert (time_limit(None), time_limit(2)) == (None, 2.0)
 
 
 def test_what_goes_beside_a_request() -> None:
@@ -182,6 +273,9 @@ def test_a_request_id_that_no_server_would_take(value: str) -> None:
 def test_a_traceparent_that_is_none(value: str) -> None:
     with pytest.raises(InvalidArgumentError, match="traceparent must be VERSION-TRACE"):
         metadata_of(GenerateOptions(traceparent=value))
+
+
+# --- events ---------------------------------------------------------------------------------
 
 
 def test_events_are_read_whole() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from flyspec.errors import (
     NotFoundError,
     ResourceExhaustedError,
     UnavailableError,
+    UnimplementedError,
 )
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
@@ -34,23 +36,30 @@ SHORT = GenerateOptions(max_tokens=6, rule=Rule("exact"))
 
 
 @pytest.fixture(scope="module")
-def stack(model_dirs):
-    """A stack in a thread of its own, so that tests may block."""
+def ports(model_dirs):
+    """The addresses of a stack in a thread of its own, so that tests may block."""
     loop, started, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
     found = {}
 
     async def run():
-        async with start_stack(model_dirs) as running:
-            found["address"] = running.client.address
+        async with start_stack(model_dirs, http_port=0) as running:
+            found["generation"], found["admin"] = running.client.address, running.admin.address
+            found["http"] = f"127.0.0.1:{running.http_port}"
             started.set()
             await end.wait()
 
     thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
     thread.start()
     started.wait()
-    yield found["address"]
+    yield found
     loop.call_soon_threadsafe(end.set)
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def stack(ports):
+    """The address of its generation port."""
+    return ports["generation"]
 
 
 def test_the_package_offers_both():
@@ -60,6 +69,19 @@ def test_the_package_offers_both():
         flyspec.Clients  # noqa: B018
     code = "import flyspec, sys; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_both_have_the_same_methods():
+    blocking, not_blocking = (
+        {
+            name: inspect.signature(method).replace(return_annotation="").parameters
+            for name, method in inspect.getmembers(cls, callable)
+            if name == "__init__" or not name.startswith("_")
+        }
+        for cls in (Client, AsyncClient)
+    )
+    assert blocking == not_blocking
+    assert blocking.keys() > {"generate", "complete", "score", "list_models", "check_health"}
 
 
 def test_blocking(stack):
@@ -72,6 +94,7 @@ def test_blocking(stack):
         assert text == whole.text
         assert whole.token_ids == client.complete("the cat", SHORT, max_tokens=9).token_ids[:6]
         assert client.list_models().target.name == "target"
+        assert client.check_health() == client.check_health("flyspec.v1.GenerationService")
         pieces = list(client.score("the cat", logprobs=1))
         assert sum(len(piece.logprobs) for piece in pieces) == (
             len(whole.started.prompt_token_ids) - 1
@@ -139,6 +162,9 @@ def test_keywords_in_their_places():
         max_tokens=5, rule=Rule("margin"), stop=("x",), prediction="y", timeout_s=2.0,
         sampling=SamplingParams(top_p=0.5, temperature=0.7, logit_bias=((1, 2.0), (3, 1.0))),
     )  # fmt: skip
+    assert options_of(GenerateOptions(rule="exact", stop="x"), {}) == GenerateOptions(
+        rule=Rule("exact"), stop=("x",)
+    )
     with pytest.raises(InvalidArgumentError, match=r"there is no such option; did you mean temp"):
         options_of(None, {"temprature": 1.0})
 
@@ -158,6 +184,8 @@ def test_prompts_in_every_form(stack):
         ({"max_tokens": -1}, InvalidArgumentError, "max_tokens must be an integer between 1"),
         ({"timeout_s": 0}, InvalidArgumentError, "timeout_s must be more than 0"),
         ({"timeout_s": 1e-3}, DeadlineExceededError, "within 0.001 s; allow more time|deadline"),
+        ({"patience_s": "5"}, InvalidArgumentError, "patience_s: must be a number, got '5'"),
+        ({"options": 5}, InvalidArgumentError, "options: must be GenerateOptions, got 5"),
     ],
 )
 async def test_errors_say_what_to_change(stack, keywords, error, message):
@@ -168,9 +196,43 @@ async def test_errors_say_what_to_change(stack, keywords, error, message):
             await client.complete("the cat", **{"max_tokens": 4, **keywords})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prompt": [-1]}, InvalidArgumentError, r"prompt\[0\] must be an integer between 0 and"),
+        ({"prompt": 5}, InvalidArgumentError, "prompt: must be a text, token ids or the messages"),
+        ({"logprobs": -1}, InvalidArgumentError, "logprobs must be an integer between 0 and 20"),
+        ({"timeout_s": "5"}, InvalidArgumentError, "timeout_s must be more than 0"),
+        ({"timeout_s": 5e-4}, DeadlineExceededError, "within 0.0005 s; allow more time|deadline"),
+    ],
+)
+async def test_errors_of_scores(stack, arguments, error, message):
+    with Client(stack) as client, pytest.raises(error, match=message):
+        list(client.score(**{"prompt": "the cat", **arguments}))
+    async with AsyncClient(stack) as client:
+        with pytest.raises(error, match=message):
+            [piece async for piece in client.score(**{"prompt": "the cat", **arguments})]
+
+
+@pytest.mark.parametrize(
+    ("port", "error", "message"),
+    [
+        ("http", UnavailableError, "does not speak gRPC; if this is the HTTP port, the generation"),
+        ("admin", UnimplementedError, "does not have the generation service; the generation port"),
+    ],
+)
+async def test_a_port_of_another_kind(ports, port, error, message):
+    message += r".* is another \(default 50050\)"
+    with Client(ports[port], max_retries=0) as client, pytest.raises(error, match=message):
+        client.complete("x")
+    async with AsyncClient(ports[port], max_retries=0) as client:
+        with pytest.raises(error, match=message):
+            await client.complete("x")
+
+
 async def test_a_missing_server(monkeypatch):
     monkeypatch.setattr(client_requests, "FIRST_REST_S", 0.01)
-    message = r"no server at 127.0.0.1:1; start one with `flyspec serve`"
+    message = r"no server at 127.0.0.1:1; start one with `flyspec serve` or give another address$"
     with Client("127.0.0.1:1") as client, pytest.raises(UnavailableError, match=message):
         client.complete("x")
     async with AsyncClient("127.0.0.1:1") as client:

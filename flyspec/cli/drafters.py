@@ -37,6 +37,7 @@ class _Admin(Credentials):
 
         async def asked() -> T:
             async with AdminClient(self.admin_address, self) as admin:
+                admin.hint = "pass --admin-address"
                 return await call(admin)
 
         return run_async(asked())

@@ -44,10 +44,12 @@ async def _check(
     report: dict[str, Any] = {"address": address, "ready": False, "status": "UNREACHABLE"}
     try:
         async with AsyncClient(address, credentials=credentials, max_retries=0) as client:
+            client.hint = "pass --address"
             report["status"] = await client.check_health(timeout_s=timeout_s)
         report["ready"] = report["status"] == "SERVING"
         if admin_address is not None:
             async with AdminClient(admin_address, credentials) as admin:
+                admin.hint = "pass --admin-address"
                 report["orchestrator"] = dataclasses.asdict(await admin.status(timeout_s))
             report["ready"] = report["ready"] and report["orchestrator"]["ready"]
     except FlyspecError as error:

@@ -81,6 +81,7 @@ async def with_server(
     if options is None:
         address = address or DEFAULT_ADDRESS
         async with AsyncClient(address, credentials=credentials, max_retries=0) as client:
+            client.hint = "pass --address"
             return await use(client, None)
     async with AsyncExitStack() as resources:
         with narrate(error_console()) as say:

@@ -17,7 +17,7 @@ DEFAULT_ADMIN_ADDRESS = f"127.0.0.1:{ADMIN_PORT}"
 class AdminClient(AsyncConnection):
     """Client of the admin service. Methods raise `FlyspecError`, as `admin.proto` documents."""
 
-    flag = "--admin-address"
+    _kind, _default_port = "admin", ADMIN_PORT
 
     def __init__(
         self, address: str = DEFAULT_ADMIN_ADDRESS, credentials: Credentials | None = None

@@ -7,27 +7,16 @@ from collections.abc import Iterator
 from typing import Any, Self, Unpack
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import rpc, wire
+from flyspec.client.connection import health_of
 from flyspec.client.generation import Gathering, GenerationConnection, event_of
-from flyspec.client.requests import (
-    AnyPrompt,
-    GenerateKeywords,
-    Retries,
-    encoded,
-    options_of,
-    prompt_of,
-)
+from flyspec.client.messages import time_limit
+from flyspec.client.requests import AnyPrompt, GenerateKeywords, Retries, options_of
 from flyspec.errors import FlyspecError
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from flyspec.values.generation import (
-    Event,
-    GenerateOptions,
-    Generation,
-    Models,
-    ScoredTokens,
-    ScoreRequest,
-)
+from flyspec.values.generation import Event, GenerateOptions, Generation, Models, ScoredTokens
 
 
 class Client(GenerationConnection):
@@ -60,19 +49,15 @@ class Client(GenerationConnection):
 
         A prompt is a text, token ids or the messages of a chat. Leaving the loop early cancels the
         request.
+
+        Raises `InvalidArgumentError` that names the option, `ResourceExhaustedError`, with a retry
+        delay, if the server is full, and `DeadlineExceededError` after `timeout_s` seconds.
         """
         given = options_of(options, keywords)
-        message, metadata = encoded(prompt_of(prompt), given)
-        call = self._stub.Generate(
-            message, timeout=given.timeout_s, metadata=(*self._metadata, *metadata)
-        )
-        try:
+        call = self._stub.Generate(**self._generation(prompt, given))
+        with self._ending(call, given.timeout_s):
             for response in call:
                 yield event_of(response)
-        except grpc.RpcError as error:
-            raise self._error_of(error, given.timeout_s) from None
-        finally:
-            call.cancel()
 
     def complete(
         self,
@@ -84,7 +69,7 @@ class Client(GenerationConnection):
         """Generate and return the whole result.
 
         If the server is full or cannot be reached, retry up to `max_retries` times; if it is full
-        and says when it will not be, for up to `patience_s` seconds.
+        and says when it will not be, for up to `patience_s` seconds. Raises as `generate` does.
         """
         given, retries = options_of(options, keywords), Retries(self._max_retries, patience_s)
         while True:
@@ -97,29 +82,44 @@ class Client(GenerationConnection):
                 rest_s = retries.rest_s(error)
             time.sleep(rest_s)
 
-    def score(self, prompt: AnyPrompt, logprobs: int = 0) -> Iterator[ScoredTokens]:
-        """Stream the tokens of a given text with the target's log-probabilities, in pieces."""
-        request = wire.encode(ScoreRequest(prompt_of(prompt), logprobs))
-        call = self._stub.Score(request, metadata=self._metadata)
-        try:
+    def score(
+        self, prompt: AnyPrompt, logprobs: int = 0, timeout_s: float | None = None
+    ) -> Iterator[ScoredTokens]:
+        """Stream the tokens of a given text with the target's log-probabilities, in pieces.
+
+        `logprobs` most likely tokens are reported at each position. `timeout_s` is the time limit
+        in seconds; None: no limit. Raises as `generate` does.
+        """
+        call = self._stub.Score(**self._scoring(prompt, logprobs, timeout_s))
+        with self._ending(call, timeout_s):
             for response in call:
                 yield wire.decode(ScoredTokens, response)
-        except grpc.RpcError as error:
-            raise self._error_of(error) from None
-        finally:
-            call.cancel()
 
     def list_models(self, timeout_s: float = 10.0) -> Models:
         """List the server's models, drafters and rules."""
         request = generation_pb2.ListModelsRequest()
+        return wire.decode(Models, self._call(self._stub.ListModels, request, timeout_s))
+
+    def check_health(self, service: str = "", timeout_s: float = 5.0) -> str:
+        """Return the `grpc.health.v1` status, such as SERVING, of a service or of the server."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        return health_of(self._call(stub.Check, request, timeout_s))
+
+    def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        """Call a unary method. Raises `FlyspecError`."""
+        limit_s = time_limit(timeout_s)
         try:
-            response = self._stub.ListModels(request, timeout=timeout_s, metadata=self._metadata)
+            return method(request, timeout=limit_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise self._error_of(error) from None
-        return wire.decode(Models, response)
+
+    @property
+    def _channel(self) -> grpc.Channel:
+        if self._opened is None:
+            self._opened = rpc.connect_blocking(self.address, self._security)
+        return self._opened
 
     @property
     def _stub(self) -> Any:
-        if self._opened is None:
-            self._opened = rpc.connect_blocking(self.address, self._security)
-        return generation_pb2_grpc.GenerationServiceStub(self._opened)
+        return generation_pb2_grpc.GenerationServiceStub(self._channel)

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import rpc
+from flyspec.client.messages import time_limit
+from flyspec.client.requests import shown
 from flyspec.credentials import Credentials
-from flyspec.errors import DeadlineExceededError, FlyspecError, UnavailableError
+from flyspec.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    FlyspecError,
+    UnavailableError,
+    UnimplementedError,
+)
 
 # gRPC's details if the port or host does not exist.
 _NOT_REACHED = ("failed to connect", "errors resolving", "resolution failed")
+# Its details if the peer speaks something else, mostly HTTP/1.
+_NOT_GRPC = ("Expected SETTINGS frame", "http1.x server", "missing selected ALPN")
 # Details of a blocking call whose deadline passes while its server ends it.
 _REMOVED = "Stream removed"
 # Details if the server closes the connection at once. (With TLS 1.3, the client considers the
@@ -25,40 +35,69 @@ _HUNG_UP = ("Socket closed", "reset by peer", "Broken pipe")
 class Connection:
     """An address and how to talk to it; errors name the address."""
 
-    flag = "--address"
+    _kind: ClassVar[str]
+    """Name of the port and of its service."""
+    _default_port: ClassVar[int]
+    hint = "give another address"
+    """What to do where no server is, in errors; a command names its flag."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         """Without `credentials`, those in the environment (`FLYSPEC_API_KEY`) are used.
 
         Raises `ConfigError`.
         """
+        self._check(address, credentials)
         self.address = address
         self._credentials = credentials or Credentials.from_environment()
         self._security = self._credentials.security(address)
         self._metadata = self._credentials.metadata()
+
+    def _check(self, address: Any, credentials: Any) -> None:
+        if not isinstance(address, str) or not address:
+            raise ConfigError(f"address: must be HOST:PORT, got {shown(address)}")
+        if address.lower().startswith(("http://", "https://", "grpc://", "grpcs://")):
+            raise ConfigError(
+                f"address {address}: must be HOST:PORT of the {self._kind} port (default "
+                f"{self._default_port}), which speaks gRPC, not a URL; OpenAI's clients take the "
+                "URL of the HTTP port (docs/http.md)"
+            )
+        if not isinstance(credentials, Credentials | None):  # may be a key: not shown
+            raise ConfigError(
+                f"credentials: must be Credentials or None, got a {type(credentials).__name__}"
+            )
 
     def _error_of(self, error: grpc.RpcError, timeout_s: float | None = None) -> FlyspecError:
         """Return the server's error, or one for a missing server: gRPC uses the same codes.
 
         `timeout_s` is the call's time limit, if the caller set one.
         """
-        details = error.details() or ""
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        code, details = error.code(), error.details() or ""
+        other = f"the {self._kind} port is another (default {self._default_port})"
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             if rpc.was_said(error) and not details.startswith(_REMOVED):
                 return DeadlineExceededError(details)
             if timeout_s is not None:
                 return DeadlineExceededError(
-                    f"the generation did not end within {timeout_s:g} s; allow more time or lower "
-                    "max_tokens"
+                    f"the request did not end within {timeout_s:g} s; allow more time or fewer "
+                    "tokens"
                 )
             return UnavailableError(f"{self.address} did not answer in time")
-        if error.code() is not grpc.StatusCode.UNAVAILABLE or rpc.was_said(error):
+        if code is grpc.StatusCode.UNIMPLEMENTED and not rpc.was_said(error):
+            return UnimplementedError(
+                f"the server at {self.address} does not have the {self._kind} service; {other}"
+            )
+        if code is not grpc.StatusCode.UNAVAILABLE or rpc.was_said(error):
             return rpc.error_of(error)
         if reason := self._tls_problem(details):
             return UnavailableError(f"no connection to {self.address}: {reason}")
+        if any(what in details for what in _NOT_GRPC):
+            return UnavailableError(
+                f"the server at {self.address} does not speak gRPC; if this is the HTTP port, "
+                f"{other}"
+            )
         if any(what in details for what in _NOT_REACHED):
             return UnavailableError(
-                f"no server at {self.address}; start one with `flyspec serve` or pass {self.flag}"
+                f"no server at {self.address}; start one with `flyspec serve` or {self.hint}"
             )
         return UnavailableError(f"lost the server at {self.address}: {details}")
 
@@ -120,15 +159,20 @@ class AsyncConnection(Connection):
 
     async def check_health(self, service: str = "", timeout_s: float = 5.0) -> str:
         """Return the `grpc.health.v1` status, such as SERVING, of a service or of the server."""
-        stub = health_pb2_grpc.HealthStub(self._channel)
         request = health_pb2.HealthCheckRequest(service=service)
-        response = await self._call(stub.Check, request, timeout_s)
-        name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
-        return name
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        return health_of(await self._call(stub.Check, request, timeout_s))
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         """Call a unary method. Raises `FlyspecError`."""
+        limit_s = time_limit(timeout_s)
         try:
-            return await method(request, timeout=timeout_s, metadata=self._metadata)
+            return await method(request, timeout=limit_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._error_of(error) from None
+
+
+def health_of(response: health_pb2.HealthCheckResponse) -> str:
+    """Return a server's status, such as SERVING."""
+    name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+    return name

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Unpack
 
 import grpc
 
 from flyspec import wire
 from flyspec.client.connection import AsyncConnection, Connection
+from flyspec.client.messages import message_of, metadata_of, time_limit
 from flyspec.client.requests import (
     AnyPrompt,
     GenerateKeywords,
     Retries,
-    encoded,
     options_of,
     prompt_of,
+    shown,
 )
 from flyspec.client.transcript import Transcript
 from flyspec.config import GENERATION_PORT
 from flyspec.credentials import Credentials
-from flyspec.errors import (
-    FlyspecError,
-    InvalidArgumentError,
-    UnavailableError,
-)
+from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, UnavailableError
 from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from flyspec.values.generation import (
@@ -35,6 +32,7 @@ from flyspec.values.generation import (
     Event,
     GenerateOptions,
     Generation,
+    GenerationRequest,
     Models,
     Retract,
     RoundRecord,
@@ -50,6 +48,8 @@ DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"
 class GenerationConnection(Connection):
     """A connection to the generation port."""
 
+    _kind, _default_port = "generation", GENERATION_PORT
+
     def __init__(
         self,
         address: str = DEFAULT_ADDRESS,
@@ -62,9 +62,39 @@ class GenerationConnection(Connection):
         Without `credentials`, those in the environment are used. Raises `ConfigError`.
         """
         super().__init__(address, credentials)
+        if not (isinstance(client_id, str) and client_id.isascii() and client_id.isprintable()):
+            raise ConfigError(f"client_id: must be printable ASCII, got {shown(client_id)}")
+        if not isinstance(max_retries, int) or max_retries < 0:
+            raise ConfigError(f"max_retries: must be an integer >= 0, got {shown(max_retries)}")
         if client_id:
             self._metadata += ((CLIENT_ID_KEY, client_id),)
         self._max_retries = max_retries
+
+    def _generation(self, prompt: AnyPrompt, options: GenerateOptions) -> dict[str, Any]:
+        """Return the arguments of a call. Raises `InvalidArgumentError`."""
+        return {
+            "request": message_of(GenerationRequest(prompt_of(prompt), options)),
+            "timeout": time_limit(options.timeout_s),
+            "metadata": (*self._metadata, *metadata_of(options)),
+        }
+
+    def _scoring(self, prompt: AnyPrompt, logprobs: int, timeout_s: float | None) -> dict[str, Any]:
+        """Return the arguments of a call. Raises `InvalidArgumentError`."""
+        return {
+            "request": message_of(ScoreRequest(prompt_of(prompt), logprobs)),
+            "timeout": time_limit(timeout_s),
+            "metadata": self._metadata,
+        }
+
+    @contextmanager
+    def _ending(self, call: Any, timeout_s: float | None) -> Iterator[None]:
+        """Read a stream in the block, then cancel what is left of it. Raises `FlyspecError`."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise self._error_of(error, timeout_s) from None
+        finally:
+            call.cancel()
 
 
 class AsyncClient(GenerationConnection, AsyncConnection):
@@ -87,40 +117,27 @@ class AsyncClient(GenerationConnection, AsyncConnection):
 
         Closing the iterator early (`contextlib.aclosing`) cancels the request.
 
-        Raises `ResourceExhaustedError`, with a retry delay, if the server is full, and
-        `DeadlineExceededError` after `timeout_s`.
+        Raises `InvalidArgumentError` that names the option, `ResourceExhaustedError`, with a retry
+        delay, if the server is full, and `DeadlineExceededError` after `timeout_s` seconds.
         """
         given = options_of(options, keywords)
-        message, metadata = encoded(prompt_of(prompt), given)
-        stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        call: Any = stub.Generate(
-            message, timeout=given.timeout_s, metadata=(*self._metadata, *metadata)
-        )
-        try:
+        call: Any = self._stub.Generate(**self._generation(prompt, given))
+        with self._ending(call, given.timeout_s):
             async for response in call:
                 yield event_of(response)
-        except grpc.aio.AioRpcError as error:
-            raise self._error_of(error, given.timeout_s) from None
-        finally:
-            call.cancel()
 
     async def score(
         self, prompt: AnyPrompt, logprobs: int = 0, timeout_s: float | None = None
     ) -> AsyncIterator[ScoredTokens]:
         """Stream the tokens of a given text with the target's log-probabilities, in pieces.
 
-        `logprobs` most likely tokens are reported at each position. Raises as `generate` does.
+        `logprobs` most likely tokens are reported at each position. `timeout_s` is the time limit
+        in seconds; None: no limit. Raises as `generate` does.
         """
-        stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
-        request = wire.encode(ScoreRequest(prompt_of(prompt), logprobs))
-        call: Any = stub.Score(request, timeout=timeout_s, metadata=self._metadata)
-        try:
+        call: Any = self._stub.Score(**self._scoring(prompt, logprobs, timeout_s))
+        with self._ending(call, timeout_s):
             async for response in call:
                 yield wire.decode(ScoredTokens, response)
-        except grpc.aio.AioRpcError as error:
-            raise self._error_of(error) from None
-        finally:
-            call.cancel()
 
     async def complete(
         self,
@@ -132,7 +149,7 @@ class AsyncClient(GenerationConnection, AsyncConnection):
         """Generate and return the whole result.
 
         If the server is full or cannot be reached, retry up to `max_retries` times; if it is full
-        and says when it will not be, for up to `patience_s` seconds.
+        and says when it will not be, for up to `patience_s` seconds. Raises as `generate` does.
         """
         given, retries = options_of(options, keywords), Retries(self._max_retries, patience_s)
         while True:
@@ -148,9 +165,12 @@ class AsyncClient(GenerationConnection, AsyncConnection):
 
     async def list_models(self, timeout_s: float = 10.0) -> Models:
         """List the server's models, drafters and rules."""
-        stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
         request = generation_pb2.ListModelsRequest()
-        return wire.decode(Models, await self._call(stub.ListModels, request, timeout_s))
+        return wire.decode(Models, await self._call(self._stub.ListModels, request, timeout_s))
+
+    @property
+    def _stub(self) -> Any:
+        return generation_pb2_grpc.GenerationServiceStub(self._channel)
 
 
 class Gathering:

@@ -1,57 +1,54 @@
-"""A request's metadata, and errors for values that protobuf fields cannot hold."""
+"""What is sent: a request's message, its metadata and its time limit."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from flyspec import wire
+from flyspec.client.misfits import UNSENDABLE, misfit
+from flyspec.client.requests import is_number, shown
 from flyspec.errors import InvalidArgumentError
-from flyspec.flags import UINT32, flags_of
 from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY, is_request_id, is_traceparent
-from flyspec.rules import PARAMETERS, Rule
-from flyspec.values.chat import Chat
-from flyspec.values.generation import GenerateOptions, Prompt
+from flyspec.values.generation import GenerateOptions, GenerationRequest, ScoreRequest
+
+LONGEST_TIMEOUT_S = 1e9
+"""gRPC ends a call with a far longer time limit at once."""
+
+
+def message_of(request: GenerationRequest | ScoreRequest) -> Any:
+    """Return a request's message. Raises `InvalidArgumentError` that names the wrong value."""
+    try:
+        return wire.encode(request)
+    except UNSENDABLE as error:
+        reason = misfit(request) or f"the request cannot be sent: {error}"
+        raise InvalidArgumentError(reason) from None
 
 
 def metadata_of(options: GenerateOptions) -> tuple[tuple[str, str], ...]:
     """Return the request's metadata. Raises `InvalidArgumentError`."""
     found = []
-    if options.request_id:
-        if not is_request_id(options.request_id):
+    if given := options.request_id:
+        if not (isinstance(given, str) and is_request_id(given)):
             raise InvalidArgumentError(
-                f"request_id must be 1 to 128 letters, digits and ._:@/+=-, got "
-                f"{options.request_id[:200]!r}"
+                f"request_id must be 1 to 128 letters, digits and ._:@/+=-, got {shown(given)}"
             )
-        found.append((REQUEST_ID_KEY, options.request_id))
-    if options.traceparent:
-        if not is_traceparent(options.traceparent):
+        found.append((REQUEST_ID_KEY, given))
+    if given := options.traceparent:
+        if not (isinstance(given, str) and is_traceparent(given)):
             raise InvalidArgumentError(
                 "traceparent must be VERSION-TRACE-SPAN-FLAGS with 2, 32, 16 and 2 digits in "
-                f"lower-case hex (W3C Trace Context), got {options.traceparent[:200]!r}"
+                f"lower-case hex (W3C Trace Context), got {shown(given)}"
             )
-        found.append((TRACEPARENT_KEY, options.traceparent))
+        found.append((TRACEPARENT_KEY, given))
     return tuple(found)
 
 
-def misfit(prompt: Prompt, options: GenerateOptions) -> str | None:
-    """Describe the first integer of a request that its field cannot hold; None if all fit."""
-    sampling, rule = options.sampling, options.rule or Rule("")
-    for name, token_ids in (
-        ("prompt", () if isinstance(prompt, str | Chat) else prompt),
-        ("sampling.logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
-        ("rule.guarded_token_ids", rule.guarded_token_ids),
-    ):
-        for token_id in token_ids:
-            if isinstance(token_id, int) and token_id not in UINT32:
-                return f"{name}: token id {token_id} is out of range; ids are 0 to {UINT32.high}"
-    ranges = [
-        (f"rule.{name}", getattr(rule, name), range_)
-        for name, parameter in PARAMETERS.items()
-        for range_ in parameter.ranges.values()
-    ]
-    for holder, message in ((sampling, "sampling."), (options, "")):
-        for name, (_, flag) in flags_of(type(holder)).items():
-            within = "speculation." if flag.group == "Speculation" else message
-            if flag.range is not None:
-                ranges.append((within + name, getattr(holder, name), flag.range))
-    for name, value, range_ in ranges:  # other types are checked by protobuf
-        if range_.integers and type(value) is int and value not in range_:
-            return f"{name} must be an integer between {range_.low} and {range_.high}, got {value}"
-    return None
+def time_limit(timeout_s: float | None) -> float | None:
+    """Return a call's time limit in seconds as gRPC takes it. Raises `InvalidArgumentError`."""
+    if timeout_s is None:
+        return None
+    if not (is_number(timeout_s) and timeout_s > 0):
+        raise InvalidArgumentError(
+            f"timeout_s must be more than 0 seconds, or None, got {shown(timeout_s)}"
+        )
+    return float(min(timeout_s, LONGEST_TIMEOUT_S))

@@ -1,15 +1,15 @@
-"""What clients give and what is sent: prompts, options as keywords, retries."""
+"""What callers give: prompts, options as keywords, retries."""
 
 from __future__ import annotations
 
 import difflib
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
+from numbers import Real
 from typing import Any, TypedDict
 
-from flyspec import wire
-from flyspec.client.messages import metadata_of, misfit
 from flyspec.errors import (
     FlyspecError,
     InvalidArgumentError,
@@ -19,7 +19,7 @@ from flyspec.errors import (
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.values.chat import Chat, Message
-from flyspec.values.generation import GenerateOptions, GenerationRequest, Prompt
+from flyspec.values.generation import GenerateOptions, Prompt
 from flyspec.values.tokens import SamplingParams
 
 AnyPrompt = str | Sequence[int] | Sequence[Message] | Chat
@@ -68,10 +68,15 @@ _KNOWN = frozenset(GenerateKeywords.__annotations__)
 
 
 def prompt_of(prompt: AnyPrompt) -> Prompt:
-    """Return a prompt as it is sent: a list of messages is a chat."""
-    if not isinstance(prompt, str | Chat) and prompt and isinstance(prompt[0], Mapping):
-        return Chat(prompt)  # type: ignore[arg-type]
-    return prompt  # type: ignore[return-value]
+    """Return a prompt as it is sent: messages are a chat. Raises `InvalidArgumentError`."""
+    given: Any = prompt  # an untyped caller's
+    if isinstance(given, str | Chat):
+        return given
+    if not isinstance(given, Sequence) or isinstance(given, bytes | bytearray):
+        raise InvalidArgumentError(
+            f"prompt: must be a text, token ids or the messages of a chat, got {shown(given)}"
+        )
+    return Chat(given) if given and isinstance(given[0], Mapping) else given
 
 
 def options_of(options: GenerateOptions | None, keywords: Mapping[str, Any]) -> GenerateOptions:
@@ -81,36 +86,42 @@ def options_of(options: GenerateOptions | None, keywords: Mapping[str, Any]) -> 
         near = difflib.get_close_matches(name, _KNOWN, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InvalidArgumentError(f"{name}: there is no such option{hint}")
-    options, given = options or GenerateOptions(), dict(keywords)
-    if isinstance(given.get("rule"), str):
+    base: Any = GenerateOptions() if options is None else options
+    if not isinstance(base, GenerateOptions):
+        raise InvalidArgumentError(f"options: must be GenerateOptions, got {shown(base)}")
+    given: dict[str, Any] = {"rule": base.rule, "stop": base.stop, **keywords}
+    if isinstance(given["rule"], str):
         given["rule"] = Rule(given["rule"])
-    if isinstance(given.get("stop"), str):
+    if isinstance(given["stop"], str):
         given["stop"] = (given["stop"],)
-    if isinstance(given.get("logit_bias"), Mapping):
-        given["logit_bias"] = tuple(sorted(given["logit_bias"].items()))
-    sampling = {name: given.pop(name) for name in _SAMPLING & given.keys()}
-    return replace(options, **given, sampling=replace(options.sampling, **sampling))
+    if isinstance(biases := given.get("logit_bias"), Mapping):
+        given["logit_bias"] = tuple(biases.items())
+        with suppress(TypeError):  # of keys that cannot be sent either
+            given["logit_bias"] = tuple(sorted(biases.items()))
+    if sampling := {name: given.pop(name) for name in _SAMPLING & given.keys()}:
+        given["sampling"] = replace(base.sampling, **sampling)
+    return replace(base, **given)
 
 
-def encoded(prompt: Prompt, options: GenerateOptions) -> tuple[Any, tuple[tuple[str, str], ...]]:
-    """Return a request's message and metadata. Raises `InvalidArgumentError`."""
-    if options.timeout_s is not None and not options.timeout_s > 0:
-        raise InvalidArgumentError(f"timeout_s must be more than 0, got {options.timeout_s:g}")
-    try:
-        message = wire.encode(GenerationRequest(prompt, options))
-    except (ValueError, TypeError) as error:  # such as protobuf's for -1 in an unsigned field
-        reason = misfit(prompt, options)
-        raise InvalidArgumentError(reason or f"the request cannot be sent: {error}") from None
-    return message, metadata_of(options)
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """Return a wrong value as errors show it."""
+    return f"{value!r:.200}"
 
 
 class Retries:
     """When to send a request again: the server is full, or cannot be reached.
 
     At most `max_retries` times; for up to `patience_s` seconds also more often if it is full.
+    Raises `InvalidArgumentError`.
     """
 
     def __init__(self, max_retries: int, patience_s: float = 0.0) -> None:
+        if not is_number(patience_s):
+            raise InvalidArgumentError(f"patience_s: must be a number, got {shown(patience_s)}")
         self._left, self._until = max_retries, time.monotonic() + patience_s
         self._rest_s = FIRST_REST_S
 

@@ -807,7 +807,8 @@ class GenerationCompletion(_message.Message):
     def num_draft_tokens_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Verified draft tokens of each round; 0 for a token of plain decoding and for a
         window that failed for lack of drafts. A request may return them to reproduce
-        this one.
+        this one, so they include drafts beyond the output's end: their sum may exceed
+        `speculation.num_draft_tokens`.
         """
 
     def __init__(
@@ -898,7 +899,9 @@ class SpeculationMetrics(_message.Message):
     num_spec_steps: _builtins.int
     """Rounds with drafts."""
     num_draft_tokens: _builtins.int
-    """Verified draft tokens."""
+    """Verified draft tokens, without those beyond the output's end, such as after
+    max_tokens.
+    """
     num_accepted_draft_tokens: _builtins.int
     """Accepted draft tokens."""
     num_loose_tokens: _builtins.int

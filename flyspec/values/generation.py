@@ -257,8 +257,8 @@ class SpeculationMetrics(DraftCounts):
     """Speculation in one request (see the proto message of this name).
 
     Loose tokens and their cost count once final, accepted drafts once no window can drop them.
-    Bytes are of the rounds' messages before HTTP/2 framing, including resent ones but not those
-    that open sessions.
+    Drafts beyond the output's end, such as after `max_tokens`, do not count. Bytes are of the
+    rounds' messages before HTTP/2 framing, including resent ones but not those that open sessions.
     """
 
     num_loose_tokens: int = 0
@@ -353,8 +353,9 @@ class Completion:
     had started to repeat itself; None if it had not. `recoveries` are the first of
     `num_recoveries`, in order; `drafters` are in order of first use. `num_draft_tokens_per_round`
     counts verified drafts; 0 for a token of plain decoding and for a window that failed for lack
-    of drafts. `mixed_numerics`: targets that compute differently took part, so the output may
-    differ from that of any one of them (even with `exact`).
+    of drafts. To reproduce the run it includes drafts beyond the output's end, so its sum may
+    exceed `speculation.num_draft_tokens`. `mixed_numerics`: targets that compute differently took
+    part, so the output may differ from that of any one of them (even with `exact`).
     """
 
     finish_reason: FinishReason
