@@ -45,6 +45,11 @@ class ChatTemplates:
                 "chat.continue_final_message: also set add_generation_prompt to false; a message "
                 "is continued or a new one begun"
             )
+        for name in ("messages", "tools", "documents", "add_generation_prompt"):
+            if name in chat.template_kwargs:
+                raise InvalidArgumentError(
+                    f"chat.template_kwargs: {name} is a field of the chat; give it there"
+                )
         template = self._template(TOOL_USE if chat.tools else DEFAULT)
         messages = [_of_template(message) for message in chat.messages]
         if chat.continue_final_message:

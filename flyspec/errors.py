@@ -21,6 +21,10 @@ class InvalidArgumentError(FlyspecError):
     status = "INVALID_ARGUMENT"
 
 
+class ContextLengthError(InvalidArgumentError):
+    """The prompt leaves no room in the model's context."""
+
+
 class UnauthenticatedError(FlyspecError):
     """Not authenticated: no API key, or a wrong one."""
 
@@ -107,13 +111,11 @@ class ConfigError(FlyspecError):
     status = "INVALID_ARGUMENT"
 
 
-class IdleTimeoutError(FlyspecError):
-    """A session was closed because its client was silent for too long."""
-
-    status = "DEADLINE_EXCEEDED"
-
-
 class DeadlineExceededError(FlyspecError):
     """The request exceeded the client's deadline, or the client a timeout of the server."""
 
     status = "DEADLINE_EXCEEDED"
+
+
+class IdleTimeoutError(DeadlineExceededError):
+    """A session was closed because its client was silent for too long."""

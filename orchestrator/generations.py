@@ -71,7 +71,9 @@ class Generations:
         `caller`, not from the request. Raises `FlyspecError`.
         """
         with self._observer.request(caller) as observation:
-            visit = self._admission.visit(caller.client, caller.deadline, caller.key)
+            visit = self._admission.visit(
+                caller.client, caller.deadline, caller.key, caller.counted
+            )
             async with visit, aclosing(self._admitted(request, caller, visit, observation)) as told:
                 async for event in told:
                     visit.pause()
@@ -85,10 +87,8 @@ class Generations:
         arrived, arrived_s = time.perf_counter_ns(), time.monotonic()
         fleet, target = self._fleet, self._fleet.target
         model = target.info.model
-        plan = await self._plan(request, target)
+        plan = await self._checked(request, target, caller)
         experience = self._experience(target)
-        check_tokens(caller.key, plan.max_total_tokens)
-        fleet.drafters.check(plan.drafter)
         output = Output(
             target.tokenizer,
             plan.max_tokens,
@@ -164,6 +164,18 @@ class Generations:
             num_draft_tokens_per_round=ledger.num_draft_tokens_per_round,
             mixed_numerics=verifying.mixed_numerics,
         )
+
+    async def check(self, request: GenerationRequest, caller: Caller = NOBODY) -> None:
+        """Raise the `FlyspecError` with which a request would be refused for what it asks."""
+        await self._checked(request, self._fleet.target, caller)
+
+    async def _checked(
+        self, request: GenerationRequest, target: Target, caller: Caller
+    ) -> GenerationPlan:
+        plan = await self._plan(request, target)
+        check_tokens(caller.key, plan.max_total_tokens)
+        self._fleet.drafters.check(plan.drafter)
+        return plan
 
     async def score(
         self, request: ScoreRequest, caller: Caller = NOBODY

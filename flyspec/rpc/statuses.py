@@ -45,7 +45,7 @@ def error_of_status(code: grpc.StatusCode, details: str) -> FlyspecError:
         return UnavailableError("the stream ended during a write")
     if code is grpc.StatusCode.CANCELLED:  # not by us: that raises no status
         return UnavailableError(f"the server cancelled the call: {details}")
-    for cls in FlyspecError.__subclasses__():
+    for cls in FlyspecError.__subclasses__():  # not theirs, which say more than the status
         if vars(cls).get("status") == code.name:
             return cls(details)
     return FlyspecError(f"{code.name}: {details}")

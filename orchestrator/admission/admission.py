@@ -103,17 +103,23 @@ class Admission:
     def refused_total(self) -> int:
         return sum(self.refusals.values()) - self.refusals["draining"]
 
-    def visit(self, client: str, deadline: float | None = None, key: ApiKey | None = None) -> Visit:
+    def visit(
+        self,
+        client: str,
+        deadline: float | None = None,
+        key: ApiKey | None = None,
+        counted: bool = True,
+    ) -> Visit:
         """Register an arriving request, before any work is done for it.
 
-        `deadline` is in event loop time, `key` the client's API key. Raises `UnavailableError`
-        while draining, `ResourceExhaustedError` when there is no capacity or the client has reached
-        a limit.
+        `deadline` is in event loop time, `key` the client's API key. If it is `counted`, it counts
+        towards the client's requests per minute. Raises `UnavailableError` while draining,
+        `ResourceExhaustedError` when there is no capacity or the client has reached a limit.
         """
         self._check_draining()
         self._check_room(self._place(self._arriving), 0, deadline)
         try:
-            self._clients.enter(client, self._retry_after(0.0), key)
+            self._clients.enter(client, self._retry_after(0.0), key, counted)
         except ResourceExhaustedError:
             self.refusals["client_limit"] += 1
             raise

@@ -26,7 +26,8 @@ class Caller:
 
     `client_id` is the name the client sent, `address` its address without the port, `key` its API
     key if keys are required. `deadline` is in event loop time; None for no deadline. `request_id`
-    (generated if empty) and `traceparent` are for logs and traces.
+    (generated if empty) and `traceparent` are for logs and traces. Unless it is `counted`, the
+    request is part of one that counts already towards the requests per minute.
     """
 
     address: str = ""
@@ -35,6 +36,7 @@ class Caller:
     deadline: float | None = None
     request_id: str = ""
     traceparent: str = ""
+    counted: bool = True
 
     @property
     def client(self) -> str:
@@ -128,8 +130,10 @@ class ClientLimits:
     def num_known(self) -> int:
         return len(self._busy) + len(self._idle)
 
-    def enter(self, name: str, retry_after_s: float, key: ApiKey | None = None) -> None:
-        """Count a starting request of client `name`; `leave` must follow.
+    def enter(
+        self, name: str, retry_after_s: float, key: ApiKey | None = None, counted: bool = True
+    ) -> None:
+        """Count a starting request of client `name`, `counted` per minute; `leave` must follow.
 
         Raises `ResourceExhaustedError`, with `retry_after_s` if too many requests are running.
         """
@@ -149,7 +153,7 @@ class ClientLimits:
                 "for one to finish",
                 retry_after_s,
             )
-        if max_per_minute:
+        if max_per_minute and counted:
             _refill(client, now, max_per_minute)
             if client.allowance < 1:
                 missing = (1 - client.allowance) * 60 / max_per_minute

@@ -7,7 +7,7 @@ they are not accepted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,8 +23,10 @@ class Update:
 
     `texts` holds the text completed by each of `tokens`. `final` are the tokens that became final
     (without eager, the same as `tokens`); `num_final_tokens` counts all that are final now.
+    `bytes_of` returns a token's bytes.
     """
 
+    bytes_of: Callable[[int], bytes]
     tokens: list[Token] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
     final: list[Token] = field(default_factory=list)
@@ -44,7 +46,9 @@ class Update:
                 token_texts=self.texts,
                 num_final_tokens=self.num_final_tokens,
                 loose_gaps_nats=[t.gap_nats or 0.0 for t in tokens if t.origin is Origin.LOOSE],
-                logprobs=[t.logprobs for t in tokens if t.logprobs],
+                logprobs=[
+                    t.logprobs.spelled(t.token_id, self.bytes_of) for t in tokens if t.logprobs
+                ],
             )
 
 
@@ -96,7 +100,7 @@ class Output:
         self.stop_reason: str | int | None = None
 
     def apply(self, commands: Sequence[Command]) -> Update:
-        update = Update()
+        update = Update(self._bytes_of)
         for command in commands:
             if self.finish_reason is not None:
                 break
@@ -142,9 +146,6 @@ class Output:
             if self._end is not None:
                 text += self._finish(self._end[1])
             self._num_text_bytes += len(text.encode())
-            if token.logprobs is not None:
-                named = token.logprobs.spelled(token.token_id, self._bytes_of)
-                token = token._replace(logprobs=named)
             update.tokens.append(token)
             update.texts.append(text)
 
@@ -163,10 +164,9 @@ class Output:
         if not self._stop:
             return text
         text = self._held + text
-        found = min(((i, -len(s), s) for s in self._stop if (i := text.find(s)) >= 0), default=None)
-        if found is not None:
+        if (found := self._first_stop(text)) is not None:
             self._held = ""
-            self._end = FinishReason.STOP, found[2]
+            self._end = FinishReason.STOP, found[1]
             return text[: found[0]]
         hold = held_back(text, self._stop)
         self._held = text[len(text) - hold :] if hold else ""
@@ -176,5 +176,14 @@ class Output:
         """Return the text still held back at the end, unless a stop string matched."""
         if isinstance(stop_reason, str):
             return ""
-        held, self._held = self._held, ""
-        return held + self._detokenizer.flush()
+        text, self._held = self._held + self._detokenizer.flush(), ""
+        if (found := self._first_stop(text)) is None:
+            return text
+        self._end = FinishReason.STOP, found[1]
+        return text[: found[0]]
+
+    def _first_stop(self, text: str) -> tuple[int, str] | None:
+        """Return where the first stop string is, and the longest there; None if there is none."""
+        found = ((at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0)
+        first = min(found, default=None)
+        return first and (first[0], first[2])

@@ -164,8 +164,18 @@ def make_plan(
         warnings=tuple(warnings),
         return_rounds=options.return_rounds,
         distribution=distribution,
-        prediction=encode_prediction(options.prediction, tokenizer, target.model) if k else (),
+        prediction=_prediction(options, k, tokenizer, target),
     )
+
+
+def _prediction(
+    options: GenerateOptions, k: int, tokenizer: Tokenizer, target: VerifyServiceInfo
+) -> Sequence[int]:
+    if options.prediction and options.num_speculative_tokens == 0:
+        raise InvalidArgumentError(
+            "prediction: not with speculation.num_speculative_tokens 0, which drafts nothing"
+        )
+    return encode_prediction(options.prediction, tokenizer, target.model) if k else ()
 
 
 def _max_tokens(options: GenerateOptions, room: int) -> int:

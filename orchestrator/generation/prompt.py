@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flyspec.errors import InvalidArgumentError
+from flyspec.errors import ContextLengthError, InvalidArgumentError
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import ModelInfo
 from flyspec.values.chat import Chat
@@ -30,39 +30,42 @@ def is_long(prompt: Prompt, prediction: str | Sequence[int] = "") -> bool:
     return len(prompt) > LONG
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo) -> list[int]:
-    """Return the prompt's token ids. Raises `InvalidArgumentError`."""
+def encode_prompt(
+    prompt: Prompt, tokenizer: Tokenizer, model: ModelInfo, field: str = "prompt"
+) -> list[int]:
+    """Return the prompt's token ids. Raises `InvalidArgumentError`, with `field` in its message."""
     context_length = model.context_length
     match prompt:
         case str():
-            token_ids = encode_text(prompt, tokenizer, model)
+            token_ids = encode_text(prompt, tokenizer, model, field=field)
         case Chat(messages):
             if not messages:
-                raise InvalidArgumentError("prompt: chat has no messages; send at least one")
-            _check_count("messages", len(messages), context_length)
-            _check_size(list(prompt.texts), tokenizer, context_length)
+                raise InvalidArgumentError("chat.messages: is empty; send at least one")
+            _check_count(field, "messages", len(messages), context_length)
+            _check_size(list(prompt.texts), tokenizer, context_length, field)
             token_ids = tokenizer.encode_chat(prompt)
         case _:
-            _check_count("tokens", len(prompt), context_length)
+            _check_count(field, "tokens", len(prompt), context_length)
             token_ids = list(prompt)
     if not token_ids:
-        raise InvalidArgumentError("prompt: no token ids; send at least one")
-    check_ids("prompt", token_ids, model)
+        raise InvalidArgumentError(f"{field}: no token ids; send at least one")
+    check_ids(field, token_ids, model)
     if len(token_ids) >= context_length:
-        raise InvalidArgumentError(
-            f"prompt: {len(token_ids)} tokens leave no room in the model's context of "
-            f"{context_length}; shorten the prompt"
-        )
+        raise _too_long(field, f"it has {len(token_ids)}", context_length)
     return token_ids
 
 
 def encode_text(
-    text: str, tokenizer: Tokenizer, model: ModelInfo, add_special_tokens: bool = True
+    text: str,
+    tokenizer: Tokenizer,
+    model: ModelInfo,
+    add_special_tokens: bool = True,
+    field: str = "prompt",
 ) -> list[int]:
     """Encode a text, unless it is empty or absurdly long. Raises `InvalidArgumentError`."""
     if not text:
-        raise InvalidArgumentError("prompt: text is empty; send at least one character")
-    _check_size([text], tokenizer, model.context_length)
+        raise InvalidArgumentError(f"{field}: text is empty; send at least one character")
+    _check_size([text], tokenizer, model.context_length, field)
     return tokenizer.encode(text, add_special_tokens)
 
 
@@ -91,7 +94,7 @@ def check_ids(field: str, token_ids: Sequence[int], model: ModelInfo) -> None:
 
 
 def _check_size(
-    texts: Sequence[str], tokenizer: Tokenizer, context_length: int, field: str = "prompt"
+    texts: Sequence[str], tokenizer: Tokenizer, context_length: int, field: str
 ) -> None:
     """Refuse texts that are far too long in total, tokenizing only as much as needed to tell."""
     limit = ABSURD * context_length
@@ -105,17 +108,19 @@ def _check_size(
             found += len(tokenizer.encode(piece, add_special_tokens=False))
             seen += len(piece)
             if found > limit:
-                raise InvalidArgumentError(
-                    f"{field}: too long: of {characters} characters, the first {seen} already "
-                    f"exceed {limit} tokens; the model's context is {context_length}; shorten the "
-                    f"{field}"
-                )
+                had = f"of its {characters} characters, the first {seen} have more than {limit}"
+                raise _too_long(field, had, context_length)
 
 
-def _check_count(what: str, count: int, context_length: int) -> None:
+def _check_count(field: str, what: str, count: int, context_length: int) -> None:
     """Refuse more token ids or chat messages than the context has tokens."""
     if count > context_length:
-        raise InvalidArgumentError(
-            f"prompt: {count} {what} leave no room in the model's context of {context_length}; "
-            "shorten the prompt"
-        )
+        raise _too_long(field, f"it has {count} {what}", context_length)
+
+
+def _too_long(field: str, had: str, context_length: int) -> ContextLengthError:
+    """Clients know by the wording, OpenAI's, that they have to shorten a conversation."""
+    return ContextLengthError(
+        f"{field}: this model's maximum context length is {context_length} tokens, but {had}; "
+        "shorten it"
+    )

@@ -14,7 +14,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 import grpc
 
 from flyspec import rpc, wire
-from flyspec.errors import FlyspecError, IdleTimeoutError, PrefixMismatchError, UnavailableError
+from flyspec.errors import (
+    DeadlineExceededError,
+    FlyspecError,
+    PrefixMismatchError,
+    UnavailableError,
+)
 from flyspec.values.admin import DraftServiceInfo, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftOpen, VerifyOpen
@@ -146,7 +151,7 @@ class Attempt:
         said = error
         if isinstance(error, grpc.aio.AioRpcError):
             said = error_of_end(error.code(), error.details() or "")
-        if isinstance(said, IdleTimeoutError):  # the session expired; the service is healthy
+        if isinstance(said, DeadlineExceededError):  # the session expired; the service is healthy
             return PrefixMismatchError(f"{service}: {said}")
         if isinstance(said, DrafterFaultError):
             return DrafterFaultError(said.fault, f"{service} {said}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import httpx2
 import pytest
 
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
+from tests.orchestrator.stacks import start_stack
 
 SAID = [{"role": "user", "content": "The cat sat on the"}]
 EXACT = {"speculation": {"rule": {"name": "exact"}}}
@@ -228,3 +231,53 @@ async def test_a_prediction_is_drafted_and_counted(served, api):
     useless = {"type": "content", "content": "nothing of the kind " * 5}
     reply = await api.chat.completions.create(**asked, prediction=useless)
     assert reply.usage.completion_tokens_details.accepted_prediction_tokens == 0
+
+
+async def test_a_call_before_is_an_object_for_the_template(chat_dirs, tmp_path):
+    """As with `/v1/responses`: templates write arguments as JSON themselves."""
+    target = tmp_path / "target"
+    shutil.copytree(chat_dirs[0], target)
+    calls = "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    template = f"{{% for m in messages %}}{{{{ m.role }}}}{calls}{{% endfor %}}"
+    (target / "chat_template.jinja").write_text(template)
+    function = {"name": "f", "arguments": '{"a": 12}'}
+    called = {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+    async with (
+        start_stack((str(target), chat_dirs[1]), http_port=0) as stack,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{stack.http_port}") as client,
+    ):
+        asked = {"messages": [*SAID, called], "add_generation_prompt": False}
+        tokens = (await client.post("/tokenize", json=asked)).json()["tokens"]
+        text = (await client.post("/detokenize", json={"tokens": tokens})).json()["prompt"]
+    assert text.endswith('assistant{"a": 12}')
+
+
+async def test_the_end_of_a_stream_has_the_seed(api):
+    asked = {"model": "target", "messages": SAID, "max_tokens": 6, "temperature": 1, "n": 2}
+    streamed, seeds = ["", ""], [None, None]
+    async for chunk in await api.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+            seeds[choice.index] = getattr(choice, "seed", seeds[choice.index])
+    assert seeds[1] == seeds[0] + 1
+    for text, seed in zip(streamed, seeds, strict=True):
+        again = await api.chat.completions.create(**asked | {"n": 1}, seed=seed)
+        assert again.choices[0].message.content == text
+
+
+async def test_warnings(api):
+    odd = {"speculation": {"numSpeculativeTokens": 6, "rule": {"name": "fly"}}}
+    asked = {"model": "target", "messages": SAID, "max_tokens": 3, "extra_body": odd}
+    reply = await api.chat.completions.create(**asked)
+    assert "rule.fly_window_size is 5 instead of 6" in reply.warnings[0]
+    *_, last = [chunk async for chunk in await api.chat.completions.create(**asked, stream=True)]
+    assert last.warnings == reply.warnings
+    response = await api.responses.create(model="target", input="x", extra_body=odd)
+    assert response.warnings == reply.warnings
+
+
+async def test_top_k_of_minus_one_is_all(api):
+    asked = {"model": "target", "messages": SAID, "max_tokens": 6, "temperature": 1, "seed": 3}
+    every = await api.chat.completions.create(**asked)
+    same = await api.chat.completions.create(**asked, extra_body={"top_k": -1})
+    assert same.choices[0].message.content == every.choices[0].message.content

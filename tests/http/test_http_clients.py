@@ -58,7 +58,7 @@ async def test_a_client_that_leaves_ends_its_generations(chat_dirs, stream):
         assert await stack.idle()
         await until(lambda: scrape(stack).total("flyspec_http_open_requests") == 0)
         ended = scrape(stack).find("flyspec_http_requests_total", path=CHAT)
-        assert [labels["code"] for labels, _ in ended] == ["200" if stream else "499"]
+        assert [labels["code"] for labels, _ in ended] == ["499"]
         assert scrape(stack).total("flyspec_requests_total", status="CANCELLED") == 3
 
 
@@ -120,7 +120,7 @@ async def test_a_body_that_does_not_come(served, monkeypatch):
     reader, writer = await connect(served)
     writer.write(request(LONG)[:-10])
     answer = await asyncio.wait_for(reader.read(), 5)
-    assert b"504 Gateway Timeout" in answer
+    assert b"408 Request Timeout" in answer
     assert b"body did not come within" in answer
     writer.close()
 
@@ -174,3 +174,56 @@ async def test_a_full_server_says_when_to_try_again(chat_dirs):
                     )
                     assert reply.json()["error"]["type"] == "rate_limit_error"
             assert (await running).status_code == 200
+
+
+async def test_choices_wait_for_each_other(chat_dirs):
+    """More choices than there is room for, on an otherwise idle server, of a limited client."""
+    limits = {"max_waiting": 1, "max_requests_per_minute_per_client": 2}
+    for more in ({"max_concurrent": 2}, {"max_concurrent_per_client": 3}):
+        async with start_stack(chat_dirs, http_port=0, **limits, **more) as stack:
+            url = f"http://127.0.0.1:{stack.http_port}"
+            async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+                asked = {"messages": SAID, "max_tokens": 5, "n": 12}
+                reply = await client.post(CHAT, json=asked)
+                assert reply.status_code == 200, reply.text
+                assert len(reply.json()["choices"]) == 12
+                stream = await client.post(CHAT, json=asked | {"stream": True})
+                assert stream.text.endswith("data: [DONE]\n\n")
+                refused = await client.post(CHAT, json=asked)
+                assert refused.status_code == 429
+                assert "2 requests per minute" in refused.json()["error"]["message"]
+            assert await stack.idle()
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+async def test_a_server_that_stops_says_so(chat_dirs, path):
+    asked = LONG if path == CHAT else {"input": "the cat", "ignore_eos": True}
+    async with start_stack(chat_dirs, http_port=0) as stack:
+        with held(stack):
+            reader, writer = await connect(stack)
+            writer.write(request(asked, path))
+            streaming, to_stream = await connect(stack)
+            to_stream.write(request({**asked, "stream": True}, path))
+            await stack.until(active_generations=2)
+            await streaming.readuntil(b"data: ")
+            await stack.orchestrator._http.stop(0.1)
+            whole, rest = await reader.read(), await streaming.read()
+        assert b"503 Service Unavailable" in whole
+        assert b"x-request-id" in whole
+        for said in (whole, rest):
+            assert b"the server stopped before the end; send the request again" in said
+        assert (b"[DONE]" in rest) == (path == CHAT)
+        assert rest.endswith(b"0\r\n\r\n")
+        writer.close()
+        to_stream.close()
+
+
+async def test_large_heads_are_refused_before_they_are_parsed(served):
+    for size, code in ((60_000, b"200"), (66_000, b"400"), (120_000, b"400")):
+        reader, writer = await connect(served)
+        body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx: "
+        length = f"\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + b"x" * size + length.encode() + body)
+        assert (await reader.readline()).split()[1] == code
+        writer.close()

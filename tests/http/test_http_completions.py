@@ -77,7 +77,9 @@ async def test_a_text_is_scored_as_transformers_scores_it(api, reference, stream
     assert first is None
     assert others == pytest.approx(expected, abs=1e-5)
     assert choice.text.startswith(TEXT)
-    top = [sorted(entry.values(), reverse=True) for entry in choice.logprobs.top_logprobs[1:]]
+    top = [sorted(e.values(), reverse=True)[:2] for e in choice.logprobs.top_logprobs[1:]]
+    chosen = zip(choice.logprobs.tokens[1:], others, choice.logprobs.top_logprobs[1:], strict=True)
+    assert all(found[name] == logprob for name, logprob, found in chosen)
     assert [*itertools.chain(*top)] == pytest.approx(
         table.topk(2).values.flatten().tolist(), abs=1e-5
     )

@@ -13,10 +13,10 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
     [
         (CHAT, {}, "messages", "is missing"),
         (CHAT, {"messages": []}, "messages", "is empty; give at least one"),
-        (CHAT, {"messages": [{"content": "x"}]}, "messages.0.role", "is missing"),
-        (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "must be"),
+        (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
+        (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "must be"),
         (CHAT, {"messages": SAID, "frobnicate": 1}, "frobnicate", "there is no such parameter"),
-        (CHAT, {"messages": SAID, "temperature": "hot"}, "temperature", "must be a valid number"),
+        (CHAT, {"messages": SAID, "temperature": "hot"}, "temperature", "must be a number"),
         (CHAT, {"messages": SAID, "temperature": -1}, "temperature", "must be 0 (greedy) or"),
         (CHAT, {"messages": SAID, "top_p": 0}, "top_p", "must be"),
         (CHAT, {"messages": SAID, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
@@ -24,7 +24,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (CHAT, {"messages": SAID, "seed": 2**53}, "seed", "less than 9007199254740992"),
         (CHAT, {"messages": SAID, "stop": ["a"] * 5}, "stop", "at most 4 allowed, got 5"),
         (CHAT, {"messages": SAID, "stop": ""}, "stop", "1 to 1024 characters"),
-        (CHAT, {"messages": SAID, "stop": 3}, "stop", "must be a valid string"),
+        (CHAT, {"messages": SAID, "stop": 3}, "stop", "must be a string"),
         (CHAT, {"messages": SAID, "stop_token_ids": [400]}, "stop_token_ids", "out of range"),
         (CHAT, {"messages": SAID, "stop_token_ids": [-1]}, "stop_token_ids", "not a token id"),
         (CHAT, {"messages": SAID, "logit_bias": {"x": 1}}, "logit_bias", "'x' is not a token id"),
@@ -36,16 +36,68 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         ),
         (
             CHAT, {"messages": SAID, "response_format": {"type": "json_object"}},
-            "response_format", "only {'type': 'text'} is served here",
+            "response_format", 'only {"type": "text"} is served here',
         ),
         (CHAT, {"messages": SAID, "tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
-        (CHAT, {"messages": SAID, "reasoning_effort": "low"}, "reasoning_effort", "only 'none' is"),
+        (CHAT, {"messages": SAID, "reasoning_effort": "low"}, "reasoning_effort", 'only "none" is'),
         (CHAT, {"messages": SAID, "guided_json": {}}, "guided_json", "is not served here"),
         (
             CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type", "only text is served",
         ),
-        (CHAT, {"messages": SAID, "speculation": {"rule": {"name": "x"}}}, "rule.name", "one of"),
+        (
+            CHAT, {"messages": SAID, "speculation": {"rule": {"name": "x"}}},
+            "speculation.rule.name", "one of",
+        ),
+        (
+            CHAT, {"messages": SAID, "speculation": {"rule": "exact"}},
+            "speculation.rule", 'must be an object such as {"name": "exact"}',
+        ),
+        (
+            CHAT, {"messages": SAID, "speculation": {"rule": {"nam": "x"}}},
+            "speculation", 'has no field named "nam"',
+        ),
+        (
+            CHAT, {"messages": SAID, "speculation": {
+                "rule": {"name": "exact", "flyEntropyThreshold": 0.4}
+            }},
+            "speculation.rule.fly_entropy_threshold", "does not apply",
+        ),
+        (CHAT, {"messages": SAID, "top_logprobs": 3}, "top_logprobs", "only with logprobs true"),
+        (
+            CHAT, {"messages": SAID, "max_token": 3},
+            "max_token", "no such parameter; did you mean max_tokens?",
+        ),
+        (
+            CHAT, {"messages": SAID, "tools": [{"type": "function", "name": "f"}]},
+            "tools[0].function", "must be an object with a name",
+        ),
+        (
+            CHAT, {"messages": [*SAID, {"role": "assistant", "tool_calls": [{"id": "x"}]}]},
+            "messages[1].tool_calls[0].function", "must be an object",
+        ),
+        (
+            CHAT, {"messages": SAID, "chat_template_kwargs": {"messages": []}},
+            "chat_template_kwargs", "messages is a field of the chat",
+        ),
+        (
+            CHAT, {"messages": SAID, "prediction": {"type": "content", "content": "x"},
+                   "speculation": {"numSpeculativeTokens": 0}},
+            "prediction", "not with speculation.num_speculative_tokens 0",
+        ),
+        (
+            CHAT, {"messages": [{"role": "user", "content": "word " * 300}]},
+            "messages", "this model's maximum context length is 256 tokens, but",
+        ),
+        (TEXT, {"prompt": ["a", "word " * 300]}, "prompt[1]", "maximum context length is 256"),
+        (
+            TEXT, {"prompt": "a", "max_tokens": 0, "echo": True, "temperature": -5},
+            "temperature", "must be",
+        ),
+        (
+            TEXT, {"prompt": "a", "max_completion_tokens": 5},
+            "max_completion_tokens", "did you mean max_tokens?",
+        ),
         (CHAT, {"messages": SAID, "speculation": {"frob": 1}}, "speculation", "frob"),
         (CHAT, {"messages": SAID, "speculation": {"eager": True}}, "speculation.eager", "over"),
         (
@@ -55,14 +107,14 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         ),
         (
             CHAT, {"messages": SAID, "add_generation_prompt": True, "continue_final_message": True},
-            "chat.continue_final_message", "add_generation_prompt to false",
+            "continue_final_message", "add_generation_prompt to false",
         ),
         (TEXT, {"prompt": ""}, "prompt", "text is empty"),
         (TEXT, {"prompt": []}, "prompt", "is empty; give"),
         (TEXT, {"prompt": [400]}, "prompt", "token id 400 is out of range"),
         (TEXT, {"prompt": [[-1]]}, "prompt[0]", "-1 is not a token id"),
         (TEXT, {"prompt": ["a"] * 129}, "prompt", "more than 128 choices"),
-        (TEXT, {"prompt": [1] * 256}, "prompt", "leave no room in the model's context of 256"),
+        (TEXT, {"prompt": [1] * 256}, "prompt", "maximum context length is 256 tokens, but"),
         (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "or 0 with echo"),
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "is served here"),
         (TEXT, {"prompt": "a", "best_of": 2}, "best_of", "only 1 is served here"),
@@ -76,7 +128,8 @@ async def test_bad_values(bare, path, body, param, message):
         error = reply.json()["error"]
         assert reply.status_code == 400, error
         assert error["type"] == "invalid_request_error"
-        assert (error["param"], error["code"]) == (param, None)
+        code = "context_length_exceeded" if "context length" in message else None
+        assert (error["param"], error["code"]) == (param, code)
         assert message in error["message"]
 
 

@@ -23,7 +23,8 @@ from flyspec.values.generation import (
 from orchestrator.front.http.bodies import ChatBody
 from orchestrator.front.http.chat import ChatReply
 from orchestrator.front.http.response_bodies import ResponsesBody
-from orchestrator.front.http.responses import ResponsesReply, chat_of_items
+from orchestrator.front.http.response_input import chat_of_items
+from orchestrator.front.http.responses import ResponsesReply
 from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser, parser_for
 from tests.tiny import make_tokenizer
 
@@ -130,7 +131,7 @@ def test_calls_and_their_outputs_for_the_template():
     ("body", "param", "message"),
     [
         ({}, "input", "is missing"),
-        ({"input": "x", "store": True}, "store", "only False is served here"),
+        ({"input": "x", "store": True}, "store", "only false is served here"),
         ({"input": "x", "previous_response_id": "r"}, "previous_response_id", "is not served"),
         ({"input": "x", "reasoning": {"effort": "low"}}, "reasoning.effort", "must be"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type", "only functions"),
@@ -143,7 +144,25 @@ def test_calls_and_their_outputs_for_the_template():
         ({"input": [{"role": "user", "content": 3}]}, "input[0].content", "must be a text"),
         ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0].type", "only text"),
         ({"input": [{"content": "x"}]}, "input[0].role", "is missing"),
-        ({"input": [{"type": "function_call"}]}, "input[0]", "must be strings"),
+        ({"input": []}, "input", "is empty; give at least one"),
+        ({"input": [{"type": "function_call"}]}, "input[0].name", "is missing"),
+        (
+            {"input": [{"type": "function_call_output", "output": "x"}]},
+            "input[0].call_id",
+            "is missing",
+        ),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "function's name"),
+        (
+            {"input": "x", "stream_options": {"include_usage": True}},
+            "stream_options.include_usage",
+            "",
+        ),
+        (
+            {"input": "x", "max_tokens": 3},
+            "max_tokens",
+            "no such parameter; did you mean max_output_tokens",
+        ),
+        ({"input": "word " * 300}, "input", "maximum context length is 256 tokens"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text", "is served here"),
         ({"input": "x", "model": "y"}, "model", "there is no 'y'"),
     ],
@@ -168,23 +187,48 @@ def test_calls_are_found_however_the_text_is_cut(sizes, broken):
     for size in [*sizes, len(text)]:
         found += parser.push(text[at : at + size])
         at += size
-    found.append(parser.end())
+    found += parser.end()
     calls = [piece for piece in found if isinstance(piece, ToolCall)]
     shown = "".join(piece for piece in found if isinstance(piece, str))
     if broken:
         assert (calls, shown) == ([], text)
     else:
         assert [(call.name, json.loads(call.arguments)) for call in calls] == [("f", {"a": [1]})]
-        assert shown == "a < b <tool  and <tool_cal"
+        assert shown == "a < b <tooland <tool_cal"
 
 
-def test_one_call_if_they_may_not_be_parallel():
-    for parallel, expected in ((True, 2), (False, 1)):
-        parser = ToolCallParser(parallel)
-        pieces = [*parser.push(f"a {CALL}b {CALL}"), *parser.push("c"), parser.end()]
-        assert sum(isinstance(piece, ToolCall) for piece in pieces) == expected
-        shown = "".join(piece for piece in pieces if isinstance(piece, str))
-        assert shown == ("a b c" if parallel else "a ")
+def parsed(text, stop=None):
+    """The text and the names of calls, each piece by itself."""
+    parser = ToolCallParser()
+    pieces = [p for character in text for p in parser.push(character)] + [*parser.end(stop)]
+    return [piece if isinstance(piece, str) else {piece.name} for piece in pieces]
+
+
+def joined(pieces):
+    """The same, with neighbouring texts as one."""
+    found = []
+    for piece in pieces:
+        if found and isinstance(piece, str) and isinstance(found[-1], str):
+            found[-1] += piece
+        else:
+            found.append(piece)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        (f"a {CALL}\n{CALL}\n", None, ["a", {"weather"}, {"weather"}]),
+        (f"a {CALL}\n b ", None, ["a", {"weather"}, "b "]),
+        (" no call \n", None, [" no call \n"]),
+        ("", None, []),
+        (f"a{CALL[: -len('</tool_call>')]}", "</tool_call>", ["a", {"weather"}]),
+        ("nothing begun", "</tool_call>", ["nothing begun</tool_call>"]),
+        (f"{CALL} <tool_call>{{", None, [{"weather"}, "<tool_call>{"]),
+    ],
+)
+def test_white_space_around_calls_is_dropped(text, stop, expected):
+    assert joined(parsed(text, stop)) == expected
 
 
 def test_tools_that_are_not_shown_are_not_called():
@@ -197,8 +241,8 @@ def test_tools_that_are_not_shown_are_not_called():
 
 def test_an_open_call_at_the_end_is_text():
     parser = ToolCallParser()
-    assert list(parser.push(f"x {CALL[:30]}")) == ["x "]
-    assert parser.end() == CALL[:30]
+    assert list(parser.push(f"x {CALL[:30]}")) == ["x"]
+    assert list(parser.end()) == [f" {CALL[:30]}"]
 
 
 async def said(*texts):
@@ -217,7 +261,7 @@ async def test_a_response_with_a_call():
     body = ResponsesBody(input="x", tools=[TOOL])
     whole = await ResponsesReply(body, "m", ToolCallParser()).whole(said(*PIECES))
     message, call, rest = whole["output"]
-    assert message["content"][0]["text"] == "Let me see. "
+    assert message["content"][0]["text"] == "Let me see."
     assert (call["type"], call["name"]) == ("function_call", "weather")
     assert json.loads(call["arguments"]) == {"place": "Ulm"}
     assert rest["content"][0]["text"] == "<tool_call>{}</tool_call>"
@@ -247,7 +291,7 @@ async def test_a_chat_with_a_call(stream):
     else:
         frames = [frame async for frame in reply.stream(said(*PIECES[:3]))]
         chunks = [json.loads(frame[6:])["choices"][0] for frame in frames[:-1]]
-        assert "".join(c["delta"].get("content") or "" for c in chunks) == "Let me see. "
+        assert "".join(c["delta"].get("content") or "" for c in chunks) == "Let me see."
         assert chunks[-1]["finish_reason"] == "tool_calls"
         calls = [call for c in chunks for call in c["delta"].get("tool_calls", [])]
         assert calls[0]["index"] == 0

@@ -86,7 +86,7 @@ def test_so_it_does_for_completions(prompt):
     body = CompletionBody(**json.loads(sent))
     assert path == "/v1/completions"
     assert completion_options(body, MODELS) == options
-    assert prompts_of(body) == [prompt]
+    assert prompts_of(body) == {"prompt": prompt}
 
 
 @pytest.mark.parametrize(

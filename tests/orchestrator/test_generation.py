@@ -188,9 +188,9 @@ async def test_chat(stack):
     [
         ("", {}, "INVALID_ARGUMENT", "empty"),
         ([], {}, "INVALID_ARGUMENT", "no token ids"),
-        (Chat(()), {}, "INVALID_ARGUMENT", "no messages"),
-        ([5] * 256, {}, "INVALID_ARGUMENT", "shorten the prompt"),
-        ("word " * 20_000, {}, "INVALID_ARGUMENT", "shorten the prompt"),
+        (Chat(()), {}, "INVALID_ARGUMENT", "send at least one"),
+        ([5] * 256, {}, "INVALID_ARGUMENT", "shorten it"),
+        ("word " * 20_000, {}, "INVALID_ARGUMENT", "shorten it"),
         ([400], {}, "INVALID_ARGUMENT", "ids 0 to 399"),
         ("x", {"rule": Rule("loose")}, "INVALID_ARGUMENT", "exact, fly"),
         (

@@ -217,7 +217,7 @@ async def test_two_orchestrators_share_four_slots(model_dirs):
             ):
                 mine = stack.orchestrator.fleet
                 await until(lambda: mine.others == SLOTS)
-                assert other.fleet.others is None
+                await until(lambda: other.fleet.others is None)
                 for _ in range(2):  # so that both know that others are there
                     engine.close(held.pop(0))
                     held.append(taken(engine, "third"))

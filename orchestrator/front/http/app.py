@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -14,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.tokenizer import Tokenizer
-from flyspec.values.generation import GenerationRequest, Models
+from flyspec.values.generation import Event, GenerationRequest, Models
 from orchestrator.admission.clients import Caller, network_of
 from orchestrator.fleet.target import Target
 from orchestrator.front.access import key_of_call
@@ -37,11 +40,12 @@ from orchestrator.front.http.completions import (
     prompts_of,
 )
 from orchestrator.front.http.event_stream import EventStream
-from orchestrator.front.http.options import chat_of, check_tools, chosen, options_of, rule_of
+from orchestrator.front.http.options import chat_of, chosen, options_of, rule_of, stopping_at
 from orchestrator.front.http.replies import Events, Reply
 from orchestrator.front.http.response_bodies import ResponsesBody
-from orchestrator.front.http.responses import ResponsesReply, chat_of_items
-from orchestrator.front.http.tool_calls import parser_for
+from orchestrator.front.http.response_input import chat_of_items
+from orchestrator.front.http.responses import ResponsesReply
+from orchestrator.front.http.tool_calls import parser_for, stops_of
 from orchestrator.generation.prompt import encode_prompt
 from orchestrator.generations import Generations
 
@@ -51,7 +55,7 @@ VERSION = version("flyspec")
 def make_app(generations: Generations) -> FastAPI:
     """Return the application."""
     app = FastAPI(
-        title="flyspec", version=VERSION, docs_url=None, redoc_url=None,
+        title="flyspec", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False,
         summary="Speculative decoding as a service, by OpenAI's API.",
     )  # fmt: skip
     errors.handle_errors(app)
@@ -64,14 +68,14 @@ def make_app(generations: Generations) -> FastAPI:
     def route(
         method: str, path: str, answer: Callable[..., Awaitable[Any]], streams: bool = False
     ) -> None:
-        name = path.strip("/").replace("/", "_").replace("{model}", "one")
-        told = responses
+        content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
         if streams:
-            told = {200: {"description": "The reply.", "content": {EventStream.media_type: {}}}}
-            told |= responses
+            content[EventStream.media_type] = {"schema": {"type": "string"}}
+        reply: dict[int | str, Any] = {200: {"description": "The reply.", "content": content}}
         app.add_api_route(
-            path, answer, methods=[method], operation_id=name, responses=told, response_model=None
-        )
+            path, answer, methods=[method], operation_id=answer.__name__, response_model=None,
+            responses=reply | responses,
+        )  # fmt: skip
 
     route("GET", "/v1/models", face.list_models)
     route("GET", "/v1/models/{model:path}", face.show_model)
@@ -82,7 +86,22 @@ def make_app(generations: Generations) -> FastAPI:
     route("POST", "/detokenize", face.detokenize)
     route("GET", "/health", face.health)
     route("GET", "/version", face.version)
+    app.openapi_schema = _schema_of(app)
     return app
+
+
+def _schema_of(app: FastAPI) -> dict[str, Any]:
+    """Return the schema, without the 422 that FastAPI adds, and with the API keys."""
+    schema = app.openapi()
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+            operation["security"] = [{"key": []}, {}]
+    components = schema["components"]
+    for unused in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(unused, None)
+    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    return schema
 
 
 def paths_of(app: FastAPI) -> list[str]:
@@ -95,6 +114,7 @@ class _Face:
 
     def __init__(self, generations: Generations) -> None:
         self._generations = generations
+        self._started = int(time.time())
 
     @property
     def _target(self) -> Target:
@@ -104,10 +124,9 @@ class _Face:
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Continue a chat."""
-        models, target = self._generations.models(), self._target
-        options = chat_options(body, models)
-        check_tools(body.tools or ())
-        chat = chat_of(body, joins_parts=not target.tokenizer.reads_parts)
+        models, tokenizer = self._generations.models(), self._target.tokenizer
+        options = stopping_at(stops_of(body, tokenizer), chat_options(body, models))
+        chat = chat_of(body, joins_parts=not tokenizer.reads_parts)
         asked = GenerationRequest(chat, options)
         reply = ChatReply(body, *self._served(models), body.n)
         return await self._reply(reply, body, [asked], _caller(request))
@@ -117,33 +136,30 @@ class _Face:
         models, target = self._generations.models(), self._target
         options, prompts = completion_options(body, models), prompts_of(body)
         caller, echoes = _caller(request), []
+        asked = [GenerationRequest(prompt, options) for prompt in prompts.values()]
+        if body.echo or len(prompts) > 1:  # so that errors name the prompt
+            known = target.tokenizer, target.info.model
+            for index, (name, prompt) in enumerate(prompts.items()):
+                token_ids = await asyncio.to_thread(encode_prompt, prompt, *known, name)
+                asked[index] = GenerationRequest(token_ids, options)
         if body.echo:
-            model = target.info.model
-            encoded = [
-                await asyncio.to_thread(encode_prompt, prompt, target.tokenizer, model)
-                for prompt in prompts
-            ]
-            for prompt, token_ids in zip(prompts, encoded, strict=True):
-                given = prompt, token_ids, body, target.tokenizer
-                echoes.append(
-                    await echo_of(*given, lambda asked: self._generations.score(asked, caller))
-                )
-            prompts = list(encoded)
-        count = len(prompts) * body.n
-        reply = CompletionReply(body, *self._served(models), count, echoes=echoes)
+            await self._generations.check(asked[0], caller)
+            score = partial(self._generations.score, caller=caller)
+            for prompt, request_ in zip(prompts.values(), asked, strict=True):
+                echoes.append(await echo_of(prompt, request_, target.tokenizer, score))
+        reply = CompletionReply(body, *self._served(models), len(asked) * body.n, echoes=echoes)
         if body.max_tokens == 0:
-            alone = [token_ids for token_ids in encoded for _ in range(body.n)]
-            return await self._send(reply, body, echoes_only(alone, options, models))
-        asked = [GenerationRequest(prompt, options) for prompt in prompts]
+            alone = [request_ for request_ in asked for _ in range(body.n)]
+            return await self._send(reply, body, echoes_only(alone, models))
         return await self._reply(reply, body, asked, caller)
 
     async def respond(self, body: ResponsesBody, request: Request) -> Response:
         """Respond to a text, or to messages and the outputs of functions."""
         models, tokenizer = self._generations.models(), self._target.tokenizer
-        check_tools(body.tools or ())
+        stops = stops_of(body, tokenizer)
         options = options_of(body, models, max_tokens=body.max_output_tokens)
-        asked = GenerationRequest(chat_of_items(body), options)
-        reply = ResponsesReply(body, models.target.name, parser_for(body, tokenizer))
+        asked = GenerationRequest(chat_of_items(body), stopping_at(stops, options))
+        reply = ResponsesReply(body, models.target.name, parser_for(body, tokenizer), stops)
         return await self._send(reply, body, self._run([asked], _caller(request)))
 
     def _served(self, models: Models) -> tuple[str, str, Tokenizer]:
@@ -158,14 +174,17 @@ class _Face:
         return await self._send(reply, body, self._run(requests, caller))
 
     def _run(self, requests: Sequence[GenerationRequest], caller: Caller) -> Events:
-        return run_choices(lambda request: self._generations.run(request, caller), requests)
+        def run(request: GenerationRequest, counted: bool) -> AsyncGenerator[Event, None]:
+            return self._generations.run(request, replace(caller, counted=counted))
+
+        return run_choices(run, requests)
 
     async def _send(
         self, reply: Reply | ResponsesReply, body: SampledBody, events: Events
     ) -> Response:
         """Send the reply whole, or as a stream once it has begun: refusals keep their codes."""
         if body.stream:
-            return EventStream(reply.stream(events), events)
+            return EventStream(reply.stream(events), events, reply.failure)
         async with aclosing(events):
             return JSONResponse(await reply.whole(events))
 
@@ -187,7 +206,7 @@ class _Face:
         return {
             "id": name,
             "object": "model",
-            "created": 0,
+            "created": self._started,
             "owned_by": "flyspec",
             "root": models.target.name,
             "max_model_len": models.target.context_length,

@@ -6,9 +6,11 @@ that changes nothing.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
@@ -75,22 +77,36 @@ class Body(BaseModel):
         for name in unserved:
             value = data[name]
             if value is not None and value not in NEUTRAL[name]:
-                allowed = " or ".join(repr(neutral) for neutral in NEUTRAL[name])
-                reason = f"only {allowed} is" if allowed else "is not"
-                raise PydanticCustomError("unserved", f"{reason} served here", {"param": name})
+                allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
+                raise refused(name, f"{f'only {allowed} is' if allowed else 'is not'} served here")
         dropped = {name for name, value in data.items() if value is None} | set(unserved)
         return {name: value for name, value in data.items() if name not in dropped}
 
 
-class StreamOptions(Body):
-    """What a stream contains besides text."""
+def refused(param: str, reason: str) -> PydanticCustomError:
+    """Return the error with which a body's validator refuses a parameter."""
+    return PydanticCustomError("refused", "{reason}", {"param": param, "reason": reason})
 
-    include_usage: bool = Field(False, description="Send a last chunk with the token counts.")
+
+class StreamOptions(Body):
+    """How a stream is sent."""
+
     include_obfuscation: bool = Field(False, description="Accepted; chunks are never padded.")
 
 
+class ChunkOptions(StreamOptions):
+    """What a stream of chunks contains besides text."""
+
+    include_usage: bool = Field(False, description="Send a last chunk with the token counts.")
+
+
+def _of_body(text: str) -> str:
+    """Return a help text of the command line with flags as parameters."""
+    return re.sub("--([a-z-]+)", lambda found: found[1].replace("-", "_"), text)
+
+
 _SAMPLING: dict[str, Any] = {
-    field.name: (kind | None, Field(None, description=flag.help))
+    field.name: (kind | None, Field(None, description=_of_body(flag.help)))
     for field in fields(SamplingParams)
     for kind, flag in [flags_of(SamplingParams)[field.name]]
     if field.name != "logit_bias"
@@ -103,7 +119,9 @@ class SampledBody(_Sampled):
 
     model: str | None = Field(None, description="The served name, or NAME:RULE.")
     stream: bool = Field(False, description="Send text as it becomes final (server-sent events).")
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = Field(
+        None, description="How it is sent; only with stream."
+    )
     seed: int | None = Field(
         None,
         ge=0,
@@ -132,10 +150,19 @@ class SampledBody(_Sampled):
     prompt_cache_key: str | None = Field(None, description="Accepted; has no effect.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted; has no effect.")
 
+    @model_validator(mode="after")
+    def _stream_options_go_with_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise refused("stream_options", "only with stream true")
+        return self
+
 
 class GenerationBody(SampledBody):
     """What the endpoints with choices take."""
 
+    stream_options: ChunkOptions | None = Field(
+        None, description="What a stream contains; only with stream."
+    )
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="Number of choices per prompt.")
 
 
@@ -144,8 +171,10 @@ class ChatMessageBody(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    role: str
-    content: str | list[dict[str, Any]] | None = None
+    role: str = Field(description="The author: system, developer, user, assistant or tool.")
+    content: str | list[dict[str, Any]] | None = Field(
+        None, description="A text, or a list of parts of text."
+    )
 
 
 class ToolsBody(Body):
@@ -156,9 +185,9 @@ class ToolsBody(Body):
     )
 
     @property
-    def shown_tools(self) -> tuple[dict[str, Any], ...]:
-        """Those that the chat template gets."""
-        return tuple(self.tools or ())
+    def shows_tools(self) -> bool:
+        """Whether the chat template gets them."""
+        return bool(self.tools)
 
 
 class CallingBody(ToolsBody):
@@ -168,12 +197,12 @@ class CallingBody(ToolsBody):
         None, description="none: tools are not shown to the model."
     )
     parallel_tool_calls: bool = Field(
-        True, description="Whether it may call several; false: what follows the first call is cut."
+        True, description="Whether it may call several; false: the first call ends the output."
     )
 
     @property
-    def shown_tools(self) -> tuple[dict[str, Any], ...]:
-        return () if self.tool_choice == "none" else super().shown_tools
+    def shows_tools(self) -> bool:
+        return self.tool_choice != "none" and super().shows_tools
 
 
 class TemplateBody(ToolsBody):
@@ -204,7 +233,7 @@ class PredictionBody(Body):
     """A predicted output, such as a file before an edit."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] = Field(description="The text, or its parts.")
 
     @property
     def text(self) -> str:
@@ -215,7 +244,7 @@ class PredictionBody(Body):
 class ChatBody(GenerationBody, CallingBody, TemplateBody):
     """A request for a chat completion."""
 
-    messages: list[ChatMessageBody] = Field(min_length=1)
+    messages: list[ChatMessageBody] = Field(min_length=1, description="The chat so far.")
     max_completion_tokens: int | None = Field(None, ge=1, description="Maximum output tokens.")
     max_tokens: int | None = Field(None, ge=1, description="The same, by its older name.")
     logprobs: bool = Field(False, description="Return log-probabilities of the output tokens.")
@@ -225,6 +254,12 @@ class ChatBody(GenerationBody, CallingBody, TemplateBody):
     prediction: PredictionBody | None = Field(
         None, description="Text that the output is expected to resemble; it is drafted."
     )
+
+    @model_validator(mode="after")
+    def _top_goes_with_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refused("top_logprobs", "only with logprobs true")
+        return self
 
 
 class CompletionBody(GenerationBody):
@@ -247,7 +282,7 @@ class CompletionBody(GenerationBody):
 class TokenizeBody(TemplateBody):
     """A text, or a chat, to encode."""
 
-    model: str | None = None
+    model: str | None = Field(None, description="The served name.")
     prompt: str | None = Field(None, description="A text.")
     messages: list[ChatMessageBody] | None = Field(None, description="A chat.")
     add_special_tokens: bool | None = Field(
@@ -259,5 +294,5 @@ class TokenizeBody(TemplateBody):
 class DetokenizeBody(Body):
     """Token ids to decode."""
 
-    model: str | None = None
-    tokens: list[int]
+    model: str | None = Field(None, description="The served name.")
+    tokens: list[int] = Field(description="The token ids.")

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
-from flyspec.values.generation import Chunk, Completion, GenerateOptions, Models, Started
+from flyspec.values.generation import (
+    Chunk,
+    Completion,
+    FinishReason,
+    GenerateOptions,
+    Models,
+    Started,
+)
 from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.front.http.bodies import ChatBody
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.logprobs import chat_logprobs
 from orchestrator.front.http.options import options_of
 from orchestrator.front.http.replies import Reply
-from orchestrator.front.http.tool_calls import parser_for
+from orchestrator.front.http.tool_calls import parser_for, stops_of
 
 
 def chat_options(body: ChatBody, models: Models) -> GenerateOptions:
-    """Return the options; `top_logprobs` counts only with `logprobs`, as at OpenAI."""
+    """Raises `InvalidArgumentError`, `NoSuchModelError`."""
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     prediction = body.prediction.text if body.prediction else ""
@@ -34,36 +42,50 @@ class ChatReply(Reply):
         super().__init__(*given)
         self._num_calls = [0] * len(self._gathered)
         self._parsers = [parser_for(self._body, self._tokenizer) for _ in self._gathered]
+        self._own_stops = stops_of(self._body, self._tokenizer)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self._body.logprobs
 
     def choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
-        text, calls = self._parsed(index, gathered.text, ends=True)
+        text, calls = self._parsed(index, gathered.text, gathered.completion)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            message |= {"content": text.strip() or None, "tool_calls": calls}
+            message |= {"content": text or None, "tool_calls": calls}
         return {"message": message, "logprobs": self._logprobs(*gathered.chunks)}
 
     def first(self, index: int, started: Started) -> list[dict[str, Any]]:
         return [{"delta": {"role": "assistant", "content": ""}, "logprobs": None}]
 
     def delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        text, calls = self._parsed(index, chunk.text)
-        delta = {"content": text} | ({"tool_calls": calls} if calls else {})
-        return {"delta": delta, "logprobs": self._logprobs(chunk)}
+        return {
+            "delta": _delta(*self._parsed(index, chunk.text)),
+            "logprobs": self._logprobs(chunk),
+        }
 
     def last(self, index: int) -> dict[str, Any]:
-        text, _ = self._parsed(index, "", ends=True)
-        return {"delta": {"content": text} if text else {}, "logprobs": None}
+        rest = self._parsed(index, "", self._gathered[index].completion)
+        return {"delta": _delta(*rest) if any(rest) else {}, "logprobs": None}
 
     def reason(self, index: int, completion: Completion) -> str:
-        return "tool_calls" if self._num_calls[index] else super().reason(index, completion)
+        whole = completion.finish_reason is FinishReason.STOP
+        called = whole and self._num_calls[index]
+        return "tool_calls" if called else super().reason(index, completion)
 
-    def _parsed(self, index: int, text: str, ends: bool = False) -> tuple[str, list[Any]]:
-        """Return the text and the function calls that came with it; `ends`: no more comes."""
+    def stop_reason(self, completion: Completion) -> str | int | None:
+        return None if completion.stop_reason in self._own_stops else completion.stop_reason
+
+    def _parsed(
+        self, index: int, text: str, completion: Completion | None = None
+    ) -> tuple[str, list[Any]]:
+        """Return the text and the function calls that came with it, and with the completion."""
         parser = self._parsers[index]
         if parser is None:
             return text, []
         shown, calls = "", []
-        for piece in parser.push(text):
+        rest = parser.end(completion.stop_reason) if completion else ()
+        for piece in chain(parser.push(text), rest):
             if isinstance(piece, str):
                 shown += piece
                 continue
@@ -71,7 +93,7 @@ class ChatReply(Reply):
             place = {"index": self._num_calls[index]} if self._body.stream else {}
             calls.append({**place, "id": piece.id, "type": "function", "function": called})
             self._num_calls[index] += 1
-        return shown + (parser.end() if ends else ""), calls
+        return shown, calls
 
     def usage(self) -> dict[str, Any]:
         """Return the token counts, with those of the prediction if there was one."""
@@ -89,3 +111,7 @@ class ChatReply(Reply):
         if not self._body.logprobs:
             return None
         return chat_logprobs(chunks)
+
+
+def _delta(text: str, calls: list[Any]) -> dict[str, Any]:
+    return {"content": text} | ({"tool_calls": calls} if calls else {})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 
+from flyspec.errors import ResourceExhaustedError
 from flyspec.values.generation import (
     Chunk,
     Completion,
@@ -16,9 +17,12 @@ from flyspec.values.generation import (
 )
 
 AT_ONCE = 8
-"""Choices of one request that run at a time, so that a long list does not fill the queue."""
+"""Choices of one request that run at a time, so that others get a turn."""
+LONGEST_REST_S = 1.0
+"""Wait before a refused choice is tried again, if no other choice ends before."""
 
-Run = Callable[[GenerationRequest], AsyncGenerator[Event, None]]
+Run = Callable[[GenerationRequest, bool], AsyncGenerator[Event, None]]
+"""Runs a request; the flag says whether it counts as a request of the client: the first does."""
 
 
 @dataclass
@@ -43,28 +47,79 @@ class Gathered:
         return "".join(chunk.text for chunk in self.chunks)
 
 
+class _Room:
+    """How many choices of a request are running, and when the next may try."""
+
+    def __init__(self) -> None:
+        self._running, self._any_ended = 0, False
+        self._ended = asyncio.Condition()
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Count a choice as running."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another choice runs, or has been completed: the request was admitted."""
+        return self._running > 1 or self._any_ended
+
+    async def end(self) -> None:
+        """Record that a choice is complete, and let the next one try."""
+        self._any_ended = True
+        async with self._ended:
+            self._ended.notify()
+
+    async def wait(self) -> None:
+        """Wait until a choice is complete, or a while: others may have made room."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_REST_S), self._ended:
+                await self._ended.wait()
+
+
 async def run_choices(
     run: Run, requests: Sequence[GenerationRequest]
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Yield the events of all requests with their indices, as they occur.
 
-    Whoever reads slowly slows down the generations. The first error ends all and is raised.
+    Whoever reads slowly slows down the generations. A choice that is refused for lack of room waits
+    for the others; any other error, and a refusal of all of them, ends all and is raised.
     """
     if len(requests) == 1:  # in this task, without queue
-        async with aclosing(run(requests[0])) as events:
+        async with aclosing(run(requests[0], True)) as events:
             async for event in events:
                 yield 0, event
         return
     merged: asyncio.Queue[tuple[int, Event] | BaseException] = asyncio.Queue(1)
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate, room = asyncio.Semaphore(AT_ONCE), _Room()
 
     async def work(index: int, request: GenerationRequest) -> None:
         try:
-            async with gate, aclosing(run(request)) as events:
-                async for event in events:
-                    await merged.put((index, event))
+            async with gate:
+                while not await tried(index, request):
+                    await room.wait()
+            await room.end()
         except Exception as error:
             await merged.put(error)
+
+    async def tried(index: int, request: GenerationRequest) -> bool:
+        """Run a choice; return False if it was refused and is worth another try."""
+        begun = False
+        with room.taken():
+            try:
+                async with aclosing(run(request, index == 0)) as events:
+                    async for event in events:
+                        begun = True
+                        await merged.put((index, event))
+            except ResourceExhaustedError:
+                if begun or not room.is_shared:
+                    raise
+                return False
+        return True
 
     tasks = [asyncio.create_task(work(i, request)) for i, request in enumerate(requests)]
     try:

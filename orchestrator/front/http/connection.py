@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_TIMEOUT_S = 10.0
 """Seconds for a connection's TLS handshake and first request head, and for each later head."""
-MAX_HEAD_BYTES = 1 << 16
+MAX_HEAD_BYTES, HEAD_END = 1 << 16, b"\r\n\r\n"
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -20,7 +20,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_bytes = 0
+        self._head_bytes, self._tail = 0, b""
         self._head: asyncio.TimerHandle | None = None
         self._expect_head()
 
@@ -29,10 +29,14 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
+        if self._head is not None:
+            end = (self._tail + data).find(HEAD_END)
+            self._head_bytes += len(data) if end < 0 else end
+            self._tail = data[1 - len(HEAD_END) :]
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self.send_400_response("The request's head is too large.")
+                return
         super().data_received(data)
-        if self._head is not None and self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response("The request's head is too large.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -44,7 +48,7 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._head_bytes = 0
+        self._head_bytes, self._tail = 0, b""
         super().on_message_complete()
 
     def abort(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -10,22 +11,29 @@ from starlette.responses import Response
 
 from flyspec.errors import FlyspecError
 
+STOPPED = "stopped"
+"""In a scope's state, once the server has cancelled the answer: the error to answer with."""
+
 
 class EventStream(Response):
     """Sends `frames`, made of `events`; both are closed at the end, however it comes.
 
     The response begins with the first frame, so that a refused request gets its own code. If the
-    client does not read, that is thrown into `events`, so that the request counts as failed.
+    client does not read, that is thrown into `events`, so that the request counts as failed. If the
+    server stops (`STOPPED` in the scope's state), the stream ends with what `failure` returns.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, frames: AsyncGenerator[bytes, None], events: AsyncGenerator[Any, None]
+        self,
+        frames: AsyncGenerator[bytes, None],
+        events: AsyncGenerator[Any, None],
+        failure: Callable[[FlyspecError], bytes],
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._frames, self._events = frames, events
+        self._frames, self._events, self._failure = frames, events, failure
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         async with aclosing(self._events), aclosing(self._frames):
@@ -39,6 +47,13 @@ class EventStream(Response):
             except FlyspecError as error:
                 await self._frames.aclose()
                 await self._events.athrow(error)
+            except asyncio.CancelledError:
+                stopped = scope["state"].get(STOPPED)
+                task = asyncio.current_task()
+                if stopped is None or task is None:
+                    raise
+                task.uncancel()
+                await send(_body(self._failure(stopped)))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

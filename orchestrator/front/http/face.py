@@ -29,13 +29,14 @@ def make_server(
     """
     security = settings.port_security
     app = make_app(generations)
-    served: Any = HttpGate(
+    gate = HttpGate(
         app,
         security,
         KeyCheck(keys, Scope.GENERATE) if security.keys and keys is not None else None,
         Limits(max_body_bytes, settings.write_timeout_s),
         HttpMetrics(registry, paths_of(app)),
     )
+    served: Any = gate
     if settings.origins:  # outside the gate, since browsers ask without a key whether they may call
         served = CORSMiddleware(
             served, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"],
@@ -43,5 +44,5 @@ def make_server(
         )  # fmt: skip
     port = settings.http_port
     if port is not None:
-        return HttpServer(served, [port], security)
-    return HttpServer(served, [HTTP_PORT, 0] if settings.port else [0], security)
+        return HttpServer(served, [port], security, gate.cut)
+    return HttpServer(served, [HTTP_PORT, 0] if settings.port else [0], security, gate.cut)

@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError
+from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError, UnavailableError
 from flyspec.metadata import AUTHORIZATION_KEY, REQUEST_ID_KEY, is_request_id
 from flyspec.rpc import CertificateNames
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
@@ -23,6 +23,7 @@ from flyspec.telemetry import new_request_id
 from flyspec.telemetry.request_ids import set_request_id
 from orchestrator.front.access import KeyCheck
 from orchestrator.front.http.errors import TooLargeError, response_of
+from orchestrator.front.http.event_stream import STOPPED
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ OPEN = ("/health", "/version")
 """Paths without access checks: probes send no keys."""
 DISCARD_S, DISCARD_BYTES = 5.0, 64 << 20
 """Maximum of a refused body that is still read; beyond it the connection breaks."""
+OTHER = "other"
 LEFT = 499
 """Code in metrics for clients that left, as nginx counts them."""
 
@@ -53,7 +55,12 @@ class HttpMetrics:
         )
 
     def label(self, path: str) -> str:
-        return path if path in self._paths else "other"
+        """Return the served path that this one is, with its parameters' names."""
+        if path in self._paths:
+            return path
+        return next(
+            (p for p in self._paths if "{" in p and path.startswith(p.split("{")[0])), OTHER
+        )
 
 
 @dataclass(frozen=True)
@@ -77,17 +84,26 @@ class HttpGate:
     ) -> None:
         self._app, self._keys, self._limits, self._metrics = app, keys, limits, metrics
         self._names = CertificateNames(security.names) if security.names else None
+        self._exchanges: set[_Exchange] = set()
+
+    def cut(self) -> None:
+        """End what is still being answered, since the server stops."""
+        for exchange in self._exchanges:
+            exchange.cut()
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         path = self._metrics.label(scope["path"])
         exchange = _Exchange(scope, receive, send, self._limits)
         self._metrics.open.labels(path).inc()
+        self._exchanges.add(exchange)
         try:
             await self._answer(exchange)
         finally:
+            self._exchanges.discard(exchange)
             exchange.close()
             self._metrics.open.labels(path).dec()
-            self._metrics.ended.labels(path, str(exchange.code or LEFT)).inc()
+            code = LEFT if exchange.left else exchange.code or LEFT
+            self._metrics.ended.labels(path, str(code)).inc()
 
     async def _answer(self, exchange: _Exchange) -> None:
         scope = exchange.scope
@@ -97,11 +113,12 @@ class HttpGate:
             exchange.check_length()
             await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
-            if not exchange.left:
+            stopped = scope["state"].get(STOPPED)
+            if not (exchange.left or stopped):
                 raise
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
+            exchange.task.uncancel()
+            if not exchange.left:
+                await exchange.refuse(stopped)
         except FlyspecError as error:
             await exchange.refuse(error)
         except Exception as error:
@@ -126,6 +143,9 @@ class _Exchange:
 
     def __init__(self, scope: dict[str, Any], receive: Any, send: Any, limits: Limits) -> None:
         self.scope, self._receive, self._send, self._limits = scope, receive, send, limits
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.code, self.left, self._finished = 0, False, False
         self._deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S
@@ -162,7 +182,7 @@ class _Exchange:
             self.left = True
             raise asyncio.CancelledError
         if not message.get("more_body"):
-            self._watch = asyncio.create_task(self._wait_until_left(asyncio.current_task()))
+            self._watch = asyncio.create_task(self._wait_until_left())
         return message
 
     async def send(self, message: dict[str, Any]) -> None:
@@ -216,6 +236,13 @@ class _Exchange:
                         return
                     self._size += len(message["body"])
 
+    def cut(self) -> None:
+        """Cancel the task, which finds the reason in the scope's state."""
+        self.scope["state"][STOPPED] = UnavailableError(
+            "the server stopped before the end; send the request again"
+        )
+        self.task.cancel()
+
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
@@ -224,9 +251,9 @@ class _Exchange:
         if size > (most := self._limits.max_body_bytes):
             raise TooLargeError(f"the request's body has more than {most} bytes; shorten it")
 
-    async def _wait_until_left(self, task: asyncio.Task[Any] | None) -> None:
+    async def _wait_until_left(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self._finished and task is not None:  # uvicorn says so at a response's end, too
+        if not self._finished:  # uvicorn says so at a response's end, too
             self.left = True
-            task.cancel()
+            self.task.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import Chunk
 from flyspec.values.tokens import TokenLogprobs, json_logprob
 
@@ -19,31 +20,39 @@ def chat_logprobs(chunks: Sequence[Chunk]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
+class Offsets:
+    """Where tokens begin in a text, in characters, however the text is cut into parts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._detokenizer, self._at = tokenizer.detokenizer(), 0
+
+    def of(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the offsets of the next tokens."""
+        found = []
+        for token_id in token_ids:
+            found.append(self._at)
+            self._at += len(self._detokenizer.push(token_id))
+        return found
+
+
 def completion_logprobs(
     token_ids: Sequence[int],
     found: Sequence[TokenLogprobs | None],
-    texts: Sequence[str],
-    offset: int,
+    offsets: Sequence[int],
     bytes_of: Callable[[int], bytes],
 ) -> dict[str, Any]:
-    """Return lists with an entry per token; `found` is None for a prompt's first token.
-
-    `texts` are the parts of the text that the tokens completed, `offset` the characters before.
-    """
-    offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    """Return lists with an entry per token; `found` is None for a prompt's first token."""
     return {
         "tokens": [name_of(bytes_of(token_id)) for token_id in token_ids],
         "token_logprobs": [entry and json_logprob(entry.logprob) for entry in found],
         "top_logprobs": [entry and _top(entry) for entry in found],
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 
 def _top(entry: TokenLogprobs) -> dict[str, float]:
-    pairs = zip(entry.top_tokens, entry.top_logprobs, strict=True)
+    """Return the most likely tokens, and the token itself."""
+    pairs = [(entry.token, entry.logprob), *zip(entry.top_tokens, entry.top_logprobs, strict=True)]
     return {name_of(token): json_logprob(logprob) for token, logprob in pairs}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from flyspec.values.tokens import MIN_TEMPERATURE, SamplingParams
 from orchestrator.front.http.bodies import ChatBody, ChatMessageBody, SampledBody, TokenizeBody
 from orchestrator.front.http.errors import NoSuchModelError
 from orchestrator.front.http.speculation import options_with
+from orchestrator.front.http.tools import call_of_template, checked_tools
 from orchestrator.generation.plan import SEED_BITS
 
 
@@ -66,12 +67,20 @@ def chosen(request: GenerationRequest, choice: int) -> GenerationRequest:
     return replace(request, options=replace(request.options, seed=seed))
 
 
+def stopping_at(stops: Sequence[str], options: GenerateOptions) -> GenerateOptions:
+    """Return options with more stop strings."""
+    return replace(options, stop=(*options.stop, *stops))
+
+
 def chat_of(body: ChatBody | TokenizeBody, joins_parts: bool) -> Chat:
-    """Return a body's chat; `joins_parts`: the chat template reads no lists of parts."""
-    begins = body.add_generation_prompt
+    """Return a body's chat; `joins_parts`: the chat template reads no lists of parts.
+
+    Raises `InvalidArgumentError`.
+    """
+    begins, tools = body.add_generation_prompt, checked_tools(body.tools or ())
     return Chat(
         [_message_of(i, m, joins_parts) for i, m in enumerate(body.messages or ())],
-        tools=body.shown_tools,
+        tools=tools if body.shows_tools else (),
         documents=tuple(body.documents or ()),
         add_generation_prompt=not body.continue_final_message if begins is None else begins,
         continue_final_message=body.continue_final_message,
@@ -79,20 +88,16 @@ def chat_of(body: ChatBody | TokenizeBody, joins_parts: bool) -> Chat:
     )
 
 
-def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `InvalidArgumentError` for tools that are no functions."""
-    for index, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            raise InvalidArgumentError(
-                f"tools[{index}].type: {tool.get('type')!r:.100}: only functions are served"
-            )
-
-
 def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict[str, Any]:
     """Return a message for the template: only text, which it may want in one piece."""
     fields_ = message.model_dump(exclude_unset=True)
     if fields_["role"] == "developer":  # OpenAI's later name, which templates do not know
         fields_["role"] = "system"
+    if isinstance(calls := fields_.get("tool_calls"), list):
+        fields_["tool_calls"] = [
+            _call_of(f"messages[{index}].tool_calls[{place}]", call)
+            for place, call in enumerate(calls)
+        ]
     content = message.content
     if not isinstance(content, list):
         return fields_
@@ -102,6 +107,14 @@ def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict
     else:
         fields_["content"] = [{"type": "text", "text": text} for text in texts]
     return fields_
+
+
+def _call_of(where: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidArgumentError(f"{where}.function: must be an object with name and arguments")
+    called = call_of_template(function["name"], function.get("arguments"))
+    return {**call, "function": {**function, **called}}
 
 
 def texts_of(where: str, content: Sequence[Any]) -> list[str]:
@@ -126,6 +139,8 @@ def sampling_of(body: SampledBody) -> SamplingParams:
     }
     if 0 < given.get("temperature", 0) < MIN_TEMPERATURE:
         given["temperature"] = 0.0
+    if given.get("top_k") == -1:  # vLLM's for all
+        given["top_k"] = 0
     biases: dict[int, float] = {}
     for text, bias in (body.logit_bias or {}).items():
         if not (text.isascii() and text.isdigit()):

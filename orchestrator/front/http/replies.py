@@ -21,7 +21,7 @@ from flyspec.values.generation import (
     Started,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.front.http.bodies import GenerationBody
+from orchestrator.front.http.bodies import GenerationBody, SampledBody
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
 
@@ -29,6 +29,10 @@ Events = AsyncGenerator[tuple[int, Event], None]
 
 REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 DONE = b"data: [DONE]\n\n"
+MIXED = (
+    "targets that compute differently took part, so the text may differ from that of any one of "
+    "them, even with the rule exact"
+)
 
 
 class Reply(ABC):
@@ -53,6 +57,10 @@ class Reply(ABC):
             "system_fingerprint": fingerprint,
         }
 
+    @property
+    @abstractmethod
+    def wants_logprobs(self) -> bool: ...
+
     @abstractmethod
     def choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
         """Return a whole choice, apart from its index and why it ended."""
@@ -72,6 +80,10 @@ class Reply(ABC):
     def reason(self, index: int, completion: Completion) -> str:
         """Return why a choice ended, as OpenAI calls it."""
         return REASONS[completion.finish_reason]
+
+    def stop_reason(self, completion: Completion) -> str | int | None:
+        """Return the stop string or token that was asked for and found, if any."""
+        return completion.stop_reason
 
     # --- whole ------------------------------------------------------------------------------
 
@@ -113,7 +125,7 @@ class Reply(ABC):
                         for part in self.first(index, event):
                             yield frame([{"index": index, **part, "finish_reason": None}])
                             begun = True
-                    case Chunk() if event.text or event.token_ids:
+                    case Chunk() if event.text or (event.token_ids and self._tells_tokens):
                         part = self.delta(index, event) | self._details([event])
                         yield frame([{"index": index, **part, "finish_reason": None}])
                         begun = True
@@ -121,14 +133,20 @@ class Reply(ABC):
                         gathered.completion = event
                         left -= 1
                         end = {"index": index, **self.last(index), **self._end(index, gathered)}
+                        end |= self._details((), gathered.started)
                         yield frame([end], **({} if left or wants_usage else self._measured()))
             if wants_usage:
                 yield frame([], **{"usage": self.usage(), **self._measured()})
         except FlyspecError as error:
             if not begun:
                 raise
-            yield b"data: " + json.dumps(document_of(error)).encode() + b"\n\n"
+            yield self.failure(error)
+            return
         yield DONE
+
+    def failure(self, error: FlyspecError) -> bytes:
+        """Return the end of a stream that fails."""
+        return b"data: " + json.dumps(document_of(error)).encode() + b"\n\n" + DONE
 
     # --- both -------------------------------------------------------------------------------
 
@@ -136,19 +154,18 @@ class Reply(ABC):
         completion = gathered.completion
         assert completion is not None, "the events of a choice end with it"
         reason = self.reason(index, completion)
-        return {"finish_reason": reason, "stop_reason": completion.stop_reason}
+        return {"finish_reason": reason, "stop_reason": self.stop_reason(completion)}
+
+    @property
+    def _tells_tokens(self) -> bool:
+        """Whether chunks say something of tokens that have completed no text."""
+        body = self._body
+        return bool(body.return_token_ids or body.return_origins or self.wants_logprobs)
 
     def _details(self, chunks: Sequence[Chunk], started: Started | None = None) -> dict[str, Any]:
-        """Return what was asked for beyond OpenAI's fields, and the seed of a whole choice."""
-        details: dict[str, Any] = {"seed": started.seed} if started else {}
-        if self._body.return_token_ids:
-            details["token_ids"] = [token for chunk in chunks for token in chunk.token_ids]
-            if started:
-                details["prompt_token_ids"] = list(started.prompt_token_ids)
-        if self._body.return_origins:
-            details["origins"] = [Origin(o).name for chunk in chunks for o in chunk.origins]
-            details["loose_gaps_nats"] = [gap for chunk in chunks for gap in chunk.loose_gaps_nats]
-        return details
+        """Return what was asked for beyond OpenAI's fields; at the end, with the choice's seed."""
+        seed = {"seed": started.seed} if started else {}
+        return seed | token_details(self._body, chunks, started)
 
     def usage(self) -> dict[str, Any]:
         """Return the token counts; a prompt counts once, however many choices it has."""
@@ -165,14 +182,42 @@ class Reply(ABC):
         """Return `metrics` with vLLM's names and `timings` with llama.cpp's, of all choices."""
         ended = self.completions
         total = SpeculationMetrics.total(completion.speculation for completion in ended)
+        warnings = warnings_of(self._gathered)
         return {
             "metrics": {"speculative_decoding": total.document()},
             "timings": timings_of(ended, total),
+            **({"warnings": warnings} if warnings else {}),
         }
 
     @property
     def completions(self) -> list[Completion]:
         return [g.completion for g in self._gathered if g.completion is not None]
+
+
+def token_details(
+    body: SampledBody, chunks: Sequence[Chunk], started: Started | None = None
+) -> dict[str, Any]:
+    """Return what a body asks for about tokens, and with `started` those of the prompt."""
+    details: dict[str, Any] = {}
+    if body.return_token_ids:
+        details["token_ids"] = [token for chunk in chunks for token in chunk.token_ids]
+        if started:
+            details["prompt_token_ids"] = list(started.prompt_token_ids)
+    if body.return_origins:
+        details["origins"] = [Origin(o).name for chunk in chunks for o in chunk.origins]
+        details["loose_gaps_nats"] = [gap for chunk in chunks for gap in chunk.loose_gaps_nats]
+    return details
+
+
+def warnings_of(gathered: Iterable[Gathered]) -> list[str]:
+    """Return what the client should know about its choices, each warning once."""
+    found: dict[str, None] = {}
+    for choice in gathered:
+        if choice.started:
+            found |= dict.fromkeys(choice.started.warnings)
+        if choice.completion and choice.completion.mixed_numerics:
+            found[MIXED] = None
+    return [*found]
 
 
 def timings_of(ended: Iterable[Completion], speculation: SpeculationMetrics) -> dict[str, Any]:

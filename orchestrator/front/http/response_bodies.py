@@ -12,7 +12,7 @@ from orchestrator.front.http.bodies import Body, CallingBody, SampledBody
 class ReasoningBody(Body):
     """How the model reasons."""
 
-    effort: Literal["none"] | None = None
+    effort: Literal["none"] | None = Field(None, description="Only none.")
     summary: str | None = Field(None, description="Accepted; there is none without effort.")
 
 

@@ -5,89 +5,39 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from typing import Any
 
-from flyspec.errors import FlyspecError, InvalidArgumentError
+from flyspec.errors import FlyspecError
 from flyspec.telemetry import request_id
-from flyspec.values.chat import Chat
 from flyspec.values.generation import Chunk, Completion, Event, FinishReason, Started
+from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
-from orchestrator.front.http.options import sampling_of, texts_of
-from orchestrator.front.http.replies import Events, timings_of
+from orchestrator.front.http.options import sampling_of
+from orchestrator.front.http.replies import Events, timings_of, token_details, warnings_of
 from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser
 
 Document = dict[str, Any]
 
 
-def chat_of_items(body: ResponsesBody) -> Chat:
-    """Return the chat that `instructions` and `input` stand for. Raises `InvalidArgumentError`."""
-    messages: list[Document] = []
-    if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
-    given = body.input
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    for index, item in enumerate(items):
-        _add_item(messages, f"input[{index}]", item)
-    return Chat(messages, tools=tuple(map(_for_template, body.shown_tools)))
-
-
-def _add_item(messages: list[Document], where: str, item: Document) -> None:
-    kind = item.get("type", "message")
-    if kind == "message":
-        role, content = item.get("role"), item.get("content")
-        if not isinstance(role, str):
-            raise InvalidArgumentError(f"{where}.role: is missing")
-        text = _text(f"{where}.content", content)
-        messages.append({"role": "system" if role == "developer" else role, "content": text})
-    elif kind == "function_call":
-        call = {"id": item.get("call_id"), "type": "function", "function": _function(where, item)}
-        if not (messages and "tool_calls" in messages[-1]):
-            messages.append({"role": "assistant", "content": "", "tool_calls": []})
-        messages[-1]["tool_calls"].append(call)
-    elif kind == "function_call_output":
-        text = _text(f"{where}.output", item.get("output"))
-        messages.append({"role": "tool", "content": text, "tool_call_id": item.get("call_id")})
-    else:
-        raise InvalidArgumentError(
-            f"{where}.type: {kind!r:.100}: only message, function_call and function_call_output "
-            "are served"
-        )
-
-
-def _function(where: str, item: Document) -> Document:
-    """Return a call for the template, which expects arguments as an object."""
-    name, arguments = item.get("name"), item.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, str):
-        raise InvalidArgumentError(f"{where}: name and arguments must be strings")
-    try:
-        return {"name": name, "arguments": json.loads(arguments or "{}")}
-    except (ValueError, RecursionError):
-        return {"name": name, "arguments": arguments}
-
-
-def _text(where: str, content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise InvalidArgumentError(f"{where}: must be a text, or a list of parts of text")
-    return "\n".join(texts_of(where, content))
-
-
-def _for_template(tool: Document) -> Document:
-    """Return a tool as chat completions and templates have it."""
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
-
-
 class ResponsesReply:
-    """The response, whole or as events; calls are told from text if there is a `parser`."""
+    """The response, whole or as events; calls are told from text if there is a `parser`.
+
+    `own_stops` are stop strings that the client did not ask for.
+    """
 
     def __init__(
-        self, body: ResponsesBody, model: str, parser: ToolCallParser | None = None
+        self,
+        body: ResponsesBody,
+        model: str,
+        parser: ToolCallParser | None = None,
+        own_stops: Collection[str] = (),
     ) -> None:
-        self._parser, sampling = parser, sampling_of(body)
-        self._number = 0
+        self._body, self._parser, sampling = body, parser, sampling_of(body)
+        self._own_stops = own_stops
+        self._number, self._gathered = 0, Gathered()
+        self._untold: list[Chunk] = []  # since the last delta
         self._output: list[Document] = []
         self._message: Document | None = None  # the one that text is added to
         self._response: Document = {
@@ -130,26 +80,36 @@ class ResponsesReply:
         except FlyspecError as error:
             if not self._number:
                 raise
-            told = self._event("error", **document_of(error)["error"])
-            yield _frame(told | {"type": "error"})
+            yield self.failure(error)
+
+    def failure(self, error: FlyspecError) -> bytes:
+        """Return the end of a stream that fails."""
+        told = self._event("error", **document_of(error)["error"])
+        return _frame(told | {"type": "error"})
 
     def _told(self, event: Event) -> Iterator[Document]:
+        self._gathered.add(event)
         match event:
             case Started():
                 self._response["seed"] = event.seed
                 yield self._event("response.created", response=self._response)
                 yield self._event("response.in_progress", response=self._response)
             case Chunk():
-                for piece in self._parser.push(event.text) if self._parser else (event.text,):
-                    told = self._call(piece) if isinstance(piece, ToolCall) else self._say(piece)
-                    yield from told
+                self._untold.append(event)
+                parser = self._parser
+                yield from self._pieces(parser.push(event.text) if parser else [event.text])
             case Completion():
                 if self._parser:
-                    yield from self._say(self._parser.end())
+                    yield from self._pieces(self._parser.end(event.stop_reason))
                 if not self._output:
                     yield from self._begin_message()
-                yield from self._end_message()
+                whole = event.finish_reason is not FinishReason.LENGTH
+                yield from self._end_message("completed" if whole else "incomplete")
                 yield self._completed(event)
+
+    def _pieces(self, pieces: Iterable[str | ToolCall]) -> Iterator[Document]:
+        for piece in pieces:
+            yield from self._call(piece) if isinstance(piece, ToolCall) else self._say(piece)
 
     def _event(self, type_: str, **fields: Any) -> Document:
         self._number += 1
@@ -162,7 +122,10 @@ class ResponsesReply:
             yield from self._begin_message()
         assert self._message is not None
         self._message["content"][0]["text"] += text
-        yield self._event("response.output_text.delta", delta=text, logprobs=[], **self._part)
+        told, self._untold = token_details(self._body, self._untold), []
+        yield self._event(
+            "response.output_text.delta", delta=text, logprobs=[], **self._part, **told
+        )
 
     def _begin_message(self) -> Iterator[Document]:
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -175,11 +138,11 @@ class ResponsesReply:
         self._message["content"].append(part)
         yield self._event("response.content_part.added", part=part, **self._part)
 
-    def _end_message(self) -> Iterator[Document]:
+    def _end_message(self, status: str = "completed") -> Iterator[Document]:
         message = self._message
         if message is None:
             return
-        message["status"] = "completed"
+        message["status"] = status
         (part,) = message["content"]
         text = {"text": part["text"], "logprobs": []}
         yield self._event("response.output_text.done", **text, **self._part)
@@ -217,6 +180,11 @@ class ResponsesReply:
         }
         response["metrics"] = {"speculative_decoding": speculation.document()}
         response["timings"] = timings_of([completion], speculation)
+        stopped = completion.stop_reason
+        response["stop_reason"] = None if stopped in self._own_stops else stopped
+        response |= token_details(self._body, self._gathered.chunks, self._gathered.started)
+        if warnings := warnings_of([self._gathered]):
+            response["warnings"] = warnings
         return self._event(f"response.{response['status']}", response=response)
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -19,6 +20,8 @@ from orchestrator.front.http.connection import HttpConnection
 log = logging.getLogger(__name__)
 
 SEND_BUFFER_BYTES = 1 << 18
+CUT_S = 2.0
+"""Seconds that clients get to read why their requests were cut."""
 IDLE_S = 75
 """Seconds that a connection is kept without a request; more than the 60 of many proxies."""
 
@@ -34,12 +37,19 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """A port that serves an ASGI application, with TLS as `security` says.
 
-    It is the first of `ports` that is free. Raises `ConfigError` for bad certificates.
+    It is the first of `ports` that is free. `cut` ends what is still being answered. Raises
+    `ConfigError` for bad certificates.
     """
 
-    def __init__(self, app: Any, ports: Sequence[int], security: PortSecurity) -> None:
+    def __init__(
+        self,
+        app: Any,
+        ports: Sequence[int],
+        security: PortSecurity,
+        cut: Callable[[], None] = lambda: None,
+    ) -> None:
         security.check()
-        self._security, self._ports = security, ports
+        self._security, self._ports, self._cut = security, ports, cut
         contexts = None
         if security.encrypted:
             contexts = watch_server_context(security, "the HTTP port's certificates")
@@ -86,12 +96,13 @@ class HttpServer:
         return port
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new connections, let requests finish for `grace_s` seconds, then cancel them."""
+        """Refuse new connections, let requests finish for `grace_s` seconds, then cut them."""
         if self._serving is None:
             return
-        # uvicorn takes whole seconds; 0 would be no limit.
-        self._server.config.timeout_graceful_shutdown = max(0.01, grace_s)  # type: ignore[assignment]
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace_s + CUT_S)
         self._server.should_exit = True
+        await asyncio.wait([self._serving], timeout=grace_s)
+        self._cut()
         await self._serving
         if running := self._server.server_state.tasks:
             await asyncio.wait(running, timeout=1.0)

@@ -16,10 +16,19 @@ from flyspec.values.generation import GenerateOptions, GenerationRequest
 def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
     """Return options with these for speculation. Raises `InvalidArgumentError`."""
     message = generation_pb2.GenerateRequest(text="x")
+    if not isinstance(rule := speculation.get("rule", {}), Mapping | None):
+        raise InvalidArgumentError(
+            f'speculation.rule: must be an object such as {{"name": "exact"}}, got {rule!r:.50}'
+        )
     try:
         json_format.ParseDict({"speculation": speculation}, message)
     except json_format.ParseError as error:
-        raise InvalidArgumentError(f"speculation: {error}") from None
+        # Each level says which field it failed to parse; what is wrong comes last.
+        what = str(error).split("field: ")[-1].split(' at "')[0].splitlines()[0]
+        raise InvalidArgumentError(
+            f"speculation: {what}; it is the JSON form of the message Speculation in "
+            "generation.proto"
+        ) from None
     options = wire.decode(GenerationRequest, message).options
     if options.eager:
         raise InvalidArgumentError(

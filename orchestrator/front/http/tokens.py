@@ -19,7 +19,8 @@ def tokenize(body: TokenizeBody, tokenizer: Tokenizer, model: ModelInfo) -> dict
         raise InvalidArgumentError("prompt: give either prompt or messages")
     if body.prompt is not None:
         special = body.add_special_tokens is not False
-        token_ids = encode_text(body.prompt, tokenizer, model, special)
+        text, known = body.prompt, (tokenizer, model)
+        token_ids = encode_text(text, *known, special) if text else tokenizer.encode("", special)
     elif body.add_special_tokens:
         raise InvalidArgumentError(
             "add_special_tokens: only with prompt; a chat template writes its own"

@@ -30,46 +30,60 @@ class ToolCallParser:
     """Separates a growing text into text and calls.
 
     Text that may be the beginning of a tag is held back; a call comes once it is complete. What
-    turns out to be no call is text. Unless calls may be `parallel`, what follows the first is cut.
+    turns out to be no call is text. White space around calls is dropped.
     """
 
-    def __init__(self, parallel: bool = True) -> None:
-        self._held, self._parallel, self._ended = "", parallel, False
+    def __init__(self) -> None:
+        self._held, self._space, self._called = "", "", False
 
     def push(self, text: str) -> Iterator[str | ToolCall]:
-        if self._ended:
-            return
         self._held += text
         while self._held:
             before, tag, after = self._held.partition(OPEN)
             if not tag:
                 hold = _tag_begun(before)
                 self._held = before[len(before) - hold :]
-                if shown := before[: len(before) - hold]:
-                    yield shown
+                yield from self._spaced(before[: len(before) - hold])
                 return
-            if before:
-                yield before
+            yield from self._spaced(before)
             inside, end, rest = after.partition(CLOSE)
             self._held = OPEN + after
             if not end:
                 return
-            call = _read(inside)
-            self._ended = call is not None and not self._parallel
-            self._held = "" if self._ended else rest
-            yield call or OPEN + inside + CLOSE
+            self._held = rest
+            if call := _read(inside):
+                self._space, self._called = "", True
+                yield call
+            else:
+                yield from self._spaced(OPEN + inside + CLOSE)
 
-    def end(self) -> str:
-        """Return the text that is left when nothing more comes."""
-        held, self._held = self._held, ""
-        return held
+    def end(self, stop: str | int | None = None) -> Iterator[str | ToolCall]:
+        """Yield what is left when nothing more comes, because of that stop string."""
+        if stop == CLOSE:
+            yield from self.push(CLOSE)
+        left, self._held = self._space + self._held, ""
+        if left.strip() if self._called else left:
+            yield left
+
+    def _spaced(self, text: str) -> Iterator[str]:
+        """Yield text, without space that a call may follow or that follows a call."""
+        text = text.lstrip() if self._called else self._space + text
+        shown = text.rstrip()
+        self._space = text[len(shown) :]
+        if shown:
+            self._called = False
+            yield shown
 
 
 def parser_for(body: CallingBody, tokenizer: Tokenizer) -> ToolCallParser | None:
     """Return a parser for the output, if the chat template shows tools and has calls tagged."""
-    if not (body.shown_tools and tokenizer.tags_tool_calls):
-        return None
-    return ToolCallParser(body.parallel_tool_calls)
+    return ToolCallParser() if body.shows_tools and tokenizer.tags_tool_calls else None
+
+
+def stops_of(body: CallingBody, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Return the stop strings that keep calls from being parallel, if they must not be."""
+    parses = parser_for(body, tokenizer) is not None
+    return () if body.parallel_tool_calls or not parses else (CLOSE,)
 
 
 def _tag_begun(text: str) -> int:
