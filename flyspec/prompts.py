@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.values.chat import Chat, strings_in
-from flyspec.values.generation import Prompt as Asked
+from flyspec.values.requests import Prompt as Asked
 
 Kind = Literal[
     "plain", "text", "chat", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench", "token_ids"

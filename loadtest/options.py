@@ -14,7 +14,7 @@ from flyspec.drawing import check_file
 from flyspec.flags import Flag, flags_of
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
-from flyspec.values.generation import SERVERS, request_flag
+from flyspec.values.requests import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals

@@ -12,16 +12,8 @@ from typing import NoReturn
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import FlyspecError
 from flyspec.values.chat import Chat
-from flyspec.values.generation import (
-    Chunk,
-    Completion,
-    Event,
-    GenerateOptions,
-    GenerationRequest,
-    Models,
-    ScoredTokens,
-    ScoreRequest,
-)
+from flyspec.values.generation import Chunk, Completion, Event, Models, ScoredTokens
+from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
 from orchestrator.admission.admission import Admission, Visit
 from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.exact_twins import ExactTwins, LossyText

@@ -32,7 +32,8 @@ from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.v1 import common_pb2, generation_pb2
-from flyspec.values.generation import FinishReason, GenerationRequest, ScoreRequest
+from flyspec.values.generation import FinishReason
+from flyspec.values.requests import GenerationRequest, ScoreRequest
 from flyspec.values.tokens import Origin, SamplingParams, TokenLogprobs
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE

@@ -28,7 +28,7 @@ from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.ranges import Range
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
-from flyspec.values.generation import request_flag
+from flyspec.values.requests import request_flag
 
 STALL_GROWTH = 64
 """Tokens by which a session of `bench prefill-stall` grows before it is rolled back."""

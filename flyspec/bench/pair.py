@@ -26,7 +26,7 @@ from flyspec.client import AsyncClient
 from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
 from flyspec.tables import Column, Table, record_table
-from flyspec.values.generation import GenerateOptions
+from flyspec.values.requests import GenerateOptions
 
 _JUDGING = "flyspec_verify_judge_seconds"
 

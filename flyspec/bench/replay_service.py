@@ -25,7 +25,7 @@ from flyspec.config import DraftSettings, from_command_line
 from flyspec.rules import Rule
 from flyspec.startup import end_on_sigterm
 from flyspec.values.admin import ModelInfo
-from flyspec.values.generation import GenerateOptions
+from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import MAX_TOP_LOGPROBS
 
 _ANSWER_TIMEOUT_S = 600.0

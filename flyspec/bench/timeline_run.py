@@ -14,7 +14,8 @@ from flyspec.bench.transport import Leg, echoes, exchanges
 from flyspec.client import AsyncClient
 from flyspec.progress import progress
 from flyspec.telemetry.traces import traceparent_of, wall_ns
-from flyspec.values.generation import Chunk, Completion, GenerateOptions, Prompt
+from flyspec.values.generation import Chunk, Completion
+from flyspec.values.requests import GenerateOptions, Prompt
 
 _ECHO_ROUNDS = 20
 _LEAST_BYTES = 16

@@ -23,7 +23,7 @@ from flyspec.flags import Flag
 from flyspec.progress import error_console, progress_bar
 from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts, read_raw_prompt
 from flyspec.rules import Rule
-from flyspec.values.generation import GenerateOptions
+from flyspec.values.requests import GenerateOptions
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ from flyspec.cli.json_output import print_json
 from flyspec.cli.options import with_flags
 from flyspec.flags import Flag
 from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
-from flyspec.values.generation import SERVERS
+from flyspec.values.requests import SERVERS
 
 app = typer.Typer(no_args_is_help=True)
 

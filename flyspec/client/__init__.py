@@ -19,13 +19,13 @@ from flyspec.values.generation import Chunk as Chunk
 from flyspec.values.generation import Completion as Completion
 from flyspec.values.generation import DrafterShare as DrafterShare
 from flyspec.values.generation import Event as Event
-from flyspec.values.generation import GenerateOptions as GenerateOptions
 from flyspec.values.generation import Generation as Generation
 from flyspec.values.generation import GenerationTimings as GenerationTimings
 from flyspec.values.generation import Models as Models
-from flyspec.values.generation import Prompt as Prompt
 from flyspec.values.generation import Recovery as Recovery
 from flyspec.values.generation import Retract as Retract
 from flyspec.values.generation import RoundRecord as RoundRecord
 from flyspec.values.generation import SpeculationMetrics as SpeculationMetrics
 from flyspec.values.generation import Started as Started
+from flyspec.values.requests import GenerateOptions as GenerateOptions
+from flyspec.values.requests import Prompt as Prompt

@@ -16,7 +16,8 @@ from flyspec.client.messages import time_limit
 from flyspec.client.requests import AnyPrompt, GenerateKeywords, Retries, options_of
 from flyspec.errors import FlyspecError
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from flyspec.values.generation import Event, GenerateOptions, Generation, Models, ScoredTokens
+from flyspec.values.generation import Event, Generation, Models, ScoredTokens
+from flyspec.values.requests import GenerateOptions
 
 
 class Client(GenerationConnection):

@@ -30,16 +30,14 @@ from flyspec.values.generation import (
     Chunk,
     Completion,
     Event,
-    GenerateOptions,
     Generation,
-    GenerationRequest,
     Models,
     Retract,
     RoundRecord,
     ScoredTokens,
-    ScoreRequest,
     Started,
 )
+from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
 
 MAX_RETRIES = 2
 DEFAULT_ADDRESS = f"127.0.0.1:{GENERATION_PORT}"

@@ -9,7 +9,7 @@ from flyspec.client.misfits import UNSENDABLE, misfit
 from flyspec.client.requests import is_number, shown
 from flyspec.errors import InvalidArgumentError
 from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY, is_request_id, is_traceparent
-from flyspec.values.generation import GenerateOptions, GenerationRequest, ScoreRequest
+from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
 
 LONGEST_TIMEOUT_S = 1e9
 """gRPC ends a call with a far longer time limit at once."""

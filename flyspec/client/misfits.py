@@ -15,7 +15,7 @@ from flyspec.ranges import Range
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.v1 import generation_pb2
 from flyspec.values.chat import Chat
-from flyspec.values.generation import GenerateOptions, GenerationRequest, ScoreRequest
+from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
 from flyspec.values.tokens import SamplingParams
 
 UNSENDABLE = (ValueError, TypeError, AttributeError, OverflowError, RecursionError)

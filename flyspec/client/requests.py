@@ -19,7 +19,7 @@ from flyspec.errors import (
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.values.chat import Chat, Message
-from flyspec.values.generation import GenerateOptions, Prompt
+from flyspec.values.requests import GenerateOptions, Prompt
 from flyspec.values.tokens import SamplingParams
 
 AnyPrompt = str | Sequence[int] | Sequence[Message] | Chat

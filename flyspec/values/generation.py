@@ -1,41 +1,17 @@
-"""Requests of clients and the events of their responses."""
+"""What a generation says: its events, metrics and times; and what is known of the models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from enum import IntEnum
-from functools import partial
 from itertools import zip_longest
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from flyspec.flags import UINT32, UINT64, Flag, flags_of
-from flyspec.ranges import Range
 from flyspec.rules import Rule
-from flyspec.speculation_length import SpeculationLength, read_speculation_length
 from flyspec.values.admin import ModelInfo
-from flyspec.values.chat import Chat
 from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow
-from flyspec.values.tokens import (
-    MAX_TOP_LOGPROBS,
-    Origin,
-    SamplingParams,
-    TokenLogprobs,
-    sampling_flag,
-)
-
-SERVERS = "set by the server"
-"""Default in help texts."""
-_speculation = partial(Flag, group="Speculation")
-
-
-def read_prediction(path: str) -> str:
-    """Return a file's text; empty without a path. Raises `ValueError`."""
-    try:
-        return Path(path).read_text() if path else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+from flyspec.values.tokens import Origin, TokenLogprobs
 
 
 class FinishReason(IntEnum):
@@ -54,103 +30,6 @@ class RecoveryKind(IntEnum):
     DRAFTER_FALLBACK = 4
     DRAFTER_RESTORED = 5
     DRAFTER_SWAPPED = 6
-
-
-Prompt = str | Sequence[int] | Chat
-
-
-# fmt: off
-@dataclass(frozen=True, slots=True)
-class GenerateOptions:
-    """Options of a generation; fields of `GenerateRequest`. None: the server's default.
-
-    `prediction` is text, or token ids, that the output is expected to resemble, to draft from.
-    `num_draft_tokens_per_round` is from an earlier `Completion`, to reproduce it. `eager` streams
-    tokens before they are final, and `Retract` if they are then dropped; `return_rounds` streams a
-    `RoundRecord` per round. `request_id` (1 to 128 letters, digits and `._:@/+=-`) identifies the
-    request in logs and traces, `traceparent` (W3C) is the caller's span; both are sent as metadata
-    unless empty.
-    """
-
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    seed: Annotated[int | None, sampling_flag(
-        "Random seed (default: chosen and reported).", UINT64,
-    )] = None
-    max_tokens: Annotated[int | None, Flag("Maximum output tokens.", Range(1, UINT32.high))] = None
-    stop: Annotated[Sequence[str], sampling_flag("Text that ends the output; repeatable.")] = ()
-    stop_token_ids: Annotated[Sequence[int], sampling_flag(
-        "Token that ends the output like an end of sequence; repeatable.",
-    )] = ()
-    ignore_eos: Annotated[bool, sampling_flag("Keep generating past end of sequence.")] = False
-    drafter: Annotated[str, _speculation(
-        "Drafter: model, prompt_lookup, multi_level or the name of a registered one.",
-        default=SERVERS,
-    )] = ""
-    rule: Rule | None = None
-    num_speculative_tokens: Annotated[SpeculationLength | None, _speculation(
-        "K: maximum drafted tokens per round (0: plain decoding), or auto to adapt it each round.",
-        UINT32, default=SERVERS, metavar="<int|auto>", read=read_speculation_length,
-    )] = None
-    num_draft_tokens_per_round: Sequence[int] = ()
-    max_loose_tokens: Annotated[int | None, _speculation(
-        "Maximum loosely accepted tokens; decoding is exact after that.", UINT32,
-        default="no limit",
-    )] = None
-    max_loose_cost_nats: Annotated[float | None, _speculation(
-        "Maximum total cost of loosely accepted tokens, in nats; decoding is exact after that.",
-        default="no limit",
-    )] = None
-    exact_prefix_tokens: Annotated[int, _speculation(
-        "Decode this many tokens exactly before the rule applies.", UINT32,
-    )] = 0
-    eager: Annotated[bool, _speculation(
-        "Show tokens before they are final. A terminal redraws retracted ones; a file or pipe "
-        "still gets only final text.",
-    )] = False
-    disable_loop_guard: Annotated[bool, _speculation(
-        "Do not switch to exact decoding when the output starts to repeat itself.",
-        name="--no-loop-guard",
-    )] = False
-    prediction: Annotated[str | Sequence[int], _speculation(
-        "File with the text that the output is expected to resemble, to draft from.",
-        name="--prediction-file", metavar="FILE", read=read_prediction,
-    )] = ""
-    logprobs: Annotated[int | None, sampling_flag(
-        "With --json: report the target's log-probabilities of each token and of this many most "
-        f"likely ones, 0 to {MAX_TOP_LOGPROBS}.", Range(0, MAX_TOP_LOGPROBS),
-    )] = None
-    return_rounds: Annotated[bool, Flag(
-        "With --json: report each round's drafts and decisions, for replaying the run.",
-    )] = False
-    timeout_s: Annotated[float | None, Flag(
-        "Time limit per request in seconds, queueing included.",
-        name="--timeout", default="no limit",
-    )] = None
-    request_id: str = ""
-    traceparent: str = ""
-    # fmt: on
-
-
-def request_flag(name: str, **changes: Any) -> Flag:
-    """Return the flag of a request's option, with changes."""
-    _, flag = {**flags_of(GenerateOptions), **flags_of(SamplingParams)}[name]
-    return replace(flag, **changes)
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
-    """A prompt and options."""
-
-    prompt: Prompt
-    options: GenerateOptions = field(default_factory=GenerateOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreRequest:
-    """A text to score; `logprobs` most likely tokens at each position are wanted as well."""
-
-    prompt: Prompt
-    logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 from flyspec.errors import InvalidArgumentError
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.v1 import admin_pb2, draft_pb2, generation_pb2, verify_pb2
-from flyspec.values import admin, generation, rounds
+from flyspec.values import admin, generation, requests, rounds
 from flyspec.values.chat import Chat
-from flyspec.values.generation import GenerateOptions, GenerationRequest, Prompt
+from flyspec.values.requests import GenerateOptions, GenerationRequest, Prompt
 from flyspec.values.rounds import Decision, DraftChunk, Outcome, Verdict, VerifyRound
 from flyspec.wire import chats
 
@@ -31,7 +31,7 @@ VALUES: Mapping[Any, type] = {
     verify_pb2.DraftDistributions: rounds.DraftDistributions,
     verify_pb2.VerifyResponse: Verdict,
     generation_pb2.GenerateRequest: GenerationRequest,
-    generation_pb2.ScoreRequest: generation.ScoreRequest,
+    generation_pb2.ScoreRequest: requests.ScoreRequest,
     generation_pb2.ScoreResponse: generation.ScoredTokens,
     generation_pb2.GenerationStarted: generation.Started,
     generation_pb2.GenerationChunk: generation.Chunk,
@@ -126,7 +126,7 @@ def _read_stop_reason(message: generation_pb2.GenerationCompletion) -> str | int
 HOOKS: Mapping[tuple[type, str], tuple[Sequence[str], Encode, Decode]] = {
     **{
         (cls, "prompt"): (("text", "token_ids", "chat"), _write_prompt, _read_prompt)
-        for cls in (GenerationRequest, generation.ScoreRequest)
+        for cls in (GenerationRequest, requests.ScoreRequest)
     },
     (GenerateOptions, "num_speculative_tokens"): (
         ("num_speculative_tokens", "adaptive"),

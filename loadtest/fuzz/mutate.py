@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from flyspec.flags import flags_of
 from flyspec.ranges import Range
 from flyspec.rules import PARAMETERS
-from flyspec.values.generation import GenerateOptions
+from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import SamplingParams
 
 RANGES: dict[str, Sequence[Range]] = {

@@ -12,7 +12,7 @@ from flyspec import rpc, wire
 from flyspec.client import GenerateOptions, Models, Prompt
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from flyspec.values.generation import GenerationRequest
+from flyspec.values.requests import GenerationRequest
 from loadtest.connection import Endpoint
 from loadtest.options import CHANNELS
 from loadtest.transport import SlotTaken, StreamEnd

@@ -26,7 +26,7 @@ from flyspec.errors import (
 )
 from flyspec.v1 import generation_pb2
 from flyspec.values.admin import ModelInfo
-from flyspec.values.generation import GenerationRequest
+from flyspec.values.requests import GenerationRequest
 from flyspec.values.tokens import SamplingParams
 from loadtest.transport import SlotTaken, StreamEnd
 

@@ -19,7 +19,7 @@ from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from flyspec.values.generation import GenerationRequest, ScoreRequest
+from flyspec.values.requests import GenerationRequest, ScoreRequest
 from orchestrator.admission.clients import Caller, address_of
 from orchestrator.front.access import key_of_call
 from orchestrator.generations import Generations

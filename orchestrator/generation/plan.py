@@ -21,7 +21,8 @@ from flyspec.speculation_length import (
 from flyspec.tokenizer import Tokenizer
 from flyspec.validation import distribution_spec, distribution_warnings, validate_sampling
 from flyspec.values.admin import VerifyServiceInfo
-from flyspec.values.generation import GenerateOptions, GenerationRequest, Started
+from flyspec.values.generation import Started
+from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt

@@ -12,7 +12,7 @@ from flyspec.errors import ContextLengthError, InvalidArgumentError
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import ModelInfo
 from flyspec.values.chat import Chat
-from flyspec.values.generation import Prompt
+from flyspec.values.requests import Prompt
 
 ABSURD = 4
 """Multiple of the context length from which a prompt is absurdly long. Tokenizing in pieces gives a

@@ -14,7 +14,8 @@ from flyspec.speculation_length import AUTO
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.chat import Chat
-from flyspec.values.generation import Completion, GenerateOptions, GenerationRequest
+from flyspec.values.generation import Completion
+from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
     Decision,
     DraftChunk,

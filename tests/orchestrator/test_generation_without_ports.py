@@ -22,12 +22,11 @@ from flyspec.values.generation import (
     Chunk,
     Completion,
     FinishReason,
-    GenerateOptions,
-    GenerationRequest,
     RecoveryKind,
     RoundRecord,
     Started,
 )
+from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.tokens import Origin
 from orchestrator.admission.clients import Caller
 from tests.orchestrator.scripted import EOS, script, scripted

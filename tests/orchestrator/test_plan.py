@@ -16,7 +16,7 @@ from flyspec.rules.resolve import resolve_rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.values.admin import ModelInfo, TokenizerBundle, VerifyServiceInfo
-from flyspec.values.generation import GenerationRequest
+from flyspec.values.requests import GenerationRequest
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import SamplingParams

@@ -16,7 +16,7 @@ import typer
 from flyspec.flags import UINT32, Flag, flags_of
 from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.generation import SERVERS
+from flyspec.values.requests import SERVERS
 
 _RULE = "Rule parameters (an error if the rule does not have them)"
 

@@ -17,7 +17,8 @@ from fastapi.responses import JSONResponse, Response
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.tokenizer import Tokenizer
-from flyspec.values.generation import Event, GenerationRequest, Models
+from flyspec.values.generation import Event, Models
+from flyspec.values.requests import GenerationRequest
 from orchestrator.admission.clients import Caller, network_of
 from orchestrator.fleet.target import Target
 from orchestrator.front.access import key_of_call

@@ -5,14 +5,8 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
-from flyspec.values.generation import (
-    Chunk,
-    Completion,
-    FinishReason,
-    GenerateOptions,
-    Models,
-    Started,
-)
+from flyspec.values.generation import Chunk, Completion, FinishReason, Models, Started
+from flyspec.values.requests import GenerateOptions
 from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.front.http.bodies import ChatBody
 from orchestrator.front.http.choices import Gathered

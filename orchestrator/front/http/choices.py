@@ -8,13 +8,8 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from flyspec.errors import ResourceExhaustedError
-from flyspec.values.generation import (
-    Chunk,
-    Completion,
-    Event,
-    GenerationRequest,
-    Started,
-)
+from flyspec.values.generation import Chunk, Completion, Event, Started
+from flyspec.values.requests import GenerationRequest
 
 AT_ONCE = 8
 """Choices of one request that run at a time, so that others get a turn."""

@@ -15,16 +15,13 @@ from flyspec.values.generation import (
     Completion,
     Event,
     FinishReason,
-    GenerateOptions,
-    GenerationRequest,
     GenerationTimings,
     Models,
-    Prompt,
     ScoredTokens,
-    ScoreRequest,
     SpeculationMetrics,
     Started,
 )
+from flyspec.values.requests import GenerateOptions, GenerationRequest, Prompt, ScoreRequest
 from flyspec.values.tokens import TokenLogprobs
 from orchestrator.front.http.bodies import MAX_CHOICES, CompletionBody
 from orchestrator.front.http.choices import Gathered

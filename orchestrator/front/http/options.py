@@ -11,7 +11,8 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.flags import UINT32
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
-from flyspec.values.generation import GenerateOptions, GenerationRequest, Models
+from flyspec.values.generation import Models
+from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.tokens import MIN_TEMPERATURE, SamplingParams
 from orchestrator.front.http.bodies import ChatBody, ChatMessageBody, SampledBody, TokenizeBody
 from orchestrator.front.http.errors import NoSuchModelError

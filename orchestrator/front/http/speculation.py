@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
 from flyspec.v1 import generation_pb2
-from flyspec.values.generation import GenerateOptions, GenerationRequest
+from flyspec.values.requests import GenerateOptions, GenerationRequest
 
 
 def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
