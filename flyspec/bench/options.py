@@ -319,6 +319,23 @@ class RoundOptions:
 
 
 @dataclass(frozen=True)
+class PredictionOptions:
+    """`flyspec bench prediction`."""
+
+    prompt_file: PromptFiles = ()
+    problems: Annotated[int | None, Flag(
+        "Number of fresh word problems.", min=0, default="6, or 0 with other prompts",
+    )] = None
+    problem_seed: ProblemSeed = 7
+    limit: PromptLimit = 6
+    rule: OneRule = EXACT
+    drafter: Drafter = ""
+    num_speculative_tokens: KOrAuto = AUTO
+    max_tokens: MaxTokens = 500
+    repeats: Annotated[int, Flag("Runs per prompt and prediction.", min=1)] = 5
+
+
+@dataclass(frozen=True)
 class PairOptions:
     """`flyspec bench pair`."""
 

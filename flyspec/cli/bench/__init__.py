@@ -8,6 +8,7 @@ from flyspec.bench.options import SpeedOptions
 from flyspec.cli.bench.common import Address, Local
 from flyspec.cli.bench.engine import bench_engine, bench_judge, bench_stall, bench_throughput
 from flyspec.cli.bench.pair import bench_pair
+from flyspec.cli.bench.prediction import bench_prediction
 from flyspec.cli.bench.round import bench_round
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import Results
@@ -21,6 +22,7 @@ app.command("throughput")(bench_throughput)
 app.command("prefill-stall")(bench_stall)
 app.command("pair")(bench_pair)
 app.command("round")(bench_round)
+app.command("prediction")(bench_prediction)
 
 _LEAST_SESSIONS = 4
 
