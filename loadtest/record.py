@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 Outcome = Literal["complete", "refused", "cancelled", "failed"]
@@ -22,10 +22,9 @@ class Record:
     `refused` if the server had no room (`retry_after_s` as the refusal said, if it did),
     `cancelled` if its client gave it up on purpose, `failed` if it did not complete for any other
     reason. `moves` counts how often the operator moved it to another drafter, and
-    `longest_pause_ms` is the longest that took; `recoveries` counts recoveries of every kind, and
-    is None if they are unknown, as those others then are. A request for a fixed text also has when
-    its tokens came (`arrivals`), and whether they are other ones than without disturbance
-    (`differs`).
+    `longest_pause_ms` is the longest that took; `recoveries` counts recoveries of every kind. A
+    request for a fixed text also has when its tokens came (`arrivals`), and whether they are other
+    ones than without disturbance (`differs`).
     """
 
     phase: str
@@ -40,7 +39,7 @@ class Record:
     rounds: int = 0
     moves: int = 0
     longest_pause_ms: float = 0.0
-    recoveries: Mapping[str, int] | None = None
+    recoveries: Mapping[str, int] = field(default_factory=dict)
     retry_after_s: float | None = None
     error: str = ""
     arrivals: Sequence[float] = ()

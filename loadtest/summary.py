@@ -75,8 +75,8 @@ class Figures:
     refusals_without_retry: int
     goodput: float | None
     late_p99_ms: float
-    moves: int | None
-    longest_pause_ms: float | None
+    moves: int
+    longest_pause_ms: float
 
     @classmethod
     def of(
@@ -90,7 +90,6 @@ class Figures:
         rounds = sum(r.rounds for r in done)
         asked = len(records) - len(of["cancelled"])
         good = sum(meets(r, limits) for r in done) if limits else 0
-        told = [r for r in done if r.recoveries is not None]
         return cls(
             sent=len(records),
             **{outcome: len(such) for outcome, such in of.items()},
@@ -104,8 +103,8 @@ class Figures:
             refusals_without_retry=sum(r.retry_after_s is None for r in refused),
             goodput=good / asked if limits and asked else None,
             late_p99_ms=1e3 * percentile([r.sent - r.planned for r in records], 0.99),
-            moves=sum(r.moves for r in told) if told else None,
-            longest_pause_ms=max((r.longest_pause_ms for r in told), default=None),
+            moves=sum(r.moves for r in records),
+            longest_pause_ms=max((r.longest_pause_ms for r in records), default=0.0),
         )
 
 

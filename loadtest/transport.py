@@ -16,14 +16,11 @@ class SlotTaken:
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """The generation is complete: its output tokens and rounds.
-
-    `recoveries` is None if the protocol does not report them.
-    """
+    """The generation is complete: its output tokens, its rounds, and what it recovered from."""
 
     tokens: int
     rounds: int
-    recoveries: Sequence[Recovery] | None
+    recoveries: Sequence[Recovery]
 
 
 class TokenStream(Protocol):

@@ -76,9 +76,7 @@ def document(generation: Generation, prompt_index: int = 0) -> dict[str, Any]:
         "num_draft_tokens_per_round": list(completion.num_draft_tokens_per_round),
         "mixed_numerics": completion.mixed_numerics,
         "num_recoveries": completion.num_recoveries,
-        "recoveries": [
-            asdict(recovery) | {"kind": recovery.kind.name} for recovery in completion.recoveries
-        ],
+        "recoveries": [recovery.document() for recovery in completion.recoveries],
     }
     if generation.logprobs:
         told = zip(generation.token_ids, generation.logprobs, strict=True)

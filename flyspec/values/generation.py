@@ -123,6 +123,10 @@ class Recovery:
     successor: str
     reason: str
 
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self) | {"kind": self.kind.name}
+
 
 @dataclass(slots=True)
 class DrafterShare(DraftCounts):

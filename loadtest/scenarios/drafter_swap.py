@@ -175,12 +175,9 @@ class DrafterSwap(Scenario[SwapFlags]):
             for name, stats in sorted(self.stats.items())
             if stats.num_spec_steps
         ]
-        moved = "" if figures.moves is None else (
-            f" moved {figures.moves} generations mid-stream, the longest pause "
-            f"{duration(figures.longest_pause_ms)}"
-        )  # fmt: skip
         line = (
-            f"{len(turns)} swaps{moved}; activating took at most {duration(activate)}, "
+            f"{len(turns)} swaps moved {figures.moves} generations mid-stream, the longest pause "
+            f"{duration(figures.longest_pause_ms)}; activating took at most {duration(activate)}, "
             f"draining {duration(drain)}"
         )
         details = {"turns": [asdict(turn) for turn in turns], "drafters": drafters}

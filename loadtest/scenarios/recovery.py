@@ -139,8 +139,7 @@ class KillRecovery(Scenario[RecoveryFlags]):
             if before := [b - a for a, b in gaps if b <= hurt]:
                 longest = max((b - a for a, b in gaps if b > hurt), default=0.0)
                 added.append(longest - statistics.median(before))
-        told = [s.recoveries for s in streams if s.recoveries is not None]
-        recoveries = sum(map(Counter, told), Counter[str]())
+        recoveries = sum((Counter(stream.recoveries) for stream in streams), Counter())
         if case.service == TARGET:
             bound = healed - hurt + ALLOWANCE_S
             bound_of = f"{healed - hurt:.2f} s without it, {ALLOWANCE_S:g} s more"
@@ -156,5 +155,5 @@ class KillRecovery(Scenario[RecoveryFlags]):
             "bound of": bound_of,
             "recoveries": ", ".join(
                 f"{count} {kind.lower().replace('_', ' ')}" for kind, count in recoveries.items()
-            ) if told else "unknown",
+            ),
         }

@@ -119,12 +119,12 @@ def measure(control: Control, job: Job) -> Record:
                       arrivals=arrivals, **more)  # fmt: skip
 
     if end is not None:
-        known = end.recoveries
-        pauses = [r.delay_ns / 1e6 for r in known or () if r.kind is RecoveryKind.DRAFTER_SWAPPED]
+        recovered = end.recoveries
+        pauses = [r.delay_ns / 1e6 for r in recovered if r.kind is RecoveryKind.DRAFTER_SWAPPED]
         return record(
             "complete", tokens=end.tokens, rounds=end.rounds, moves=len(pauses),
             longest_pause_ms=max(pauses, default=0.0),
-            recoveries=None if known is None else Counter(r.kind.name for r in known),
+            recoveries=Counter(r.kind.name for r in recovered),
             differs=job.text is not None and job.text.differs(token_ids),
         )  # fmt: skip
     if left:

@@ -26,6 +26,7 @@ from flyspec.errors import (
 )
 from flyspec.v1 import generation_pb2
 from flyspec.values.admin import ModelInfo
+from flyspec.values.generation import Recovery, RecoveryKind
 from flyspec.values.requests import GenerationRequest
 from flyspec.values.tokens import SamplingParams
 from loadtest.transport import SlotTaken, StreamEnd
@@ -44,6 +45,7 @@ ERRORS: Mapping[int, type[FlyspecError]] = {
     504: DeadlineExceededError,
 }
 """By HTTP code; others are plain `FlyspecError`s."""
+_BY_STATUS = {cls.status.lower(): cls for cls in ERRORS.values()}
 SAME = frozenset(("seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos"))
 """Options that are parameters of the same name."""
 OF_THE_CALL = frozenset(("timeout_s", "request_id", "traceparent"))
@@ -91,8 +93,8 @@ def pieces_of(event: bytes) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
     if data == _DONE:
         return
     document = _parsed(data)
-    if error := document.get("error"):  # without a code
-        raise FlyspecError(f"{error.get('type')}: {error.get('message')}")
+    if error := document.get("error"):
+        raise _BY_STATUS.get(error.get("code"), FlyspecError)(str(error.get("message")))
     for choice in document.get("choices", ()):
         if choice.get("delta", {}).get("role"):
             yield SlotTaken()
@@ -101,7 +103,11 @@ def pieces_of(event: bytes) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
     if usage := document.get("usage"):
         counts = document.get("metrics", {}).get("speculative_decoding", {})
         rounds = counts.get("num_spec_steps", 0) + counts.get("num_plain_tokens", 0)
-        yield StreamEnd(usage["completion_tokens"], rounds, None)
+        recoveries = [
+            Recovery(**told | {"kind": RecoveryKind[told["kind"]]})
+            for told in document.get("recoveries", ())
+        ]
+        yield StreamEnd(usage["completion_tokens"], rounds, recoveries)
 
 
 def error_of_response(code: int, retry_after: Any, body: bytes) -> FlyspecError:

@@ -178,8 +178,8 @@ async def test_the_time_to_retry_is_in_seconds(value, seconds):
 @pytest.mark.parametrize(
     ("events", "kind", "message"),
     [
-        ([event(error={"type": "server_error", "message": "gone"})], FlyspecError,
-         "server_error: gone"),
+        ([event(error={"type": "server_error", "message": "gone"})], FlyspecError, "gone"),
+        ([event(error={"code": "unavailable", "message": "gone"})], UnavailableError, "gone"),
         ([event(choices=[]), b"data: [DONE]\n\n"], UnavailableError, "without a completion"),
         ([event(choices=[]), None], UnavailableError, "ncomplete"),
         ([b"data: {\n\n"], FlyspecError, "not a JSON object"),

@@ -23,7 +23,7 @@ from flyspec.values.tokens import SamplingParams
 from loadtest.admin import Admin, left_open
 from loadtest.connection import Endpoint
 from loadtest.options import ConnectionFlags
-from loadtest.transport import SlotTaken, StreamEnd
+from loadtest.transport import SlotTaken
 from loadtest.users.protocols import TRANSPORTS
 from tests.loadtest.conftest import address_of
 from tests.observability.scraping import scrape
@@ -88,8 +88,8 @@ async def test_tokens_are_those_of_the_client(load_stack, protocol, ask, prompt,
     async with AsyncClient(load_stack.address) as client:
         expected = await client.complete(prompt, options)
     assert tokens == expected.token_ids
-    reported = () if protocol == "grpc" else None
-    assert end == StreamEnd(len(tokens), expected.completion.speculation.num_rounds, reported)
+    rounds = expected.completion.speculation.num_rounds
+    assert (end.tokens, end.rounds, [*end.recoveries]) == (len(tokens), rounds, [])
     told = protocol == "grpc" or isinstance(prompt, Chat)
     assert [i for i, piece in enumerate(pieces) if piece == SlotTaken()] == [0] * told
 

@@ -186,6 +186,7 @@ class Reply(ABC):
         return {
             "metrics": {"speculative_decoding": total.document()},
             "timings": timings_of(ended, total),
+            "recoveries": [recovery.document() for c in ended for recovery in c.recoveries],
             **({"warnings": warnings} if warnings else {}),
         }
 

@@ -180,6 +180,7 @@ class ResponsesReply:
         }
         response["metrics"] = {"speculative_decoding": speculation.document()}
         response["timings"] = timings_of([completion], speculation)
+        response["recoveries"] = [recovery.document() for recovery in completion.recoveries]
         stopped = completion.stop_reason
         response["stop_reason"] = None if stopped in self._own_stops else stopped
         response |= token_details(self._body, self._gathered.chunks, self._gathered.started)
