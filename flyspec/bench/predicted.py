@@ -1,4 +1,4 @@
-"""What a predicted output saves: the target's own text, with a name changed, and a useless one.
+"""What a predicted output saves: the target's own text, with a name changed, and others.
 
 The text is that of plain decoding. Every kind of prediction follows the others in a rotating order,
 after noise has been read into the services' caches, so that none profits from another.
@@ -19,7 +19,10 @@ from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.progress import progress
 from flyspec.rules import Rule
 
-NONE, SAME, RENAMED, USELESS = "none", "as predicted", "one name changed", "useless"
+NONE, SAME, RENAMED = "none", "as predicted", "one name changed"
+USELESS, MISLEADING = "useless", "misleading"
+KINDS = (NONE, SAME, RENAMED, USELESS, MISLEADING)
+_UNRELATED = "Volcanic islands rise where plates drift over plumes; lichens settle on lava. "
 _NAME = re.compile(r"[A-Za-z_]{3,}")
 
 
@@ -45,9 +48,11 @@ class PredictionReport:
 def predictions_of(text: str) -> dict[str, str]:
     """Return the predictions of a text by kind; without a name that occurs twice, one less.
 
-    The changed name is the most frequent one, spelled backwards; so is the text that is useless.
+    The changed name is the most frequent one, spelled backwards. The useless one has nothing to do
+    with the text. The misleading one is the text backwards, which agrees where it repeats itself.
     """
-    found = {NONE: "", SAME: text, USELESS: text[::-1]}
+    unrelated = (_UNRELATED * (1 + len(text) // len(_UNRELATED)))[: len(text)]
+    found = {NONE: "", SAME: text, USELESS: unrelated, MISLEADING: text[::-1]}
     (name, count), *_ = Counter(_NAME.findall(text)).most_common(1) or [("", 0)]
     if count > 1 and name != name[::-1]:
         found[RENAMED] = re.sub(rf"\b{name}\b", name[::-1], text)
@@ -92,7 +97,7 @@ def report(samples: Sequence[Sample]) -> list[PredictionReport]:
     by_prompt = {mode: grouped(of, lambda s: (s.group, s.prompt)) for mode, of in modes.items()}
     return [
         _report(kind, by_prompt[kind], by_prompt[NONE], plain)
-        for kind in (NONE, SAME, RENAMED, USELESS)
+        for kind in KINDS
         if kind in by_prompt
     ]
 

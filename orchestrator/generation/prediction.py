@@ -8,10 +8,11 @@ so that a useless prediction costs little. No clocks, so a run can be repeated.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 
-FIRST_RUN = 2
+FIRST_RUN = 3
 """Agreeing tokens before the first drafts."""
 MOST_RUN = 64
 FIRST_K = 8
@@ -37,6 +38,9 @@ class Prediction:
     def __init__(self, token_ids: Sequence[int], invisible: Collection[int] = ()) -> None:
         self._tokens = tuple(token_ids)
         self._invisible = frozenset(invisible)
+        self._ends: dict[int, list[int]] = {}  # the positions behind each token
+        for end, token in enumerate(self._tokens, 1):
+            self._ends.setdefault(token, []).append(end)
         self._places: dict[Segment, list[int]] = {}  # the positions behind each n-gram
         for end in range(NGRAM, len(self._tokens) + 1):
             self._places.setdefault(self._tokens[end - NGRAM : end], []).append(end)
@@ -138,10 +142,10 @@ class Prediction:
         stray = self._stray
         assert stray is not None
         best, most = None, (0, 0)
-        last, diagonal = stray[-1], self._at + len(stray)
-        near = range(self._at + 1, min(self._at + NEAR, len(self._tokens)) + 1)
+        diagonal, ends = self._at + len(stray), self._ends.get(stray[-1], [])
+        near = ends[bisect_right(ends, self._at) : bisect_right(ends, self._at + NEAR)]
         far = self._places.get(tuple(self._output[-NGRAM:]), ()) if len(stray) >= FAR_AFTER else ()
-        for end in [*(end for end in near if self._tokens[end - 1] == last), *far]:
+        for end in (*near, *far):
             score = self._agreement(end), -abs(end - diagonal)
             if score > most:
                 best, most = end, score

@@ -10,7 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from flyspec.bench.modes import Sample
-from flyspec.bench.predicted import NONE, RENAMED, SAME, USELESS, predictions_of, report
+from flyspec.bench.predicted import (
+    MISLEADING,
+    NONE,
+    RENAMED,
+    SAME,
+    USELESS,
+    predictions_of,
+    report,
+)
 from flyspec.cli.main import app
 from tests.tiny import make_model
 
@@ -21,7 +29,8 @@ def test_the_most_frequent_name_is_changed_throughout() -> None:
         NONE: "",
         SAME: "Mia has 3. Tom sees Mia; Miami is far from Mia.",
         RENAMED: "aiM has 3. Tom sees aiM; Miami is far from aiM.",
-        USELESS: ".aiM morf raf si imaiM ;aiM sees moT .3 sah aiM",
+        USELESS: "Volcanic islands rise where plates drift over p",
+        MISLEADING: ".aiM morf raf si imaiM ;aiM sees moT .3 sah aiM",
     }
     assert RENAMED not in predictions_of("no name is here twice")
     assert RENAMED not in predictions_of("")
