@@ -55,7 +55,7 @@ VERSION = version("flyspec")
 
 def make_app(generations: Generations) -> FastAPI:
     """Return the application."""
-    app = FastAPI(
+    app = _App(
         title="flyspec", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False,
         summary="Speculative decoding as a service, by OpenAI's API.",
     )  # fmt: skip
@@ -87,22 +87,26 @@ def make_app(generations: Generations) -> FastAPI:
     route("POST", "/detokenize", face.detokenize)
     route("GET", "/health", face.health)
     route("GET", "/version", face.version)
-    app.openapi_schema = _schema_of(app)
     return app
 
 
-def _schema_of(app: FastAPI) -> dict[str, Any]:
-    """Return the schema, without the 422 that FastAPI adds, and with the API keys."""
-    schema = app.openapi()
-    for operations in schema["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)
-            operation["security"] = [{"key": []}, {}]
-    components = schema["components"]
-    for unused in ("HTTPValidationError", "ValidationError"):
-        components["schemas"].pop(unused, None)
-    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    return schema
+class _App(FastAPI):
+    """An application whose schema, made when it is first asked for, has our errors and API keys."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the schema, without the 422 that FastAPI adds."""
+        if self.openapi_schema is not None:
+            return self.openapi_schema
+        schema = super().openapi()
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+                operation["security"] = [{"key": []}, {}]
+        components = schema["components"]
+        for unused in ("HTTPValidationError", "ValidationError"):
+            components["schemas"].pop(unused, None)
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        return schema
 
 
 def paths_of(app: FastAPI) -> list[str]:

@@ -13,7 +13,7 @@ from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.logprobs import chat_logprobs
 from orchestrator.front.http.options import options_of
 from orchestrator.front.http.replies import Reply
-from orchestrator.front.http.tool_calls import parser_for, stops_of
+from orchestrator.front.http.tool_calls import asked_stop, parser_for, stops_of
 
 
 def chat_options(body: ChatBody, models: Models) -> GenerateOptions:
@@ -68,7 +68,7 @@ class ChatReply(Reply):
         return "tool_calls" if called else super().reason(index, completion)
 
     def stop_reason(self, completion: Completion) -> str | int | None:
-        return None if completion.stop_reason in self._own_stops else completion.stop_reason
+        return asked_stop(completion.stop_reason, self._own_stops)
 
     def _parsed(
         self, index: int, text: str, completion: Completion | None = None

@@ -100,7 +100,7 @@ class Reply(ABC):
             "object": self.whole_object,
             "choices": choices,
             "usage": self.usage(),
-            **self._measured(),
+            **measured(self._gathered),
         }
 
     # --- stream -----------------------------------------------------------------------------
@@ -134,9 +134,11 @@ class Reply(ABC):
                         left -= 1
                         end = {"index": index, **self.last(index), **self._end(index, gathered)}
                         end |= self._details((), gathered.started)
-                        yield frame([end], **({} if left or wants_usage else self._measured()))
+                        yield frame(
+                            [end], **({} if left or wants_usage else measured(self._gathered))
+                        )
             if wants_usage:
-                yield frame([], **{"usage": self.usage(), **self._measured()})
+                yield frame([], **{"usage": self.usage(), **measured(self._gathered)})
         except FlyspecError as error:
             if not begun:
                 raise
@@ -178,21 +180,28 @@ class Reply(ABC):
             "total_tokens": prompt_tokens + completion_tokens,
         }
 
-    def _measured(self) -> dict[str, Any]:
-        """Return `metrics` with vLLM's names and `timings` with llama.cpp's, of all choices."""
-        ended = self.completions
-        total = SpeculationMetrics.total(completion.speculation for completion in ended)
-        warnings = warnings_of(self._gathered)
-        return {
-            "metrics": {"speculative_decoding": total.document()},
-            "timings": timings_of(ended, total),
-            "recoveries": [recovery.document() for c in ended for recovery in c.recoveries],
-            **({"warnings": warnings} if warnings else {}),
-        }
-
     @property
     def completions(self) -> list[Completion]:
-        return [g.completion for g in self._gathered if g.completion is not None]
+        return completions_of(self._gathered)
+
+
+def completions_of(gathered: Iterable[Gathered]) -> list[Completion]:
+    return [g.completion for g in gathered if g.completion is not None]
+
+
+def measured(gathered: Sequence[Gathered]) -> dict[str, Any]:
+    """Return what is told of all choices besides their text.
+
+    `metrics` have vLLM's names, `timings` llama.cpp's.
+    """
+    ended, warnings = completions_of(gathered), warnings_of(gathered)
+    total = SpeculationMetrics.total(completion.speculation for completion in ended)
+    return {
+        "metrics": {"speculative_decoding": total.document()},
+        "timings": timings_of(ended, total),
+        "recoveries": [recovery.document() for c in ended for recovery in c.recoveries],
+        **({"warnings": warnings} if warnings else {}),
+    }
 
 
 def token_details(

@@ -14,9 +14,9 @@ from flyspec.values.generation import Chunk, Completion, Event, FinishReason, St
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
 from orchestrator.front.http.options import sampling_of
-from orchestrator.front.http.replies import Events, timings_of, token_details, warnings_of
+from orchestrator.front.http.replies import Events, measured, token_details
 from orchestrator.front.http.response_bodies import ResponsesBody
-from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser
+from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser, asked_stop
 
 Document = dict[str, Any]
 
@@ -166,7 +166,7 @@ class ResponsesReply:
         yield self._event("response.output_item.done", item=item, **self._place)
 
     def _completed(self, completion: Completion) -> Document:
-        response, speculation = self._response, completion.speculation
+        response = self._response
         whole = completion.finish_reason is not FinishReason.LENGTH
         response["status"] = "completed" if whole else "incomplete"
         if not whole:
@@ -178,14 +178,9 @@ class ResponsesReply:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": completion.prompt_tokens + completion.completion_tokens,
         }
-        response["metrics"] = {"speculative_decoding": speculation.document()}
-        response["timings"] = timings_of([completion], speculation)
-        response["recoveries"] = [recovery.document() for recovery in completion.recoveries]
-        stopped = completion.stop_reason
-        response["stop_reason"] = None if stopped in self._own_stops else stopped
+        response |= measured([self._gathered])
+        response["stop_reason"] = asked_stop(completion.stop_reason, self._own_stops)
         response |= token_details(self._body, self._gathered.chunks, self._gathered.started)
-        if warnings := warnings_of([self._gathered]):
-            response["warnings"] = warnings
         return self._event(f"response.{response['status']}", response=response)
 
     @property

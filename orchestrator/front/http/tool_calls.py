@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,15 +75,24 @@ class ToolCallParser:
             yield shown
 
 
+def _parses(body: CallingBody, tokenizer: Tokenizer) -> bool:
+    """Return whether the chat template shows tools and has calls tagged."""
+    return body.shows_tools and tokenizer.tags_tool_calls
+
+
 def parser_for(body: CallingBody, tokenizer: Tokenizer) -> ToolCallParser | None:
-    """Return a parser for the output, if the chat template shows tools and has calls tagged."""
-    return ToolCallParser() if body.shows_tools and tokenizer.tags_tool_calls else None
+    """Return a parser for the output, if it may have calls that can be told from text."""
+    return ToolCallParser() if _parses(body, tokenizer) else None
 
 
 def stops_of(body: CallingBody, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Return the stop strings that keep calls from being parallel, if they must not be."""
-    parses = parser_for(body, tokenizer) is not None
-    return () if body.parallel_tool_calls or not parses else (CLOSE,)
+    """Return our own stop strings, which keep calls from being parallel if they must not be."""
+    return (CLOSE,) if _parses(body, tokenizer) and not body.parallel_tool_calls else ()
+
+
+def asked_stop(found: str | int | None, own: Collection[str]) -> str | int | None:
+    """Return the stop string or token that was found, unless it is one of our own."""
+    return None if found in own else found
 
 
 def _tag_begun(text: str) -> int:
