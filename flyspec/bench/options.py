@@ -334,6 +334,11 @@ class PredictionOptions:
     max_tokens: MaxTokens = 500
     repeats: Annotated[int, Flag("Runs per prompt and prediction.", min=1)] = 5
 
+    @property
+    def ignore_eos(self) -> bool:
+        """Always, so that all texts have as many tokens."""
+        return True
+
 
 @dataclass(frozen=True)
 class PairOptions:

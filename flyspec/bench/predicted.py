@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from flyspec.bench.conditions import PLAIN
 from flyspec.bench.modes import FlyspecMode, Item, Noise, Sample
 from flyspec.bench.options import PredictionOptions
+from flyspec.bench.speed import plain_options, rotated
 from flyspec.bench.summaries import grouped
-from flyspec.client import AsyncClient, GenerateOptions
+from flyspec.client import AsyncClient
 from flyspec.progress import progress
-from flyspec.rules import Rule
 
 NONE, SAME, RENAMED = "none", "as predicted", "one name changed"
 USELESS, MISLEADING = "useless", "misleading"
@@ -63,9 +64,7 @@ async def measure(
     client: AsyncClient, items: Sequence[Item], noise: Noise, o: PredictionOptions
 ) -> list[Sample]:
     """Decode every text plainly, then with each kind of prediction, `repeats` times."""
-    plain = GenerateOptions(
-        rule=Rule("exact"), num_speculative_tokens=0, max_tokens=o.max_tokens, ignore_eos=True
-    )
+    plain = plain_options(o)
     asked = replace(
         plain,
         rule=o.rule.rule,
@@ -76,14 +75,12 @@ async def measure(
     for item in items:
         generation = await client.complete(item.prompt, plain)
         tokens = generation.token_ids
-        samples.append(Sample(item.group, item.index, 0, "plain", 0.0, len(tokens), tokens))
+        samples.append(Sample(item.group, item.index, 0, PLAIN, 0.0, len(tokens), tokens))
         predicted.append(predictions_of(generation.text))
     with progress("measuring", o.repeats * sum(map(len, predicted))) as advance:
         for repeat in range(o.repeats):
             for item, predictions in zip(items, predicted, strict=True):
-                kinds = [*predictions.items()]
-                turn = (repeat + item.index) % len(kinds)
-                for kind, prediction in kinds[turn:] + kinds[:turn]:
+                for kind, prediction in rotated([*predictions.items()], repeat + item.index):
                     await noise.fill()
                     mode = FlyspecMode(kind, client, replace(asked, prediction=prediction))
                     samples.append(replace(await mode.run(item), repeat=repeat))
@@ -92,8 +89,8 @@ async def measure(
 
 
 def report(samples: Sequence[Sample]) -> list[PredictionReport]:
-    plain = {(s.group, s.prompt): s.token_ids for s in samples if s.mode == "plain"}
-    modes = grouped([s for s in samples if s.mode != "plain"], lambda s: s.mode)
+    plain = {(s.group, s.prompt): s.token_ids for s in samples if s.mode == PLAIN}
+    modes = grouped([s for s in samples if s.mode != PLAIN], lambda s: s.mode)
     by_prompt = {mode: grouped(of, lambda s: (s.group, s.prompt)) for mode, of in modes.items()}
     return [
         _report(kind, by_prompt[kind], by_prompt[NONE], plain)

@@ -65,13 +65,19 @@ def random_tokens(count: int, target: str, seed: int = DEFAULT_SEED) -> Group:
     return Group("random tokens", prompts)
 
 
-def groups(files: Sequence[str], problems: int | None, seed: int, limit: int | None) -> list[Group]:
+def groups(
+    files: Sequence[str],
+    problems: int | None,
+    seed: int,
+    limit: int | None,
+    default: int = DEFAULT_PROBLEMS,
+) -> list[Group]:
     """Return fresh problems, and each file's prompts by category, `limit` of each evenly spaced.
 
-    `problems` None means `DEFAULT_PROBLEMS` if no files are given, else none.
+    `problems` None means `default` if no files are given, else none.
     """
     if problems is None:
-        problems = 0 if files else DEFAULT_PROBLEMS
+        problems = 0 if files else default
     found = [fresh_problems(problems, seed)] if problems else []
     stems = [_stem(name) for name in files]
     for name, stem in zip(files, stems, strict=True):

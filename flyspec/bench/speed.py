@@ -15,7 +15,7 @@ from typing import Any
 
 from flyspec.bench.conditions import PLAIN, by_k
 from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
-from flyspec.bench.options import SpeedOptions
+from flyspec.bench.options import PredictionOptions, SpeedOptions
 from flyspec.bench.prompts import Group, in_turn
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.concurrency import all_or_first_error
@@ -45,7 +45,7 @@ class BatchSample:
         return self.tokens / self.seconds
 
 
-def plain_options(options: SpeedOptions) -> GenerateOptions:
+def plain_options(options: SpeedOptions | PredictionOptions) -> GenerateOptions:
     """Return the request options of plain decoding through the same services."""
     return GenerateOptions(
         max_tokens=options.max_tokens,

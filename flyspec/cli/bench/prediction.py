@@ -36,8 +36,7 @@ def _measure(models: ModelFlags, o: PredictionOptions) -> BenchReport:
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.tables import record_table
 
-    problems = (0 if o.prompt_file else _PROBLEMS) if o.problems is None else o.problems
-    found = groups(o.prompt_file, problems, o.problem_seed, o.limit)
+    found = groups(o.prompt_file, o.problems, o.problem_seed, o.limit, _PROBLEMS)
     prompts = [(group.name, prompt.to_request()) for group in found for prompt in group.prompts]
     items = [Item(group, index, prompt) for index, (group, prompt) in enumerate(prompts)]
     stack = StackOptions(**vars(models), log_level="warning", max_sessions=_SESSIONS)
