@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict
 
 from flyspec.errors import ConfigError
-from flyspec.flags import ClientAuth, Dtype, LogLevel
+from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, LogLevel
 from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
 from flyspec.speculation_length import AUTO, SpeculationLength
 
@@ -187,6 +187,14 @@ class ModelServerSettings(ServerSettings):
     )
     max_speculative_tokens: int = Field(
         64, ge=1, le=1024, description="maximum drafted tokens per round"
+    )
+    attention_backend: AttentionBackendName = Field(
+        "auto",
+        description="attention over KV cache blocks: flashinfer, flex (torch's FlexAttention), "
+        "sdpa (copies keys; slow), or auto: on a GPU flashinfer if it is installed, else flex",
+    )
+    enforce_eager: bool = Field(
+        False, description="do not compile layers or capture steps as graphs on a GPU"
     )
     max_num_batched_tokens: int = Field(
         2048, ge=128, description="maximum tokens per step, over all sessions"

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from flyspec.ranges import Range
 
+AttentionBackendName = Literal["auto", "flashinfer", "flex", "sdpa"]
 ClientAuth = Literal["required", "none"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 LogLevel = Literal["debug", "info", "warning", "error"]

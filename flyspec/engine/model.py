@@ -20,7 +20,7 @@ from flyspec.values.tokens import Drafted, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flyspec.engine.slots import SlotTable
+    from flyspec.engine.cache_table import CacheTable
 
 
 class Interrupt:
@@ -128,7 +128,7 @@ class Model(Protocol):
         """The description returned by `Describe`; `numerics` is set once the model is warm."""
 
     @property
-    def cache(self) -> SlotTable:
+    def cache(self) -> CacheTable:
         """The table of its slots and their contents."""
 
     @property
@@ -145,7 +145,10 @@ class Model(Protocol):
         """Wait for the device, so that later work is not charged with the forward's time."""
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """Run all steps in one forward and return each one's rows. No two may share a slot."""
+        """Run all steps in one forward and return each one's rows. No two may share a slot.
+
+        The rows are valid until the next call.
+        """
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """Return the model's own tokens for each draw's rows, over up to `max_tokens` steps.

@@ -1,7 +1,7 @@
-"""Runs a model over slots: the only place that calls a transformers model's forward.
+"""A transformers model with its KV cache: what `flyspec.engine.model.Model` asks for.
 
-`forward` packs the tokens of many sequences' steps into one ragged, single-row batch: matrix
-products see all tokens at once, attention sees each sequence alone (`attention`, `slots`).
+A step runs in its own shape (`packed`), or in a fixed one that a GPU can replay (`captured`). These
+two are the only places that call a transformers model's forward.
 """
 
 from __future__ import annotations
@@ -9,33 +9,52 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
 from flyspec.config import ModelServerSettings
 from flyspec.engine import batch_invariance, stepwise
 from flyspec.engine.attention import hook
-from flyspec.engine.attention.base import AttentionBackend, Segment
+from flyspec.engine.attention.base import SegmentAttention
+from flyspec.engine.attention.choice import choose_attention
 from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.cache_size import plan_cache
+from flyspec.engine.cache_table import Moves
+from flyspec.engine.captured.graphs import Capture
+from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.numerics import torch_numerics
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
+from flyspec.engine.packed import PackedSteps
+from flyspec.engine.paged_cache import PagedCache
 from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_model
 from flyspec.errors import ConfigError
+from flyspec.flags import AttentionBackendName
 from flyspec.values.tokens import Drafted
 
 
+class Paging(NamedTuple):
+    """Blocks instead of slots: their size in tokens and their number (0: enough for all slots).
+
+    `attention` names the backend (`attention.choice`); `capture` makes graphs of steps, if any.
+    """
+
+    block_size: int
+    num_blocks: int = 0
+    attention: AttentionBackendName = "auto"
+    capture: Capture | None = None
+
+
 class ModelRunner:
-    """A model with a slot cache. Not thread-safe: one thread owns it.
+    """A model with a KV cache, in slots or blocks. Not thread-safe: one thread owns it.
 
     `padded`: short pieces of several sequences attend in one call, which pays off where launching
-    kernels costs more than arithmetic; the default depends on the device.
+    kernels costs more than arithmetic; the default depends on the device. For slots only.
 
     `batch_invariant`: a token's logits have the same bits whatever else is in a step
     (`flyspec.engine.batch_invariance`). None turns it on where it costs little; after `warm_up`,
@@ -48,19 +67,34 @@ class ModelRunner:
         num_slots: int,
         padded: bool | None = None,
         batch_invariant: bool | None = False,
+        paging: Paging | None = None,
     ) -> None:
         self.info = loaded.info
         self.model = loaded.model
         self._device = loaded.model.device
         config = loaded.model.config.get_text_config()
-        check_config(loaded.info.name, config, loaded.info.context_length)
-        self.cache = SlotCache(config.num_hidden_layers, num_slots, self.info.context_length)
+        length = self.info.context_length
+        check_config(loaded.info.name, config, length)
         hook.register()
         self.model.set_attn_implementation(hook.NAME)
-        self._padded = self._device.type == "cuda" if padded is None else padded
         self.batch_invariant = batch_invariance.apply(loaded.info.name, self.model, batch_invariant)
         self._must_be_invariant = bool(batch_invariant)
-        self._attention = self._backend()
+        self.cache: SlotCache | PagedCache
+        paged = None
+        if paging is None:
+            self.cache = SlotCache(config.num_hidden_layers, num_slots, length)
+            self._padded = self._device.type == "cuda" if padded is None else padded
+        else:
+            size = paging.block_size
+            num_blocks = paging.num_blocks or num_slots * -(-length // size)
+            self.cache = PagedCache(config.num_hidden_layers, num_slots, length, num_blocks, size)
+            self._padded = False
+            paged = choose_attention(paging.attention, self.cache, self.model)
+        self._steps: PackedSteps | CapturedSteps
+        if isinstance(self.cache, PagedCache) and paging and paged:
+            self._steps = CapturedSteps(self.model, self.cache, paged, paging.capture)
+        else:
+            self._steps = PackedSteps(self.model, self.cache, self._by_segment())
 
     @classmethod
     def planned(
@@ -98,21 +132,21 @@ class ModelRunner:
                 raise
             return 0  # the trial reports what is wrong with the model
 
-    def _backend(self) -> AttentionBackend:
+    def _by_segment(self) -> SegmentAttention:
         if self.batch_invariant:
             return batch_invariance.FixedShapeAttention(self.cache)
         return SlotAttention(self.cache, self._padded)
 
     @property
     def bytes_per_token(self) -> int:
-        return self.cache.bytes_per_slot // self.cache.max_length
+        return self.cache.bytes_per_token
 
     def warm_up(self) -> None:
         """Check that this model is served correctly, and run what the first request would pay for.
 
         Raises `ConfigError`. Every rank of a tensor-parallel group must call it.
         """
-        check_model(self, self.model, self._attention.windows)
+        check_model(self, self.model, self._steps.attention.windows)
         if self.batch_invariant and not batch_invariance.holds(self):
             if self._must_be_invariant:
                 raise ConfigError(
@@ -121,7 +155,7 @@ class ModelRunner:
                 )
             batch_invariance.remove(self.model)
             self.batch_invariant = False
-            self._attention = self._backend()
+            self._steps = PackedSteps(self.model, self.cache, self._by_segment())
         self.cache.forget()
         numerics = torch_numerics(self.model, self.batch_invariant)
         self.info = replace(self.info, numerics=numerics)
@@ -130,56 +164,50 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-        return stepwise.draw(self.forward, draws, interrupt)
-
     @torch.inference_mode()
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """Like `Model.forward`; rows are on the model's device.
 
         Raises `ValueError` for a layer that does not exist.
         """
-        layers = {layer for step in steps for layer in step.hidden_layers}
-        for layer in layers:
-            if not 0 <= layer <= len(self.cache.slot_layers):
-                raise ValueError(
-                    f"hidden_layers: {layer} is not between 0 and {len(self.cache.slot_layers)}"
-                )
-        cache, segments = self.cache, []
-        token_ids: list[int] = []
-        wanted: list[int] = []
-        positions: list[int] = []
-        index: list[int] = []
-        for slot, start, tokens, num_logits, _ in steps:
-            row, count = len(token_ids), len(tokens)
-            segments.append(Segment(slot, start, count, row))
-            token_ids += tokens
-            positions += range(start, start + count)
-            index += range(slot * cache.max_length + start, slot * cache.max_length + start + count)
-            wanted += range(row + count - num_logits, row + count)
-            cache.reserve(slot, start, count)
-        total = len(token_ids)
-        # One transfer to the device for all; a model always computes some logits.
-        packed = torch.tensor([*token_ids, *positions, *index, *(wanted or [0])])
-        packed = packed.to(self._device, non_blocking=True)
-        ids, places, index_, rows = packed.split([total, total, total, len(wanted) or 1])
-        layout = self._attention.prepare(segments)
-        cache.begin(index_)
-        output = self.model(
-            input_ids=ids[None],
-            position_ids=places[None],
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=rows,
-            layout=layout,
-            output_hidden_states=bool(layers),
-        )
-        found: list[Rows] = []
-        at = 0
+        count = len(self.cache.kv_layers)
+        for layer in {layer for step in steps for layer in step.hidden_layers}:
+            if not 0 <= layer <= count:
+                raise ValueError(f"hidden_layers: {layer} is not between 0 and {count}")
         for step in steps:
-            cache.record(step.slot, step.start, step.token_ids)
-            end = at + step.num_logits
-            hidden = (output.hidden_states[i][0, rows[at:end]] for i in step.hidden_layers)
-            found.append(Rows(output.logits[0, at:end], tuple(hidden)))
-            at = end
-        return found
+            self.cache.reserve(step.slot, step.start, len(step.token_ids))
+        rows = self.run(steps, self.cache.take_moves())
+        for step in steps:
+            self.cache.record(step.slot, step.start, step.token_ids)
+        return rows
+
+    def run(self, steps: Sequence[Step], moves: Moves) -> list[Rows]:
+        """Run steps whose positions are reserved, after what that moves."""
+        self.cache.carry_out(moves)
+        return self._steps.forward(steps)
+
+    @torch.inference_mode()
+    def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
+        """Like `Model.draw`; without the host in between where the device can do it all."""
+        steps = self._steps
+        if not isinstance(steps, CapturedSteps):
+            return stepwise.draw(self.forward, draws, interrupt)
+        found = dict.fromkeys(range(len(draws)), Drafted([]))
+        on_device = {i: draw for i, draw in enumerate(draws) if steps.can_draw(draw)}
+        others = {i: draw for i, draw in enumerate(draws) if i not in on_device}
+        if on_device:
+            own = [*on_device.values()]
+            for draw in own:
+                count = len(draw.step.token_ids) + draw.max_tokens - 1
+                self.cache.reserve(draw.step.slot, draw.step.start, count)
+            self.cache.carry_out(self.cache.take_moves())
+            drawn = steps.draw(own)
+            for draw, drafted in zip(own, drawn, strict=True):
+                step = draw.step
+                cached = drafted.token_ids[:-1] if draw.max_tokens > 1 else []
+                self.cache.record(step.slot, step.start, [*step.token_ids, *cached])
+            found |= zip(on_device, drawn, strict=True)
+        if others:
+            drawn = stepwise.draw(self.forward, [*others.values()], interrupt)
+            found |= zip(others, drawn, strict=True)
+        return [*found.values()]

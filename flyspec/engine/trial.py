@@ -86,7 +86,8 @@ def _through_slots(runner: Model, ids: list[int]) -> Tensor:
         steps = [Step(slot, cut, ids[cut:], len(ids) - cut)]
         if neighbour is not None:
             steps.insert(0, Step(neighbour, 0, ids[::-1]))
-        return torch.cat([before.logits, runner.forward(steps)[-1].logits])
+        kept = before.logits.clone()
+        return torch.cat([kept, runner.forward(steps)[-1].logits])
     finally:
         for taken in (slot, neighbour):
             if taken is not None:

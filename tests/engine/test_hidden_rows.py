@@ -49,6 +49,6 @@ def test_hidden_rows_equal_transformers(dtype: str, tolerance: float) -> None:
 
 def test_a_layer_that_there_is_not_is_refused() -> None:
     runner = ModelRunner(load_model(str(DEMO_MODELS / "target"), "cpu", "float32"), 1)
-    layers = runner.cache.slot_layers
+    layers = runner.cache.kv_layers
     with pytest.raises(ValueError, match=f"between 0 and {len(layers)}"):
         runner.forward([Step(0, 0, [1], hidden_layers=(len(layers) + 1,))])

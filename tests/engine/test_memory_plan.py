@@ -57,7 +57,7 @@ def test_bytes_are_those_allocated(kind: str, changes: dict, dtype: torch.dtype)
     assert runner.cache.bytes_per_slot == plan.bytes_per_slot
     storages = [
         states.untyped_storage().nbytes()
-        for layer in runner.cache.slot_layers
+        for layer in runner.cache.kv_layers
         for states in (layer.keys, layer.values)
     ]
     assert sum(storages) == plan.total_bytes

@@ -149,6 +149,6 @@ def test_a_cache_takes_memory_as_it_is_written() -> None:
         torch.testing.assert_close(read.logits, runner.forward([Step(slot, 3, [4])])[0].logits)
     assert resident() - before < 40 << 20
     # What nobody wrote reads as zeros.
-    for states in runner.cache.slot_layers[0].read(9, 0, 100):
+    for states in runner.cache.kv_layers[0].read(9, 0, 100):
         assert not states.any()
     assert resident() - before < 40 << 20

@@ -23,10 +23,11 @@ from hypothesis.stateful import (
 
 from flyspec.engine.attention import slot as slot_attention
 from flyspec.engine.attention.base import MAX_FOLDED_ROWS, Attending
+from flyspec.engine.cache_table import Copy, Moves
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.slot_cache import SlotCache, SlotLayer
-from flyspec.engine.slots import MIN_REUSE, Copy
+from flyspec.engine.slots import MIN_REUSE
 from flyspec.errors import ResourceExhaustedError
 from tests.engine.random_models import (
     VOCABULARY,
@@ -310,17 +311,15 @@ def test_any_long_history_gives_the_logits_of_recomputing(kind: str) -> None:
 
 def mutants() -> dict[str, tuple[Any, str, Any]]:
     """Mistakes that the machine must notice: the object, its attribute, and the mistaken one."""
-    begin, common, insert = SlotCache.begin, SlotCache._common, list.insert
+    carry_out, common, insert = SlotCache.carry_out, SlotCache._common, list.insert
     copy_layer, mask, first_key = SlotLayer.copy, slot_attention._mask, Attending.first_key
 
-    def reversed_copies(self: SlotCache, index: torch.Tensor) -> None:
-        self.pending_copies.reverse()
-        begin(self, index)
+    def reversed_copies(self: SlotCache, moves: Moves) -> None:
+        carry_out(self, Moves(moves.copies[::-1]))
 
-    def late_copies(self: SlotCache, index: torch.Tensor) -> None:
-        late, self.late = getattr(self, "late", []), list(self.pending_copies)
-        self.pending_copies[:] = late
-        begin(self, index)
+    def late_copies(self: SlotCache, moves: Moves) -> None:
+        late, self.late = getattr(self, "late", []), moves.copies
+        carry_out(self, Moves(late))
 
     def lengths_ignored(self: SlotCache, token_ids: Sequence[int]) -> Any:
         lengths, self._lengths = self._lengths, self._lengths * 0 + self.max_length
@@ -342,8 +341,8 @@ def mutants() -> dict[str, tuple[Any, str, Any]]:
         return max(0, first_key(self, position) - 1)
 
     return {
-        "copies in the wrong order": (SlotCache, "begin", reversed_copies),
-        "copies after a forward": (SlotCache, "begin", late_copies),
+        "copies in the wrong order": (SlotCache, "carry_out", reversed_copies),
+        "copies after a forward": (SlotCache, "carry_out", late_copies),
         "copies of a token too few": (SlotLayer, "copy", short_copy),
         "hits beyond what is held": (SlotCache, "_common", lengths_ignored),
         "records that outlive a failure": (SlotCache, "reserve", lambda self, *args: None),

@@ -17,7 +17,7 @@ import torch
 
 from flyspec.engine.attention.base import StepAttention
 from flyspec.engine.batch_invariance import tiles
-from flyspec.engine.slot_cache import SlotLayer
+from flyspec.engine.kv_memory import KVLayer
 
 PARTS = ("attention", "cache_write", "matrix_products")
 """The rest is norms, rotations, activations, packing, calls. All linear layers are products."""
@@ -29,7 +29,7 @@ def timed_parts(synchronize: Callable[[], None]) -> Iterator[dict[str, float]]:
     times: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     timed: list[tuple[Any, str, str]] = [
         *((kind, "attend", "attention") for kind in StepAttention.__subclasses__()),
-        (SlotLayer, "write", "cache_write"),
+        (KVLayer, "write", "cache_write"),
         (torch.nn.functional, "linear", "matrix_products"),
         (tiles, "linear", "matrix_products"),  # of the batch-invariant mode
     ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from flyspec.engine.slot_cache import SlotCache, SlotLayer
+from flyspec.engine.kv_memory import KVCache, KVLayer
 
 MAX_FOLDED_ROWS = 64
 """Longer segments are not folded, since that repeats their mask, and not padded to others."""
@@ -94,23 +94,27 @@ class Attending(NamedTuple):
 
 
 class StepAttention(ABC):
-    """Attention of one packed step, whose rows belong to `segments`."""
+    """Attention of one packed step."""
 
-    def __init__(self, backend: AttentionBackend, segments: Sequence[Segment]) -> None:
-        self.backend, self.segments = backend, segments
+    def __init__(self, backend: AttentionBackend) -> None:
+        self.backend = backend
 
     @abstractmethod
-    def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
+    def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
         """Return [T, heads, dim] for `query` [heads, T, dim]."""
 
 
-class AttentionBackend(ABC):
-    """A way to attend over a model's slots."""
+class AttentionBackend:
+    """A way to attend over the sequences in a model's cache."""
 
-    def __init__(self, cache: SlotCache) -> None:
+    def __init__(self, cache: KVCache) -> None:
         self.cache = cache
         self.windows: dict[int, int | None] = {}
         """The window that each layer last requested, by layer."""
+
+
+class SegmentAttention(AttentionBackend, ABC):
+    """Attention in shapes that follow from each step's segments, which the host knows."""
 
     @abstractmethod
     def prepare(self, segments: Sequence[Segment]) -> StepAttention:

@@ -46,7 +46,7 @@ def forward(
     if layout is None:
         raise NotImplementedError("it does not pass arguments on to its attention")
     index = int(module.layer_idx)  # type: ignore[arg-type]
-    layer = layout.backend.cache.slot_layers[index]
+    layer = layout.backend.cache.kv_layers[index]
     _check_call(module, attention_mask, kwargs)
     if layer.keys is None or layer.keys.shape[2:] != (key.shape[1], key.shape[3]):
         raise NotImplementedError(

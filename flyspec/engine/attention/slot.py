@@ -14,18 +14,18 @@ from torch import Tensor
 from flyspec.engine.attention.base import (
     MAX_FOLDED_ROWS,
     Attending,
-    AttentionBackend,
     Segment,
+    SegmentAttention,
     StepAttention,
     visible,
 )
-from flyspec.engine.slot_cache import SlotCache, SlotLayer
+from flyspec.engine.kv_memory import KVCache, KVLayer
 
 
-class SlotAttention(AttentionBackend):
-    """Runs each segment over a view of its slot; with `padded`, short ones together in one call."""
+class SlotAttention(SegmentAttention):
+    """Runs each segment over its own keys; with `padded` (slots only), short ones in one call."""
 
-    def __init__(self, cache: SlotCache, padded: bool) -> None:
+    def __init__(self, cache: KVCache, padded: bool) -> None:
         super().__init__(cache)
         self._padded = padded
 
@@ -37,12 +37,12 @@ class _SlotStep(StepAttention):
     """Makes masks once per step, for all layers."""
 
     def __init__(self, backend: SlotAttention, segments: Sequence[Segment], padded: bool) -> None:
-        super().__init__(backend, segments)
-        self._padded = padded
+        super().__init__(backend)
+        self.segments, self._padded = segments, padded
         self._masks: dict[tuple[Segment, int | None], Tensor] = {}
         self._paddings: dict[int | None, tuple[Tensor, Tensor, Tensor]] = {}
 
-    def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
+    def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
         out = torch.empty(
             (query.shape[1], query.shape[0], _of(layer.values).shape[-1]),
             dtype=query.dtype,
@@ -59,7 +59,7 @@ class _SlotStep(StepAttention):
         return out
 
     def _one(
-        self, segment: Segment, query: Tensor, layer: SlotLayer, how: Attending, out: Tensor
+        self, segment: Segment, query: Tensor, layer: KVLayer, how: Attending, out: Tensor
     ) -> None:
         rows = slice(segment.row, segment.row + segment.length)
         first, end = how.first_key(segment.start), segment.end
@@ -76,7 +76,7 @@ class _SlotStep(StepAttention):
         self,
         segments: Sequence[Segment],
         query: Tensor,
-        layer: SlotLayer,
+        layer: KVLayer,
         how: Attending,
         out: Tensor,
     ) -> None:

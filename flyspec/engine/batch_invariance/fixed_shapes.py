@@ -18,13 +18,13 @@ from flyspec.engine.attention.base import (
     KEY_BLOCK,
     MAX_FOLDED_ROWS,
     Attending,
-    AttentionBackend,
     Segment,
+    SegmentAttention,
     StepAttention,
     visible,
 )
 from flyspec.engine.batch_invariance.shape_trial import Shapes, attention_shapes
-from flyspec.engine.slot_cache import SlotCache, SlotLayer
+from flyspec.engine.kv_memory import KVCache, KVLayer
 
 CALL_COST = 128
 """Keys times rows that cost about as much as one more call."""
@@ -53,10 +53,10 @@ class _Plan(NamedTuple):
     scatter: Tensor
 
 
-class FixedShapeAttention(AttentionBackend):
+class FixedShapeAttention(SegmentAttention):
     """Attention in shapes that are tried when a layer's heads and sizes are first seen."""
 
-    def __init__(self, cache: SlotCache) -> None:
+    def __init__(self, cache: KVCache) -> None:
         super().__init__(cache)
         self.shapes = lru_cache(attention_shapes)
 
@@ -68,11 +68,12 @@ class _FixedStep(StepAttention):
     """Plans a step's calls once for all layers that are alike."""
 
     def __init__(self, backend: FixedShapeAttention, segments: Sequence[Segment]) -> None:
-        super().__init__(backend, sorted(segments))  # by slot
+        super().__init__(backend)
+        self.segments = sorted(segments)  # by slot
         self._shapes = backend.shapes
         self._plans: dict[tuple[Attending, int, int, int], _Plan] = {}
 
-    def attend(self, query: Tensor, layer: SlotLayer, how: Attending) -> Tensor:
+    def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
         heads, total, dim = query.shape
         kv_heads = layer.num_heads
         key = (how, heads, kv_heads, dim)

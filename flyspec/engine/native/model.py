@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from flyspec.engine import stepwise
+from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
@@ -21,8 +22,7 @@ from flyspec.engine.native.library import BatchStruct, Library
 from flyspec.engine.native.weights import PANEL, PackedWeights
 from flyspec.engine.numerics import native_numerics
 from flyspec.engine.slots import SlotTable
-from flyspec.prefix import num_same
-from flyspec.values.tokens import Drafted, Origin, TokenDistribution
+from flyspec.values.tokens import Drafted
 
 
 class NativeModel:
@@ -111,7 +111,7 @@ class NativeModel:
         for draw, step in zip(draws, steps, strict=True):
             self.cache.record(step.slot, step.start, step.token_ids)
             own = slice(at, at := at + step.num_logits)
-            found.append(_drafted(draw, tokens[own].tolist(), chances[own].tolist()))
+            found.append(drafted(draw, tokens[own].tolist(), chances[own].tolist()))
         return found
 
     def _run(self, draws: Sequence[Draw], interrupt: Interrupt) -> list[Drafted]:
@@ -145,7 +145,7 @@ class NativeModel:
                 tokens, sure = drawn[own].tolist(), chances[own].tolist()
             # All but the last token drawn are cached.
             self.cache.record(slot, start, [*fed, *tokens[:-1]])
-            found.append(_drafted(draw, tokens, sure))
+            found.append(drafted(draw, tokens, sure))
         return found
 
     def _begin(
@@ -195,15 +195,3 @@ def _is_plain(draw: Draw) -> bool:
         return True
     adjusted = sampling.logit_bias or sampling.needs_history
     return sampling.greedy and not adjusted and (spec is None or spec.draw_from_it)
-
-
-def _drafted(draw: Draw, tokens: list[int], chances: list[float]) -> Drafted:
-    """The result of a draw, in the form that `stepwise` returns."""
-    count = 0
-    if draw.distribution is not None and tokens:
-        fed, several = draw.step.token_ids, draw.step.num_logits
-        guess = fed[len(fed) - several + 1 :] if several > 1 else ()
-        count = num_same(tokens, guess) + 1 if several > 1 else len(tokens)
-    # An empty distribution puts all probability on the token.
-    distributions = [TokenDistribution()] * count
-    return Drafted(tokens, [Origin.EXACT_MODEL] * len(tokens), distributions, chances)

@@ -1,0 +1,172 @@
+"""Attention over blocks by FlashInfer's paged wrapper, planned on the host once a step.
+
+`BatchPrefillWithPagedKVCacheWrapper` takes ragged queries, so rounds, plain tokens and prompts run
+in one call without padding; with `use_cuda_graph`, its buffers and its batch size are fixed. What
+a padded shape has too many rows goes to one more sequence, which reads block 0.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flyspec.engine.attention.base import Attending
+from flyspec.engine.attention.flex import FlexAttention
+from flyspec.engine.attention.paged import HostPlaces, PagedAttention, PagedStep, Places
+from flyspec.engine.captured.shapes import StepShape
+from flyspec.engine.kv_memory import KVLayer
+from flyspec.engine.paged_cache import PagedCache
+
+WORKSPACE_BYTES = 128 << 20
+"""FlashInfer's recommendation; shared by all steps, which run one after the other."""
+TYPES = (torch.float16, torch.bfloat16)
+HEAD_SIZES = (64, 128, 256)
+"""Types and head sizes that FlashInfer's kernels exist for."""
+
+
+def unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
+    """Return why FlashInfer cannot serve such a model; None if it can."""
+    if device.type != "cuda" or torch.version.hip:
+        return f"FlashInfer runs on NVIDIA GPUs, and the model is on {device}"
+    if dtype not in TYPES or head_size not in HEAD_SIZES:
+        return f"FlashInfer has no kernels for {dtype} with heads of {head_size}"
+    try:
+        importlib.import_module("flashinfer")
+    except (ImportError, OSError) as error:
+        return f"FlashInfer is not installed (pip install flashinfer-python): {error}"
+    return None
+
+
+class FlashInferAttention(PagedAttention):
+    """Single tokens drawn on the device are left to FlexAttention: their plan would be a host's."""
+
+    name = "flashinfer"
+    ragged = True
+
+    def __init__(self, cache: PagedCache, device: torch.device) -> None:
+        super().__init__(cache)
+        self.library: Any = importlib.import_module("flashinfer")
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        self._flex = FlexAttention(cache, compiled=device.type != "cpu")
+        self._flex.windows = self.windows
+
+    def step(self, shape: StepShape, places: Places) -> PagedStep:
+        return _FlashInferStep(self, shape)
+
+    def following(self, shape: StepShape, places: Places) -> PagedStep:
+        return self._flex.step(shape, places)
+
+
+class _FlashInferStep(PagedStep):
+    """Has a wrapper for each kind of layer, made when the first one of the kind is run."""
+
+    backend: FlashInferAttention
+
+    def __init__(self, backend: FlashInferAttention, shape: StepShape) -> None:
+        super().__init__(backend)
+        self._shape = shape
+        self._wrappers: dict[tuple[Attending, int, int], Any] = {}
+        self._types: dict[tuple[Attending, int, int], torch.dtype] = {}
+        self._places: HostPlaces | None = None
+
+    def plan(self, places: HostPlaces) -> None:
+        self._places = places
+        for kind in self._wrappers:
+            self._plan(*kind)
+
+    def begin(self) -> None: ...
+
+    def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
+        kind = (how, query.shape[0], query.shape[2])
+        if kind not in self._wrappers:
+            self._types[kind] = query.dtype
+            self._wrappers[kind] = self._wrapper()
+            self._plan(*kind)
+        out: Tensor = self._wrappers[kind].run(
+            query.transpose(0, 1).contiguous(), (layer.keys, layer.values)
+        )
+        return out
+
+    def _wrapper(self) -> Any:
+        backend, device = self.backend, self.backend.workspace.device
+        batch = self._shape.sequences + 1
+        most = self._shape.sequences * backend.cache.blocks.shape[1] + 1
+
+        def buffer(size: int) -> Tensor:
+            return torch.empty(size, dtype=torch.int32, device=device)
+
+        return backend.library.BatchPrefillWithPagedKVCacheWrapper(
+            backend.workspace,
+            "NHD",
+            use_cuda_graph=True,
+            qo_indptr_buf=buffer(batch + 1),
+            paged_kv_indptr_buf=buffer(batch + 1),
+            paged_kv_indices_buf=buffer(most),
+            paged_kv_last_page_len_buf=buffer(batch),
+        )
+
+    def _plan(self, how: Attending, heads: int, dim: int) -> None:
+        assert self._places is not None, "a step is planned before it runs"
+        kind = (how, heads, dim)
+        cache, device = self.backend.cache, self.backend.workspace.device
+        table = page_lists(self._places, cache.blocks, cache.block_size, self._shape.tokens)
+        indices = torch.from_numpy(table.blocks)
+        if device.type == "cuda":
+            indices = indices.pin_memory()
+        layer = cache.kv_layers[0]
+        self._wrappers[kind].plan(
+            torch.from_numpy(table.query_ends),
+            torch.from_numpy(table.block_ends),
+            indices.to(device, non_blocking=True),
+            torch.from_numpy(table.last_lengths),
+            heads,
+            layer.num_heads,
+            dim,
+            cache.block_size,
+            causal=True,
+            sm_scale=how.scale,
+            window_left=-1 if how.window is None else how.window - 1,
+            logits_soft_cap=how.softcap,
+            q_data_type=self._types[kind],
+        )
+
+
+class PageLists:
+    """What FlashInfer's `plan` takes, int32: ends of each sequence's queries and of its blocks,
+    both from 0 on; the blocks; the tokens in the last block of each."""
+
+    def __init__(
+        self,
+        query_ends: NDArray[np.int32],
+        block_ends: NDArray[np.int32],
+        blocks: NDArray[np.int32],
+        last_lengths: NDArray[np.int32],
+    ) -> None:
+        self.query_ends, self.block_ends = query_ends, block_ends
+        self.blocks, self.last_lengths = blocks, last_lengths
+
+
+def page_lists(
+    places: HostPlaces, blocks: NDArray[np.int32], block_size: int, tokens: int
+) -> PageLists:
+    """Return the lists of a ragged step of `tokens` rows, with one more sequence for padding.
+
+    `blocks` is the block table; sequences of length 0 are padding and have no rows.
+    """
+    rows, ends, lengths = places
+    counts = -(-ends // block_size)
+    own = [blocks[row - 1, :count] for row, count in zip(rows, counts, strict=True) if count]
+    every = np.concatenate([*own, np.zeros(1, np.int32)]).astype(np.int32)
+    queries = [*lengths, tokens - lengths.sum()]
+    last = np.where(ends > 0, (ends - 1) % block_size + 1, 0)
+    return PageLists(
+        np.cumsum([0, *queries]).astype(np.int32),
+        np.cumsum([0, *counts, 1]).astype(np.int32),
+        every,
+        np.array([*last, block_size], np.int32),
+    )

@@ -1,0 +1,134 @@
+"""Attention over blocks by torch's FlexAttention: reads keys where they are, by the block table.
+
+The keys and values of the whole cache are one sequence to it, of which each batch entry reads the
+blocks in its table (`BlockMask`); the mask function tells a key's position from its row, as in
+torch's own `torch.nn.attention.experimental._paged_attention`. Compiled by Triton on GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from flyspec.engine.attention.base import Attending
+from flyspec.engine.attention.paged import PagedAttention, PagedStep, Places
+from flyspec.engine.captured.shapes import StepShape
+from flyspec.engine.kv_memory import KVLayer
+
+QUERY_BLOCK = 128
+"""Queries that share a list of blocks, FlexAttention's own default."""
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> Callable[..., Any]:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+class FlexAttention(PagedAttention):
+    """`compiled` is for tests on a CPU, where FlexAttention otherwise computes all scores."""
+
+    name = "flex"
+
+    def __init__(self, cache: Any, compiled: bool) -> None:
+        super().__init__(cache)
+        self.function: Any = _compiled() if compiled else flex_attention
+
+    def step(self, shape: StepShape, places: Places) -> PagedStep:
+        return _FlexStep(self, shape, places)
+
+
+class _FlexStep(PagedStep):
+    backend: FlexAttention
+
+    def __init__(self, backend: FlexAttention, shape: StepShape, places: Places) -> None:
+        super().__init__(backend)
+        self._shape, self._places = shape, places
+
+    def begin(self) -> None:
+        """Invert the tables: the index of each block of the cache in each sequence, or -1."""
+        cache, tables = self.backend.cache, self.backend.tables(self._places)
+        sequences, width = tables.shape
+        order = torch.arange(width, dtype=torch.int32, device=tables.device)
+        index = torch.full(
+            (sequences, cache.num_blocks + 1), -1, dtype=torch.int32, device=tables.device
+        )
+        self._index = index.scatter_(1, tables.long(), order.expand(sequences, -1))
+        self._index[:, :1].fill_(-1)  # the entries where no block is
+        self._tables = tables
+        self._masks: dict[int | None, BlockMask] = {}
+
+    def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
+        heads, _, dim = query.shape
+        sequences, longest, tokens = self._shape
+        keys, values = (rows.transpose(0, 1)[None] for rows in layer.rows)
+        out = self.backend.function(
+            query.view(heads, sequences, longest, dim).transpose(0, 1),
+            keys,
+            values,
+            score_mod=None if how.softcap is None else _capped(how.softcap),
+            block_mask=self._mask(how.window),
+            scale=how.scale,
+            enable_gqa=heads != layer.num_heads,
+        )
+        result: Tensor = out.transpose(1, 2).reshape(tokens, heads, -1)
+        return result
+
+    def _mask(self, window: int | None) -> BlockMask:
+        if window not in self._masks:
+            self._masks[window] = self._block_mask(window)
+        return self._masks[window]
+
+    def _block_mask(self, window: int | None) -> BlockMask:
+        cache, index = self.backend.cache, self._index
+        size = cache.block_size
+        sequences, longest, _ = self._shape
+        positions = self._places.positions.view(sequences, longest)
+
+        def visible(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            block = index[b, kv // size]
+            key, query = block * size + kv % size, positions[b, q]
+            seen = (block >= 0) & (key <= query)
+            return seen if window is None else seen & (key > query - window)
+
+        pieces = -(-longest // QUERY_BLOCK)
+        firsts = positions[:, ::QUERY_BLOCK]
+        # The last query of each piece; positions ascend, and padding repeats the last one.
+        lasts = positions[:, QUERY_BLOCK - 1 :: QUERY_BLOCK]
+        if longest % QUERY_BLOCK:
+            lasts = torch.cat([lasts, positions[:, -1:]], dim=1)
+        lasts = torch.where(self._places.ends[:, None] > 0, lasts, -1)
+        begin = torch.zeros_like(firsts)
+        if window is not None:
+            begin = (firsts - window + 1).clamp_(min=0) // size
+        count = lasts // size + 1 - begin
+        width, every = self._tables.shape[1], index.shape[1]
+        columns = begin[:, :, None] + torch.arange(width, device=index.device)
+        listed = (
+            self._tables[:, None].expand(-1, pieces, -1).gather(2, columns.clamp_(max=width - 1))
+        )
+        # FlexAttention wants a column for each block; those beyond `count` are not read.
+        padding = listed.new_zeros(every)
+        listed = torch.cat([listed.flatten(), padding]).as_strided(
+            (sequences, 1, pieces, every), (pieces * width, width, width, 1)
+        )
+        return BlockMask.from_kv_blocks(
+            count[:, None].to(torch.int32),
+            listed,
+            BLOCK_SIZE=(QUERY_BLOCK, size),
+            mask_mod=visible,
+            seq_lengths=(longest, every * size),
+            compute_q_blocks=False,
+        )
+
+
+@lru_cache(maxsize=8)
+def _capped(softcap: float) -> Callable[..., Tensor]:
+    def cap(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return cap

@@ -1,0 +1,129 @@
+"""Runs steps and draws as programs: captured shapes where they fit, and any shape once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flyspec.engine.attention.paged import PagedAttention
+from flyspec.engine.captured.graphs import Capture, Graphs, Replay
+from flyspec.engine.captured.program import Drawing, FirstStep, Machine, SingleSteps
+from flyspec.engine.captured.shapes import (
+    CONTINUATIONS,
+    SEQUENCES,
+    captured_shape,
+    continuations,
+    exact_shapes,
+    padded,
+    round_up,
+)
+from flyspec.engine.drawn import drafted, ends_after
+from flyspec.engine.model import Draw, Rows, Step
+from flyspec.engine.paged_cache import PagedCache
+from flyspec.engine.sampling import checked
+from flyspec.values.tokens import Drafted
+
+MAX_DRAWN = 1 + sum(CONTINUATIONS)
+"""Tokens that a sequence draws before they are read."""
+
+
+class CapturedSteps:
+    """A model's forward and its draws over blocks. Positions must be reserved (`CacheTable`)."""
+
+    def __init__(
+        self, model: Any, cache: PagedCache, attention: PagedAttention, capture: Capture | None
+    ) -> None:
+        self._machine = Machine(model, cache, attention)
+        self._graphs = Graphs(capture)
+        self._ragged = attention.ragged
+
+    @property
+    def attention(self) -> PagedAttention:
+        return self._machine.attention
+
+    def can_draw(self, draw: Draw) -> bool:
+        """Whether nothing that `draw` needs depends on the text, and no distribution is sent."""
+        sampling, spec = draw.sampling, draw.distribution
+        if sampling is None:
+            return True
+        if sampling.logit_bias or sampling.needs_history:
+            return False
+        return spec is None or (spec.draw_from_it and sampling.greedy)
+
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """Return each step's rows, valid until the next call."""
+        layers = any(step.hidden_layers for step in steps)
+        program, replay = self._first(steps, Drawing.NONE, layers)
+        found = program.fill(steps)
+        replay()
+        if not layers:
+            return [Rows(program.logits[rows]) for rows in found]
+        hidden = program.output.hidden_states
+        return [
+            Rows(program.logits[rows], tuple(hidden[i][0, own] for i in step.hidden_layers))
+            for step, rows, own in zip(steps, found, program.rows, strict=True)
+        ]
+
+    def draw(self, draws: Sequence[Draw]) -> list[Drafted]:
+        """Like `Model.draw`, for draws that it `can_draw`; reads the device once a proposal.
+
+        Raises `FloatingPointError` for logits that are not finite.
+        """
+        drawing = Drawing.of(draws)
+        steps = [draw.step for draw in draws]
+        program, replay = self._first(steps, drawing)
+        rows = program.fill(steps, draws)
+        replay()
+        outcomes, counts = [program.outcome], []
+        longest, drawn = max((d.max_tokens for d in draws if d.sampling), default=1), 1
+        for count in continuations(min(longest, MAX_DRAWN) - 1):
+            single, replay = self._single(len(draws), count, drawing)
+            single.fill(draws, drawn)
+            replay()
+            outcomes.append(single.outcome)
+            counts.append(count)
+            drawn += count
+        numbers = torch.cat([outcome.flatten() for outcome in outcomes]).cpu()
+        first, *later = numbers.split([outcome.numel() for outcome in outcomes])
+        tokens, chances = first.view(2, -1).tolist()
+        following = [part.view(n, 2, -1) for part, n in zip(later, counts, strict=True)]
+        after = torch.cat(following).permute(1, 2, 0).tolist() if following else ([], [])
+        found = []
+        for index, (draw, own) in enumerate(zip(draws, rows, strict=True)):
+            if draw.sampling is None:
+                found.append(Drafted([]))
+                continue
+            ids, sure = tokens[own], chances[own]
+            if draw.max_tokens > 1:
+                more = draw.max_tokens - 1
+                ids, sure = ids + after[0][index][:more], sure + after[1][index][:more]
+                count = ends_after(draw, ids, sure)
+                ids, sure = ids[:count], sure[:count]
+            wanted = draw.confidences or draw.min_confidence > 0
+            found.append(drafted(draw, checked(ids), sure if wanted else []))
+        return found
+
+    def _first(
+        self, steps: Sequence[Step], drawing: Drawing, layers: bool = False
+    ) -> tuple[FirstStep, Replay]:
+        lengths = [len(step.token_ids) for step in steps]
+        shape = None if layers else captured_shape(lengths, self._ragged)
+        machine = self._machine
+        if shape is None or not self._graphs.fixed:
+            wanted = sum(step.num_logits for step in steps)
+            groups = exact_shapes(lengths, self._ragged)
+            once = FirstStep(machine, groups, drawing, wanted, layers)
+            return once, once.run
+        return self._graphs.get(
+            (shape, drawing), lambda: FirstStep(machine, [((), shape)], drawing)
+        )
+
+    def _single(self, sequences: int, count: int, drawing: Drawing) -> tuple[SingleSteps, Replay]:
+        size = round_up(sequences, SEQUENCES)
+        assert size is not None
+        shape = padded(size, 1)
+        return self._graphs.get(
+            (shape, drawing, count), lambda: SingleSteps(self._machine, size, count, drawing)
+        )

@@ -1,0 +1,66 @@
+"""Runs a step in its own shape: the tokens of all sequences packed into one ragged row.
+
+Matrix products see all tokens at once, attention sees each sequence alone (`attention.slot`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from flyspec.engine.attention.base import Segment, SegmentAttention
+from flyspec.engine.model import Rows, Step
+from flyspec.engine.paged_cache import PagedCache
+from flyspec.engine.slot_cache import SlotCache
+
+
+class PackedSteps:
+    """A model's forward over segments. Positions must be reserved (`CacheTable`)."""
+
+    def __init__(
+        self, model: Any, cache: SlotCache | PagedCache, attention: SegmentAttention
+    ) -> None:
+        self._model, self._cache, self.attention = model, cache, attention
+
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """Return each step's rows, on the model's device."""
+        cache = self._cache
+        segments: list[Segment] = []
+        token_ids: list[int] = []
+        wanted: list[int] = []
+        positions: list[int] = []
+        rows = []
+        for slot, start, tokens, num_logits, _ in steps:
+            row, count = len(token_ids), len(tokens)
+            segments.append(Segment(slot, start, count, row))
+            token_ids += tokens
+            positions += range(start, start + count)
+            rows.append(cache.rows(slot, start, count))
+            wanted += range(row + count - num_logits, row + count)
+        total = len(token_ids)
+        # One transfer to the device for all; a model always computes some logits.
+        packed = np.concatenate([token_ids, positions, *rows, wanted or [0]])
+        moved = torch.from_numpy(packed).to(self._model.device, non_blocking=True)
+        ids, places, index, kept = moved.split([total, total, total, len(wanted) or 1])
+        layout = self.attention.prepare(segments)
+        cache.begin(index)
+        output = self._model(
+            input_ids=ids[None],
+            position_ids=places[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=kept,
+            layout=layout,
+            output_hidden_states=any(step.hidden_layers for step in steps),
+        )
+        found: list[Rows] = []
+        at = 0
+        for step in steps:
+            end = at + step.num_logits
+            hidden = (output.hidden_states[i][0, kept[at:end]] for i in step.hidden_layers)
+            found.append(Rows(output.logits[0, at:end], tuple(hidden)))
+            at = end
+        return found
