@@ -219,6 +219,17 @@ def test_views_share_memory() -> None:
     assert (out.shape, out[2].tolist()) == ((3, 4), [8, 8, 8, 8])
 
 
+def test_views_in_inference_mode_of_a_tensor_from_outside() -> None:
+    """As on a CPU: they are ordinary tensors too, and what is computed is not."""
+    with torch.inference_mode(False):
+        x = torch.zeros(2, 3, device=DEVICE)
+    with torch.inference_mode():
+        row = x[1]
+        row += 1
+        assert (row.is_inference(), (x + 1).is_inference()) == (False, True)
+    assert x.tolist() == [[0, 0, 0], [1, 1, 1]]
+
+
 def test_rows_written_by_index_as_in_a_cache() -> None:
     cache = torch.zeros(6, 2, device=DEVICE)
     slots = cache.view(2, 3, 2)
