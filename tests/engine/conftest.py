@@ -13,3 +13,16 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=[True, False], ids=["inference", "ordinary"])
+def stand_in(request):
+    """The stand-in device, in inference mode and out of it: torch hands it other operators there.
+
+    Out of it, no gradients are kept either.
+    """
+    from tests.stand_in import register  # changes torch for the rest of the process
+
+    register()
+    with torch.inference_mode(request.param), torch.no_grad():
+        yield
