@@ -20,7 +20,7 @@ from flyspec.values.tokens import Drafted, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flyspec.engine.slots import SlotTable
+    from flyspec.engine.cache_table import CacheTable
 
 
 class Interrupt:
@@ -128,7 +128,7 @@ class Model(Protocol):
         """The description returned by `Describe`; `numerics` is set once the model is warm."""
 
     @property
-    def cache(self) -> SlotTable:
+    def cache(self) -> CacheTable:
         """The table of its slots and their contents."""
 
     @property

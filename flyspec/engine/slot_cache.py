@@ -12,8 +12,9 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from flyspec.engine.cache_table import Copy
 from flyspec.engine.lazy_memory import lazy_zeros
-from flyspec.engine.slots import Copy, SlotTable
+from flyspec.engine.slots import SlotTable
 
 SPARE_ROWS = 512
 """Positions after the last slot: fixed-shape attention reads, masked, beyond a slot's end."""

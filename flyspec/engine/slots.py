@@ -1,52 +1,28 @@
-"""Tracks which slot holds which sequence: a rollback is a length, and a prefix is computed once.
+"""A cache table of contiguous slots, each as long as the whole context.
 
-A slot holds one sequence. A step names the slot and how many of its tokens to keep; the forward
-writes after them, wherever each slot is. A released slot keeps its contents until it is needed: a
-sequence with the same beginning starts from them, or from a copy of a busy slot's. The contents
-themselves are up to the model (`slot_cache`); nothing here imports torch.
+A released slot keeps its contents until it is needed: a sequence with the same beginning starts
+from them, or from a copy of a busy slot's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from flyspec.engine.cache_table import CacheTable, Copy, Lease, MemoryRows
 from flyspec.errors import ResourceExhaustedError
 
 MIN_REUSE = 16
 """Minimum tokens of a prefix to reuse: a shorter one costs about as much to copy as to compute."""
 
 
-class Lease(NamedTuple):
-    """A slot, and how many tokens of the requested sequence it already holds."""
-
-    slot: int
-    length: int
-
-
-class Copy(NamedTuple):
-    """Copy the first `length` tokens of slot `source` to slot `target`."""
-
-    source: int
-    target: int
-    length: int
-
-
-class SlotTable:
-    """Hands out slots and tracks their contents. Owned by the thread that runs the model.
-
-    `queries` and `hits` count the tokens passed to `acquire` and those found in the cache (vLLM's
-    `prefix_cache_queries` and `prefix_cache_hits`). `pending_copies` must be carried out in order
-    before the next step.
-    """
+class SlotTable(CacheTable):
+    """Tracks which slot holds which sequence. Memory rows are counted across all slots."""
 
     def __init__(self, num_slots: int, max_length: int) -> None:
-        self.num_slots, self.max_length = num_slots, max_length
-        self.reuse = True
-        self.queries = self.hits = 0
-        self.pending_copies: list[Copy] = []
+        super().__init__(num_slots, max_length)
         # Free slots, least recently used first; the contents of each slot, free or not.
         self._free = list(range(num_slots))
         self._token_ids = np.zeros((num_slots, max_length), dtype=np.int32)
@@ -84,19 +60,13 @@ class SlotTable:
         return Lease(slot, length)
 
     def release(self, slot: int) -> None:
-        """Return a slot; its contents stay until the slot is needed."""
         assert slot not in self._free
         self._free.append(slot)
 
     def forget(self, slot: int | None = None) -> None:
-        """Drop the contents of `slot`, or of all slots, so that they are not reused."""
         self._lengths[slice(None) if slot is None else slot] = 0
 
     def reserve(self, slot: int, start: int, count: int) -> None:
-        """Note that `count` positions of `slot` after its first `start` will be overwritten.
-
-        Their contents are lost even if the forward fails. Raises `ValueError` past the slot's end.
-        """
         if start < 0 or start + count > self.max_length:
             raise ValueError(
                 f"{count} tokens after the first {start} exceed a slot of {self.max_length}"
@@ -104,15 +74,20 @@ class SlotTable:
         self._lengths[slot] = min(start, int(self._lengths[slot]))
 
     def record(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
-        """Note that `slot` holds `token_ids` after its first `start` tokens, and nothing else."""
         end = start + len(token_ids)
         self._token_ids[slot, start:end] = token_ids
         self._lengths[slot] = end
 
+    def length(self, slot: int) -> int:
+        return int(self._lengths[slot])
+
     def held(self, slot: int) -> list[int]:
-        """Return the token ids whose keys and values in `slot` may be reused."""
         held: list[int] = self._token_ids[slot, : self._lengths[slot]].tolist()
         return held
+
+    def rows(self, slot: int, start: int, count: int) -> MemoryRows:
+        first = slot * self.max_length + start
+        return np.arange(first, first + count, dtype=np.int64)
 
     def _common(self, token_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Length of the prefix of `token_ids` that each slot begins with."""

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flyspec.engine.cache_table import Copy
 from flyspec.engine.model import Step
-from flyspec.engine.slots import Copy
 
 HEADER = 4
 FIRST_MESSAGE = 512

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from flyspec.engine import stepwise
+from flyspec.engine.cache_table import Copy
 from flyspec.engine.model import Draw, Interrupt, Step
 from flyspec.engine.native.model import NativeModel
-from flyspec.engine.slots import Copy
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 from tests.engine.native_steps import SETS, SHAPES, compiled, native_model, needs_step, small_model

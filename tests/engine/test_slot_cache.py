@@ -23,10 +23,11 @@ from hypothesis.stateful import (
 
 from flyspec.engine.attention import slot as slot_attention
 from flyspec.engine.attention.base import MAX_FOLDED_ROWS, Attending
+from flyspec.engine.cache_table import Copy
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.slot_cache import SlotCache, SlotLayer
-from flyspec.engine.slots import MIN_REUSE, Copy
+from flyspec.engine.slots import MIN_REUSE
 from flyspec.errors import ResourceExhaustedError
 from tests.engine.random_models import (
     VOCABULARY,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyspec.engine.cache_table import Copy
 from flyspec.engine.model import Step
-from flyspec.engine.slots import Copy
 from flyspec.engine.step_plan import HEADER, Kind, decode, encode
 
 numbers = st.integers(0, 2**40)

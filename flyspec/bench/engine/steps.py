@@ -30,10 +30,10 @@ from flyspec.bench.engine.steps_report import (
 )
 from flyspec.bench.options import EngineOptions
 from flyspec.config import VerifySettings
+from flyspec.engine.cache_table import Copy
 from flyspec.engine.loading import own_context_length, read_config
 from flyspec.engine.model import Model, Step
 from flyspec.engine.parallel import weight_bytes
-from flyspec.engine.slots import Copy
 from flyspec.errors import ConfigError
 from flyspec.progress import progress
 from verify_service.ranks import Ranks, find_place, load, set_threads
