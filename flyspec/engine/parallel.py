@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 
+from flyspec.engine.cache_table import Moves
 from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.step_plan import FIRST_MESSAGE, HEADER, Kind, Plan, decode, encode
@@ -178,11 +179,11 @@ class RankGroup:
         return decode(torch.cat([first, rest]))
 
     def send_idle(self) -> None:
-        self.send(encode((), (), Kind.IDLE))
+        self.send(encode(Moves(), (), Kind.IDLE))
 
     def stop(self) -> None:
         """Stop the others, and wait until they know (rank 0)."""
-        self.send(encode((), (), Kind.STOP))
+        self.send(encode(Moves(), (), Kind.STOP))
         self.wait_for_all()
 
     def follow(self, runner: ModelRunner, on_stop: Callable[[], None]) -> None:
@@ -194,7 +195,8 @@ class RankGroup:
                 self.wait_for_all()
                 return
             if plan.kind is Kind.STEP:
-                runner.cache.pending_copies[:] = plan.copies
+                runner.cache.pending_copies[:] = plan.moves.copies
+                runner.cache.apply_changes(plan.moves.changes)
                 runner.forward(plan.steps)
                 runner.synchronize()
             self.finished += 1
@@ -221,7 +223,9 @@ class LeadRunner(ModelRunner):
         if self._group is None:
             return super().forward(steps)
         try:
-            self._group.send(encode(self.cache.pending_copies, steps))
+            moves = self.cache.take_moves()
+            self._group.send(encode(moves, steps))
+            self.cache.pending_copies[:] = moves.copies  # for this rank's own forward
             return super().forward(steps)
         except Exception as error:
             self._on_failure(error)
