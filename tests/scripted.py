@@ -1,15 +1,18 @@
 """A scripted model: logits are a function of the preceding tokens.
 
-It holds its callers to the interface: a step must build on what its slot really holds.
+It holds its callers to the interface: a step must build on what its slot really holds. Its cache's
+memory holds token ids, which it reads and writes where the table says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from flyspec.engine import stepwise
+from flyspec.engine.cache_table import CacheTable
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
@@ -30,10 +33,20 @@ class ScriptedModel:
     Its hidden row of a layer is [the last token, the layer].
     """
 
-    def __init__(self, script: Script = counting, num_slots: int = 4, context_length: int = 200):
+    def __init__(
+        self,
+        script: Script = counting,
+        num_slots: int = 4,
+        context_length: int = 200,
+        cache: CacheTable | None = None,
+    ) -> None:
         self.bytes_per_token = 0
         self.info = ModelInfo("scripted", "", len(script([0])), context_length)
-        self.cache = SlotTable(num_slots, context_length)
+        self.cache = cache or SlotTable(num_slots, context_length)
+        self._width = self.cache.block_size or context_length
+        # Blocks 0 to `num_blocks`, or slots.
+        count = self.cache.num_blocks + 1 if self.cache.num_blocks else num_slots
+        self._memory = np.full(count * self._width, -1)
         self.calls: list[list[Step]] = []
         self._script = script
 
@@ -46,7 +59,11 @@ class ScriptedModel:
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         self.calls.append(list(steps))
         assert len({step.slot for step in steps}) == len(steps)
-        self.cache.pending_copies.clear()
+        for slot, start, token_ids, *_ in steps:
+            self.cache.reserve(slot, start, len(token_ids))
+        for source, target, length in self.cache.take_moves().copies:
+            read, written = source * self._width, target * self._width
+            self._memory[written : written + length] = self._memory[read : read + length]
         return [self._rows(step) for step in steps]
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
@@ -54,10 +71,11 @@ class ScriptedModel:
 
     def _rows(self, step: Step) -> Rows:
         slot, start, token_ids, count, layers = step
-        self.cache.reserve(slot, start, len(token_ids))
-        tokens = [*self.cache.held(slot), *token_ids]
-        assert len(tokens) == start + len(token_ids), "the step builds on what the slot lacks"
+        assert self.cache.length(slot) == start, "the step builds on what the slot lacks"
+        self._memory[self.cache.rows(slot, start, len(token_ids))] = token_ids
+        tokens = self._memory[self.cache.rows(slot, 0, start + len(token_ids))].tolist()
         self.cache.record(slot, start, token_ids)
+        assert tokens == self.cache.held(slot)
         ends = range(len(tokens) - count + 1, len(tokens) + 1)
         logits = torch.tensor([self._script(tokens[:end]) for end in ends], dtype=torch.float64)
         hidden = [torch.tensor([[tokens[end - 1], i] for end in ends]) for i in layers]

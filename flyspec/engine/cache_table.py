@@ -2,16 +2,17 @@
 
 A slot is the handle of a sequence. A step names it, and how many of its tokens to keep; the forward
 writes after them, wherever each sequence is. So a rollback is a length. A prefix that is in the
-cache is not computed again. Tables are owned by the thread that runs the model; no torch.
+cache is not computed again. Tables are owned by the thread that runs the model. No torch, no numpy.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 MemoryRows: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 """Rows of the cache's memory, a position's keys and values each."""
@@ -64,18 +65,20 @@ class CacheTable(ABC):
     out in order before the next step; `take_moves` returns them too.
     """
 
+    block_size = num_blocks = 0
+    """Tokens per block, and blocks that sequences may use; both 0 in a table without blocks."""
+    _token_ids: np.ndarray[Any, np.dtype[np.int32]]
+    """[num_slots, max_length]: what each slot held last, valid or not."""
+
     def __init__(self, num_slots: int, max_length: int) -> None:
         self.num_slots, self.max_length = num_slots, max_length
         self.reuse = True
         self.queries = self.hits = self.preemptions = 0
         self.pending_copies: list[Copy] = []
 
-    # Tokens per block, blocks that sequences may use and those that none uses: of a table without
-    # blocks, all 0.
-    block_size = num_blocks = 0
-
     @property
     def num_free_blocks(self) -> int:
+        """Blocks that no sequence refers to, findable or not."""
         return 0
 
     @property
@@ -114,9 +117,17 @@ class CacheTable(ABC):
     def length(self, slot: int) -> int:
         """Return how many tokens of `slot` are valid: a step may start there or before."""
 
-    @abstractmethod
     def held(self, slot: int) -> list[int]:
         """Return the valid token ids of `slot`, as many as its `length`."""
+        return self._between(slot, 0, self.length(slot))
+
+    def lost(self, slot: int, end: int) -> list[int]:
+        """Return the token ids of `slot` that it held before, from its `length` to `end`."""
+        return self._between(slot, self.length(slot), end)
+
+    def _between(self, slot: int, start: int, end: int) -> list[int]:
+        token_ids: list[int] = self._token_ids[slot, start:end].tolist()
+        return token_ids
 
     @abstractmethod
     def rows(self, slot: int, start: int, count: int) -> MemoryRows:

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from time import perf_counter_ns
 from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
+from flyspec.engine.cache_table import CacheTable, Claim
 from flyspec.engine.failures import Failures
 from flyspec.engine.heartbeat import TICK_S, Call, StepWatch
 from flyspec.engine.model import Draw, Interrupt, Model
@@ -81,6 +82,16 @@ class _Task(Generic[R]):
         if ran is not None:
             self.since_ns = perf_counter_ns()
         return True
+
+    def claim(self, cache: CacheTable) -> Claim:
+        """Return what the rest of the step, and all its draws, need of the cache.
+
+        What the step builds on may have been lost to older sequences: then it is run again first.
+        """
+        pieces, slot = self.pieces, self.want.step.slot
+        if cache.length(slot) < pieces.start:
+            pieces.put_before(cache.lost(slot, pieces.start))
+        return Claim(slot, pieces.start, pieces.remaining + self.want.max_tokens - 1)
 
 
 class StepLoop(ABC, Generic[R]):
@@ -227,11 +238,17 @@ class StepLoop(ABC, Generic[R]):
 
     def step(self) -> None:
         """Run as much ready work as fits, and deliver complete results."""
-        ready = self._ready
-        if len(ready) > 1:
-            ready.sort(key=lambda task: task.since_ns)
+        if len(self._ready) > 1:
+            self._ready.sort(key=lambda task: task.since_ns)
+        # Memory goes by the age of sessions, and for their whole steps: a prompt that ran out of it
+        # halfway would have been computed in vain.
+        cache = self.model.cache
+        has_room = cache.make_room([task.claim(cache) for task in self._ready])
+        ready = [task for task, has in zip(self._ready, has_room, strict=True) if has]
+        refused = [task for task, has in zip(self._ready, has_room, strict=True) if not has]
         counts = allot([task.pieces for task in ready], self._budget)
-        self._ready = [task for task, count in zip(ready, counts, strict=True) if not count]
+        self._ready = refused
+        self._ready += [task for task, count in zip(ready, counts, strict=True) if not count]
         chosen = [(t, t.pieces.take(n)) for t, n in zip(ready, counts, strict=True) if n]
         # All run the same number of steps: work that wants fewer, or waits, is not held up.
         steps = min([1 if t.pieces.remaining else t.want.max_tokens for t in ready])

@@ -48,6 +48,7 @@ class PageTable(CacheTable):
 
     def __init__(self, num_slots: int, max_length: int, num_blocks: int, block_size: int) -> None:
         super().__init__(num_slots, max_length)
+        self._token_ids = np.zeros((num_slots, max_length), dtype=np.int32)
         width = -(-max_length // block_size)
         if num_blocks < width:
             raise ValueError(f"{num_blocks} blocks of {block_size} tokens: the context of "
@@ -56,7 +57,6 @@ class PageTable(CacheTable):
         self.blocks = np.zeros((num_slots, width), dtype=np.int32)
         self._pool = BlockPool(num_blocks)
         self._rows = [_Row() for _ in range(num_slots)]
-        self._token_ids = np.zeros((num_slots, max_length), dtype=np.int32)
         self._free = list(range(num_slots))
         self._acquired = 0
         self._changes: dict[tuple[int, int], int] = {}
@@ -67,7 +67,6 @@ class PageTable(CacheTable):
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that no sequence refers to, findable or not."""
         return self._pool.num_free
 
     def acquire(self, token_ids: Sequence[int] = ()) -> Lease:
@@ -144,10 +143,6 @@ class PageTable(CacheTable):
 
     def length(self, slot: int) -> int:
         return self._rows[slot].length
-
-    def held(self, slot: int) -> list[int]:
-        held: list[int] = self._token_ids[slot, : self._rows[slot].length].tolist()
-        return held
 
     def rows(self, slot: int, start: int, count: int) -> MemoryRows:
         positions = np.arange(start, start + count, dtype=np.int64)

@@ -21,10 +21,13 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 
-from flyspec.engine.model import Rows, Step
+from flyspec.engine import stepwise
+from flyspec.engine.cache_table import Moves
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.step_plan import FIRST_MESSAGE, HEADER, Kind, Plan, decode, encode
 from flyspec.errors import ConfigError
+from flyspec.values.tokens import Drafted
 
 # Ranks may finish loading minutes apart, and a pause between requests may last for days. A lost
 # rank is noticed by other means, within seconds; these only have to be long.
@@ -178,11 +181,11 @@ class RankGroup:
         return decode(torch.cat([first, rest]))
 
     def send_idle(self) -> None:
-        self.send(encode((), (), Kind.IDLE))
+        self.send(encode(Moves(), (), Kind.IDLE))
 
     def stop(self) -> None:
         """Stop the others, and wait until they know (rank 0)."""
-        self.send(encode((), (), Kind.STOP))
+        self.send(encode(Moves(), (), Kind.STOP))
         self.wait_for_all()
 
     def follow(self, runner: ModelRunner, on_stop: Callable[[], None]) -> None:
@@ -194,8 +197,8 @@ class RankGroup:
                 self.wait_for_all()
                 return
             if plan.kind is Kind.STEP:
-                runner.cache.pending_copies[:] = plan.copies
-                runner.forward(plan.steps)
+                runner.cache.apply_changes(plan.moves.changes)
+                runner.run(plan.steps, plan.moves)
                 runner.synchronize()
             self.finished += 1
 
@@ -216,15 +219,21 @@ class LeadRunner(ModelRunner):
         """
         self._group, self._on_failure = group, on_failure
 
-    def forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """Like `ModelRunner.forward`, on all ranks; hidden rows are whole here and not sent."""
+    def run(self, steps: Sequence[Step], moves: Moves) -> list[Rows]:
+        """Like `ModelRunner.run`, on all ranks; hidden rows are whole here and not sent."""
         if self._group is None:
-            return super().forward(steps)
+            return super().run(steps, moves)
         try:
-            self._group.send(encode(self.cache.pending_copies, steps))
-            return super().forward(steps)
+            self._group.send(encode(moves, steps))
+            return super().run(steps, moves)
         except Exception as error:
             self._on_failure(error)
+
+    def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
+        """Like `Model.draw`, a forward per token: rank 0 alone draws."""
+        if self._group is None:
+            return super().draw(draws, interrupt)
+        return stepwise.draw(self.forward, draws, interrupt)
 
 
 def rank_device(device: str, place: Place) -> torch.device:

@@ -164,7 +164,6 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    @torch.inference_mode()
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """Like `Model.forward`; rows are on the model's device.
 
@@ -181,6 +180,7 @@ class ModelRunner:
             self.cache.record(step.slot, step.start, step.token_ids)
         return rows
 
+    @torch.inference_mode()
     def run(self, steps: Sequence[Step], moves: Moves) -> list[Rows]:
         """Run steps whose positions are reserved, after what that moves."""
         self.cache.carry_out(moves)

@@ -6,7 +6,7 @@ chunks, so that a step takes no longer than the chunk allows, however long a pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from flyspec.engine.model import Step
@@ -42,6 +42,11 @@ class Pieces:
         self._step, self._done = step, 0
 
     @property
+    def start(self) -> int:
+        """Where the next piece begins in the sequence."""
+        return self._step.start + self._done
+
+    @property
     def remaining(self) -> int:
         return len(self._step.token_ids) - self._done
 
@@ -49,6 +54,12 @@ class Pieces:
     def wanted(self) -> int:
         """Rows that the last piece returns."""
         return self._step.num_logits
+
+    def put_before(self, token_ids: Sequence[int]) -> None:
+        """Run `token_ids`, the ones before `start`, ahead of what remains."""
+        start, rest = self.start - len(token_ids), self._step.token_ids[self._done :]
+        self._step = self._step._replace(start=start, token_ids=[*token_ids, *rest])
+        self._done = 0
 
     def take(self, count: int) -> Step:
         """Take the next `count` tokens as a step, which returns rows only if it is the last."""

@@ -23,9 +23,9 @@ class SlotTable(CacheTable):
 
     def __init__(self, num_slots: int, max_length: int) -> None:
         super().__init__(num_slots, max_length)
-        # Free slots, least recently used first; the contents of each slot, free or not.
-        self._free = list(range(num_slots))
         self._token_ids = np.zeros((num_slots, max_length), dtype=np.int32)
+        # Free slots, least recently used first; the length of what each slot holds, free or not.
+        self._free = list(range(num_slots))
         self._lengths = np.zeros(num_slots, dtype=np.int64)
 
     @property
@@ -80,10 +80,6 @@ class SlotTable(CacheTable):
 
     def length(self, slot: int) -> int:
         return int(self._lengths[slot])
-
-    def held(self, slot: int) -> list[int]:
-        held: list[int] = self._token_ids[slot, : self._lengths[slot]].tolist()
-        return held
 
     def rows(self, slot: int, start: int, count: int) -> MemoryRows:
         first = slot * self.max_length + start

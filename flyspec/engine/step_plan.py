@@ -2,9 +2,10 @@
 
 A plan is one int64 vector, so that a step costs one broadcast and no pickling:
 
-    length, kind, copies, steps,  source, target, length  of each copy,
-                                  slot, start, tokens, logits  of each step,
-                                  the token ids of all steps
+    length, kind, copies, changes, steps,  source, target, length  of each copy,
+                                           slot, index, block  of each change of the block table,
+                                           slot, start, tokens, logits  of each step,
+                                           the token ids of all steps
 
 `length` counts the whole vector. Hidden layers are not sent, since rank 0's rows are whole.
 `encode` and `decode` are pure; `flyspec.engine.parallel` sends the plans.
@@ -20,10 +21,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flyspec.engine.cache_table import Copy
+from flyspec.engine.cache_table import BlockChange, Copy, Moves
 from flyspec.engine.model import Step
 
-HEADER = 4
+HEADER = 5
 FIRST_MESSAGE = 512
 """Numbers in the first message; the rest of a longer plan follows in a second one."""
 
@@ -38,18 +39,19 @@ class Kind(IntEnum):
 
 
 class Plan(NamedTuple):
-    """A decoded plan; copies and steps are empty unless `kind` is STEP."""
+    """A decoded plan; moves and steps are empty unless `kind` is STEP."""
 
     kind: Kind
-    copies: list[Copy]
+    moves: Moves
     steps: list[Step]
 
 
-def encode(copies: Sequence[Copy], steps: Sequence[Step], kind: Kind = Kind.STEP) -> Tensor:
+def encode(moves: Moves, steps: Sequence[Step], kind: Kind = Kind.STEP) -> Tensor:
     """Return the plan as an int64 vector on the CPU."""
     shapes = [(s.slot, s.start, len(s.token_ids), s.num_logits) for s in steps]
-    numbers = [0, int(kind), len(copies), len(steps)]
-    numbers.extend(chain.from_iterable(copies))
+    numbers = [0, int(kind), len(moves.copies), len(moves.changes), len(steps)]
+    numbers.extend(chain.from_iterable(moves.copies))
+    numbers.extend(chain.from_iterable(moves.changes))
     numbers.extend(chain.from_iterable(shapes))
     numbers.extend(chain.from_iterable(step.token_ids for step in steps))
     numbers[0] = len(numbers)
@@ -62,12 +64,16 @@ def decode(plan: Tensor) -> Plan:
     Raises `ValueError` for a vector that is not a plan: the ranks are out of step.
     """
     numbers: list[int] = plan.tolist()
-    length, kind, num_copies, num_steps = numbers[:HEADER]
-    first = HEADER + 3 * num_copies
+    length, kind, num_copies, num_changes, num_steps = numbers[:HEADER]
+    copied = HEADER + 3 * num_copies
+    first = copied + 3 * num_changes
     at = first + 4 * num_steps
     if not at <= length <= len(numbers):
         raise ValueError(f"invalid step plan: length {length}, received {len(numbers)} numbers")
-    copies = [Copy(*numbers[i : i + 3]) for i in range(HEADER, first, 3)]
+    moves = Moves(
+        [Copy(*numbers[i : i + 3]) for i in range(HEADER, copied, 3)],
+        [BlockChange(*numbers[i : i + 3]) for i in range(copied, first, 3)],
+    )
     steps = []
     for i in range(first, at, 4):
         slot, start, num_tokens, num_logits = numbers[i : i + 4]
@@ -75,4 +81,4 @@ def decode(plan: Tensor) -> Plan:
         at += num_tokens
     if at != length:
         raise ValueError(f"invalid step plan: length {length}, contents describe {at} numbers")
-    return Plan(Kind(kind), copies, steps)
+    return Plan(Kind(kind), moves, steps)

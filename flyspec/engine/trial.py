@@ -78,7 +78,8 @@ def _through_slots(runner: Model, ids: list[int]) -> Tensor:
     """The logits of all of `ids`, run in two pieces, the second one packed."""
     cache, cut = runner.cache, len(ids) // 2
     slot = cache.acquire().slot
-    neighbour = cache.acquire().slot if cache.num_free else None
+    fits = 2 * cache.blocks_to_open(len(ids)) <= cache.num_free_blocks
+    neighbour = cache.acquire().slot if cache.num_free and fits else None
     try:
         # Tokens beyond `cut` are rolled back.
         runner.forward([Step(slot, 0, [*ids[:cut], *ids[:3]])])

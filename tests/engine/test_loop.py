@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from flyspec.engine.cache_table import CacheTable
 from flyspec.engine.loop import StepLoop, Work
 from flyspec.engine.model import Draw, Step
+from flyspec.engine.pages import PageTable
 from flyspec.engine.scheduler import StepBudget
+from flyspec.engine.slots import SlotTable
 from flyspec.errors import ModelFailureError, UnavailableError
 from flyspec.values.tokens import Drafted, SamplingParams
 from tests.scripted import ScriptedModel
@@ -61,9 +64,10 @@ class Job:
         self.calls: list[int] = []
         self.error: Exception | None = None
         self.done, self.closed = threading.Event(), False
+        self.start = 0
 
     def work(self) -> Work[Draw, Drafted]:
-        start = 0
+        start = self.start
         try:
             while self.left:
                 step = Step(self.slot, start, self.tokens[start:])
@@ -87,8 +91,8 @@ def submit(loop: Loop, *jobs: Job) -> None:
 
 
 @contextmanager
-def running(budget: StepBudget | None = None) -> Iterator[Loop]:
-    loop = Loop(ScriptedModel(), budget=budget)
+def running(budget: StepBudget | None = None, model: ScriptedModel | None = None) -> Iterator[Loop]:
+    loop = Loop(model or ScriptedModel(), budget=budget)
     loop.start().result(WAIT_S)
     try:
         yield loop
@@ -151,6 +155,46 @@ def test_a_prompt_goes_in_pieces_while_others_take_their_turns() -> None:
     pieces = [len(s.token_ids) for steps in loop.model.calls for s in steps if s.slot == 0]
     assert pieces == [8, 8, 8, 6]
     assert long.calls == [1]
+
+
+def run_crowd(cache: CacheTable) -> list[Job]:
+    """Six long jobs at once, each with a slot of its own."""
+    model = ScriptedModel(num_slots=6, context_length=60, cache=cache)
+    jobs = [Job(model.cache.acquire().slot, [i] * (5 + 3 * i), 40 - i, most=3) for i in range(6)]
+    with running(StepBudget(prefill_chunk=16), model) as loop:
+        submit(loop, *jobs)
+        assert all(job.done.wait(WAIT_S) for job in jobs)
+        assert all(job.error is None for job in jobs)
+    starts = [s.start for steps in model.calls for s in steps if s.slot == jobs[0].slot]
+    assert starts == sorted(starts), "the oldest loses nothing"
+    return jobs
+
+
+def test_where_memory_is_short_the_youngest_are_computed_again() -> None:
+    plenty, scarce = PageTable(6, 60, 90, 4), PageTable(6, 60, 22, 4)
+    expected = [job.tokens for job in run_crowd(SlotTable(6, 60))]
+    assert [job.tokens for job in run_crowd(plenty)] == expected
+    assert [job.tokens for job in run_crowd(scarce)] == expected
+    assert plenty.preemptions == 0
+    assert 0 < scarce.preemptions < 60
+
+
+def test_what_a_session_lost_between_its_steps_is_computed_first() -> None:
+    cache = PageTable(2, 60, 15, 4)
+    model = ScriptedModel(num_slots=2, context_length=60, cache=cache)
+    first = Job(cache.acquire().slot, list(range(20)), 2)
+    second = Job(cache.acquire().slot, [7], 45)
+    with running(model=model) as loop:
+        for job in (first, second):
+            submit(loop, job)
+            assert job.done.wait(WAIT_S)
+        assert cache.length(first.slot) == 0
+        again = Job(first.slot, first.tokens, 3)
+        again.start = len(first.tokens) - 1
+        submit(loop, again)
+        assert again.done.wait(WAIT_S)
+    assert again.tokens == list(range(25))
+    assert model.calls[-3][0].start == 0
 
 
 def test_a_step_that_fails_fails_one() -> None:
