@@ -6,6 +6,8 @@ two are the only places that call a transformers model's forward.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +24,7 @@ from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.cache_size import plan_cache
 from flyspec.engine.cache_table import Moves
 from flyspec.engine.captured.graphs import Capture
+from flyspec.engine.captured.layers import compile_layers
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
 from flyspec.engine.loading import LoadedModel
@@ -32,22 +35,23 @@ from flyspec.engine.packed import PackedSteps
 from flyspec.engine.paged_cache import PagedCache
 from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
-from flyspec.engine.trial import check_model
+from flyspec.engine.trial import check_faster, check_model
 from flyspec.errors import ConfigError
 from flyspec.flags import AttentionBackendName
 from flyspec.values.tokens import Drafted
+
+log = logging.getLogger(__name__)
 
 
 class Paging(NamedTuple):
     """Blocks instead of slots: their size in tokens and their number (0: enough for all slots).
 
-    `attention` names the backend (`attention.choice`); `capture` makes graphs of steps, if any.
+    `attention` names the backend (`attention.choice`).
     """
 
     block_size: int
     num_blocks: int = 0
     attention: AttentionBackendName = "auto"
-    capture: Capture | None = None
 
 
 class ModelRunner:
@@ -90,9 +94,10 @@ class ModelRunner:
             self.cache = PagedCache(config.num_hidden_layers, num_slots, length, num_blocks, size)
             self._padded = False
             paged = choose_attention(paging.attention, self.cache, self.model)
+        self._capture: Capture | None = None  # to turn on in `warm_up`
         self._steps: PackedSteps | CapturedSteps
-        if isinstance(self.cache, PagedCache) and paging and paged:
-            self._steps = CapturedSteps(self.model, self.cache, paged, paging.capture)
+        if isinstance(self.cache, PagedCache) and paged:
+            self._steps = CapturedSteps(self.model, self.cache, paged)
         else:
             self._steps = PackedSteps(self.model, self.cache, self._by_segment())
 
@@ -156,9 +161,39 @@ class ModelRunner:
             batch_invariance.remove(self.model)
             self.batch_invariant = False
             self._steps = PackedSteps(self.model, self.cache, self._by_segment())
+        if self._capture is not None:
+            self.accelerate(self._capture, compiled=True)
+            self._capture_ahead()
         self.cache.forget()
         numerics = torch_numerics(self.model, self.batch_invariant)
         self.info = replace(self.info, numerics=numerics)
+
+    def accelerate(self, capture: Capture, compiled: bool) -> None:
+        """Capture steps over blocks from now on, of layers that are `compiled` first.
+
+        Raises `ConfigError` if that changes the logits.
+        """
+        steps = self._steps
+        if not isinstance(steps, CapturedSteps):
+            return
+
+        def faster() -> None:
+            if compiled:
+                compile_layers(self.model, self.cache)
+            steps.capture(capture)
+
+        difference = check_faster(self, faster)
+        if difference is not None:
+            raise ConfigError(
+                f"--model {self.info.name}: compiled and captured, its logits would differ by "
+                f"{difference:.2g} of the largest logit; use --enforce-eager"
+            )
+
+    def _capture_ahead(self) -> None:
+        if isinstance(self._steps, CapturedSteps):
+            began = time.perf_counter()
+            count = self._steps.capture_ahead()
+            log.info("captured %d steps in %.1f s", count, time.perf_counter() - began)
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":

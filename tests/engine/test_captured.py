@@ -85,7 +85,9 @@ def text(rng: random.Random, length: int) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_equal_each_sequence_alone(kind: str, attention: Any, capture: Any) -> None:
     """Prompts of several lengths, rounds of several K, rollbacks, and slots out of order."""
-    runner = runner_of(kind, Paging(SIZE, attention=attention, capture=capture))
+    runner = runner_of(kind, Paging(SIZE, attention=attention))
+    if capture is not None:
+        runner.accelerate(capture, compiled=False)
     rng = random.Random(kind)
     held = [text(rng, length) for length in (5, 90, 17, 130, 33)]
     slots = [runner.cache.acquire(ids).slot for ids in held]
@@ -111,11 +113,15 @@ def test_steps_equal_each_sequence_alone(kind: str, attention: Any, capture: Any
 def test_draws_equal_those_of_single_steps(attention: Any) -> None:
     """Batches of mixed parameters, drawn by programs, against one forward and read per token."""
     plain = runner_of("llama", Paging(SIZE))
-    paged = runner_of("llama", Paging(SIZE, attention=attention, capture=eagerly))
+    paged = runner_of("llama", Paging(SIZE, attention=attention))
+    paged.accelerate(eagerly, compiled=False)
     assert isinstance(paged._steps, CapturedSteps)
     rng = random.Random(attention)
     for _ in range(8):
         draws = []
+        for runner in (plain, paged):
+            runner.cache._free.sort()
+            runner.cache.reuse = False
         for index in range(rng.choice([1, 3, 4])):
             ids = text(rng, rng.choice([3, 17, 40, 80]))
             for runner in (plain, paged):
@@ -132,8 +138,6 @@ def test_draws_equal_those_of_single_steps(attention: Any) -> None:
             assert held[0] == held[1]
             for runner in (plain, paged):
                 runner.cache.release(draw.step.slot)
-        for runner in (plain, paged):
-            runner.cache._free.sort()
 
 
 def random_draw(rng: random.Random, step: Step) -> Draw:
@@ -195,7 +199,9 @@ class Watched:
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
 def test_a_program_reads_nothing_and_keeps_its_storage(kind: str, attention: Any) -> None:
     watched = Watched()
-    runner = runner_of(kind, Paging(SIZE, attention=attention, capture=watched))
+    runner = runner_of(kind, Paging(SIZE, attention=attention))
+    runner.accelerate(watched, compiled=False)
+    watched.programs.clear()
     rng = random.Random(3)
     slots = [runner.cache.acquire(text(rng, 20)).slot for _ in range(3)]
     for sampling in SAMPLINGS:

@@ -58,7 +58,7 @@ class Graphs:
     Without `capture`, or once a capture has failed, programs run eagerly, which does the same work.
     """
 
-    def __init__(self, capture: Capture | None) -> None:
+    def __init__(self, capture: Capture | None = None) -> None:
         self._capture = capture
         self._programs: dict[Hashable, tuple[Any, Replay]] = {}
 
@@ -82,6 +82,7 @@ class Graphs:
         if self._capture is None:
             return program.run
         try:
+            program.idle()
             return self._capture(program.run)
         except RuntimeError as error:
             log.warning(

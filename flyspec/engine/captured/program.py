@@ -98,6 +98,10 @@ class Program(ABC):
     def run(self) -> None:
         """Read the inputs and write the results, all on the device."""
 
+    @abstractmethod
+    def idle(self) -> None:
+        """Fill in padding alone."""
+
     def draw(
         self, logits: Tensor, drawing: Drawing, keys: Tensor, owner: Tensor | None
     ) -> tuple[Tensor, Tensor]:
@@ -214,6 +218,9 @@ class FirstStep(Program):
         inputs.send()
         return found
 
+    def idle(self) -> None:
+        self.fill(())
+
     def run(self) -> None:
         inputs, machine = self.inputs, self.machine
         options: dict[str, Any] = {}
@@ -282,6 +289,9 @@ class SingleSteps(Program):
                 keys[:count, index] = row_keys(draw.seed, after)
         self.fill_samplings(draws)
         inputs.send()
+
+    def idle(self) -> None:
+        self.fill((), 1)
 
     def run(self) -> None:
         latest = self.machine.latest[: self._sequences]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Sizes of a batch that captured steps are rounded up to."""
-LENGTHS = (1, 2, 4, 6, 8, 12, 16, 24, 33, 48, 64)
+LENGTHS = (1, 2, 4, 8, 16, 33, 64)
 """Tokens of a sequence in a padded step that rounds are rounded up to: K drafts take K + 1."""
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of a ragged step that captured steps are rounded up to."""
@@ -18,6 +18,8 @@ MAX_TOKENS = 512
 CONTINUATIONS = (16, 8, 4, 2, 1)
 """Numbers of single-token steps that are captured together; any number up to their sum is a sum of
 some, each once."""
+AHEAD = (32, 33)
+"""Sequences, and tokens of each, up to which steps are captured before the first request."""
 LONG = 64
 """Tokens of a sequence from which a padded step runs it by itself."""
 
@@ -35,6 +37,8 @@ class StepShape(NamedTuple):
 
     def first_rows(self, lengths: Sequence[int]) -> list[int]:
         """Return the first row of each sequence, given their numbers of tokens."""
+        if not lengths:
+            return []
         if self.longest:
             return [index * self.longest for index in range(len(lengths))]
         return [0, *accumulate(lengths[:-1])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from flyspec.engine.attention.paged import PagedAttention
 from flyspec.engine.captured.graphs import Capture, Graphs, Replay
 from flyspec.engine.captured.program import Drawing, FirstStep, Machine, SingleSteps
 from flyspec.engine.captured.shapes import (
+    AHEAD,
     CONTINUATIONS,
+    LENGTHS,
     SEQUENCES,
     captured_shape,
     continuations,
@@ -32,12 +35,28 @@ MAX_DRAWN = 1 + sum(CONTINUATIONS)
 class CapturedSteps:
     """A model's forward and its draws over blocks. Positions must be reserved (`CacheTable`)."""
 
-    def __init__(
-        self, model: Any, cache: PagedCache, attention: PagedAttention, capture: Capture | None
-    ) -> None:
+    def __init__(self, model: Any, cache: PagedCache, attention: PagedAttention) -> None:
         self._machine = Machine(model, cache, attention)
-        self._graphs = Graphs(capture)
+        self._graphs = Graphs()
         self._ragged = attention.ragged
+
+    def capture(self, capture: Capture) -> None:
+        """Capture steps from now on, those of each shape when it first occurs."""
+        self._graphs = Graphs(capture)
+
+    def capture_ahead(self) -> int:
+        """Capture the steps that most requests need; return how many programs there are."""
+        most, longest = AHEAD
+        slots = self._machine.cache.num_slots
+        for sequences in SEQUENCES[: 1 + bisect_left(SEQUENCES, min(most, slots))]:
+            for length in LENGTHS[: 1 + bisect_left(LENGTHS, longest)]:
+                for drawing in (Drawing.NONE, Drawing.GREEDY):
+                    # What a drafter has not read yet is its last guess and the target's own token.
+                    if drawing is Drawing.NONE or length <= 2:
+                        self._captured([length] * sequences, drawing)
+            for count in CONTINUATIONS[1:]:
+                self._single(sequences, count, Drawing.GREEDY)
+        return len(self._graphs)
 
     @property
     def attention(self) -> PagedAttention:
@@ -109,15 +128,23 @@ class CapturedSteps:
         self, steps: Sequence[Step], drawing: Drawing, layers: bool = False
     ) -> tuple[FirstStep, Replay]:
         lengths = [len(step.token_ids) for step in steps]
-        shape = None if layers else captured_shape(lengths, self._ragged)
-        machine = self._machine
-        if shape is None or not self._graphs.fixed:
+        found = None if layers else self._captured(lengths, drawing)
+        if found is None:
             wanted = sum(step.num_logits for step in steps)
             groups = exact_shapes(lengths, self._ragged)
-            once = FirstStep(machine, groups, drawing, wanted, layers)
-            return once, once.run
+            once = FirstStep(self._machine, groups, drawing, wanted, layers)
+            found = once, once.run
+        return found
+
+    def _captured(
+        self, lengths: Sequence[int], drawing: Drawing
+    ) -> tuple[FirstStep, Replay] | None:
+        """The program of a shape that holds these lengths, if it is worth to capture one."""
+        shape = captured_shape(lengths, self._ragged)
+        if shape is None or not self._graphs.fixed:
+            return None
         return self._graphs.get(
-            (shape, drawing), lambda: FirstStep(machine, [((), shape)], drawing)
+            (shape, drawing), lambda: FirstStep(self._machine, [((), shape)], drawing)
         )
 
     def _single(self, sequences: int, count: int, drawing: Drawing) -> tuple[SingleSteps, Replay]:
