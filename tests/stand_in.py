@@ -283,8 +283,15 @@ class _Module:
     def synchronize(self, device: Any = None) -> None:
         note("synchronize", "synchronize")
 
+    # The CPU's generator serves this device too.
     def manual_seed_all(self, seed: int) -> None:
-        """The CPU's generator serves this device too."""
+        torch.default_generator.manual_seed(seed)
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
 
     def _is_in_bad_fork(self) -> bool:
         return False

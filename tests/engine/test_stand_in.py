@@ -261,6 +261,15 @@ def test_computes_as_a_cpu_does(function: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(function(x.to(DEVICE)).cpu(), function(x))
 
 
+def test_torch_seeds_and_forks_its_generator() -> None:
+    torch.manual_seed(7)
+    with torch.random.fork_rng():
+        first = torch.randn(3, device=DEVICE)
+    again = torch.randn(3, device=DEVICE)
+    torch.manual_seed(7)
+    assert first.tolist() == again.tolist() == torch.randn(3).tolist()
+
+
 def test_a_transformers_model(target: Path) -> None:
     """Its logits are the CPU's; that its own masks wait for the device is seen."""
     own = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64)
