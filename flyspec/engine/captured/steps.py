@@ -44,6 +44,7 @@ class CapturedSteps:
         """Capture steps from now on, those of each shape when it first occurs."""
         self._graphs = Graphs(capture)
 
+    @torch.inference_mode()
     def capture_ahead(self) -> int:
         """Capture the steps that most requests need; return how many programs there are."""
         most, longest = AHEAD
