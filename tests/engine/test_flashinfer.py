@@ -1,0 +1,187 @@
+"""How FlashInfer is called: against its documented interface, computed step by step.
+
+The library itself needs a GPU. `Wrapper` does what its documentation says of the wrapper that we
+use, with the same argument names, and refuses what its code refuses.
+"""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention
+
+from flyspec.engine.attention import choice
+from flyspec.engine.attention.flashinfer import FlashInferAttention, unavailable
+from flyspec.engine.captured.graphs import eagerly
+from flyspec.engine.model import Draw, Step
+from flyspec.engine.runner import ModelRunner, Paging
+from flyspec.errors import ConfigError
+from flyspec.values.tokens import SamplingParams
+from tests.engine.random_models import (
+    VOCABULARY,
+    float64_throughout,
+    loaded_model,
+    make_model,
+    reference_logits,
+)
+from tests.engine.test_captured import KINDS, models
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SIZE = 16
+
+
+class Wrapper:
+    """`BatchPrefillWithPagedKVCacheWrapper` in its CUDA graph mode, NHD layout."""
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+    ) -> None:
+        assert use_cuda_graph
+        assert kv_layout == "NHD"
+        assert float_workspace_buffer.dtype == torch.uint8
+        self._buffers = qo_indptr_buf, paged_kv_indptr_buf, paged_kv_last_page_len_buf
+        self._indices = paged_kv_indices_buf
+        self._rows: int | None = None
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: Any = "float16",
+    ) -> None:
+        given = qo_indptr, paged_kv_indptr, paged_kv_last_page_len
+        for buffer, values in zip(self._buffers, given, strict=True):
+            assert values.dtype == torch.int32
+            assert values.device.type == "cpu", "planned on the host"
+            buffer.copy_(values)  # of the same length: the batch size is fixed
+            assert len(buffer) == len(values)
+        assert len(paged_kv_indices) <= len(self._indices)
+        self._indices[: len(paged_kv_indices)].copy_(paged_kv_indices)
+        rows = int(qo_indptr[-1])
+        assert self._rows is None or rows <= self._rows
+        self._rows = self._rows or rows
+        self._heads = num_qo_heads, num_kv_heads, head_dim_qk
+        self._page_size, self._causal, self._scale = page_size, causal, sm_scale
+        self._window, self._cap, self._dtype = window_left, logits_soft_cap, q_data_type
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        queries, pages, last = (buffer.tolist() for buffer in self._buffers)
+        heads, kv_heads, dim = self._heads
+        assert q.shape == (queries[-1], heads, dim)
+        assert q.dtype == self._dtype
+        assert self._causal
+        assert [states.shape[1:] for states in paged_kv_cache] == [
+            (self._page_size, kv_heads, dim)
+        ] * 2
+        out = torch.zeros_like(q)
+        for i in range(len(queries) - 1):
+            blocks = self._indices[pages[i] : pages[i + 1]].long()
+            length = max(0, len(blocks) - 1) * self._page_size + last[i]
+            keys, values = (states[blocks].flatten(0, 1)[:length] for states in paged_kv_cache)
+            own = q[queries[i] : queries[i + 1]]
+            positions = torch.arange(length - len(own), length)[:, None]
+            seen = torch.arange(length) <= positions
+            if self._window >= 0:
+                seen &= torch.arange(length) >= positions - self._window
+            for head in range(heads):
+                group = head // (heads // kv_heads)
+                scores = own[:, head] @ keys[:, group].T * self._scale
+                if self._cap:
+                    scores = self._cap * (scores / self._cap).tanh()
+                weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+                out[queries[i] : queries[i + 1], head] = weights @ values[:, group]
+        return out
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    monkeypatch.setitem(__import__("sys").modules, "flashinfer", module)
+    monkeypatch.setattr(choice.flashinfer, "unavailable", lambda *args: None)
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["exact", "fixed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_steps_equal_each_sequence_alone(kind: str, fixed: bool) -> None:
+    runner = ModelRunner(loaded_model(models(kind)[0]), 5, paging=Paging(SIZE, 0, "flashinfer"))
+    if fixed:
+        runner.accelerate(eagerly, compiled=False)
+    assert isinstance(runner._steps.attention, FlashInferAttention)
+    rng = random.Random(kind)
+    held: list[list[int]] = [[] for _ in range(5)]
+    slots = [runner.cache.acquire().slot for _ in range(5)]
+    with float64_throughout():
+        for _ in range(8):
+            steps = []
+            order = rng.sample(range(5), rng.choice([1, 3, 5]))
+            for index in order:
+                kept = rng.randint(0, len(held[index]))
+                new = [rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 2, 9, 17, 40]))]
+                held[index] = [*held[index][:kept], *new][:158]
+                new = held[index][kept:]
+                steps.append(Step(slots[index], kept, new, rng.randint(0, len(new))))
+            for step, index, (logits, _) in zip(steps, order, runner.forward(steps), strict=True):
+                expected = reference_logits(models(kind)[1], held[index])
+                expected = expected[len(expected) - step.num_logits :]
+                torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
+
+
+def test_draws_plan_their_first_step_alone() -> None:
+    found = []
+    for attention in ("auto", "flashinfer"):
+        paging = Paging(SIZE, attention=attention)
+        runner = ModelRunner(loaded_model(models("llama")[0]), 3, paging=paging)
+        if attention == "flashinfer":
+            runner.accelerate(eagerly, compiled=False)
+        rng = random.Random(2)
+        for _ in range(3):
+            prompts = [[rng.randrange(VOCABULARY) for _ in range(9)] for _ in range(3)]
+            draws = [
+                Draw(Step(runner.cache.acquire().slot, 0, ids), SamplingParams(), max_tokens=12)
+                for ids in prompts
+            ]
+            found.append([drafted.token_ids for drafted in runner.draw(draws)])
+            for draw in draws:
+                runner.cache.release(draw.step.slot)
+    assert found[:3] == found[3:]
+
+
+def test_where_it_cannot_run_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    assert "NVIDIA" in str(unavailable(torch.device("cpu"), torch.bfloat16, 128))
+    assert "no kernels" in str(unavailable(cuda, torch.float64, 128))
+    assert "no kernels" in str(unavailable(cuda, torch.bfloat16, 80))
+    assert unavailable(cuda, torch.bfloat16, 128) is None
+    monkeypatch.setitem(__import__("sys").modules, "flashinfer", None)
+    assert "pip install flashinfer-python" in str(unavailable(cuda, torch.bfloat16, 128))
+
+
+def test_asked_for_where_it_cannot_run_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice.flashinfer, "unavailable", unavailable)
+    with pytest.raises(ConfigError, match=r"--attention-backend flashinfer: .*; use auto"):
+        ModelRunner(loaded_model(make_model("llama")), 2, paging=Paging(16, 0, "flashinfer"))

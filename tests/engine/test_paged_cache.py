@@ -1,0 +1,150 @@
+"""Blocks pass the tests of slots, with every attention over them, and say the same as slots."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, run_state_machine_as_test
+from torch.nn.attention import flex_attention
+
+from flyspec.engine.cache_table import Claim
+from flyspec.engine.captured.graphs import eagerly
+from flyspec.engine.model import Draw, Step
+from flyspec.engine.runner import ModelRunner, Paging
+from flyspec.errors import ResourceExhaustedError
+from flyspec.values.tokens import SamplingParams
+from tests.engine.random_models import VOCABULARY, loaded_model, make_model
+from tests.engine.test_slot_cache import KINDS, MAX_LENGTH, Session, Slots, common_length, models
+from tests.examples import examples
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention's own formula, which exists in float64."""
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
+class Blocks(Slots):
+    """The machine of slots, with blocks: what a slot held is not its own once it is released."""
+
+    @initialize(
+        variant=st.integers(0, 3),
+        num_slots=st.sampled_from([3, 4, 5, 2, 1]),
+        padded=st.sampled_from(["auto", "sdpa", "flex"]),
+        size=st.sampled_from([16, 32]),
+        fixed=st.booleans(),
+    )
+    def begin(self, variant: int, num_slots: int, padded: Any, size: int, fixed: bool) -> None:
+        model, self.reference = models(self.kind, variant)
+        paging = Paging(size, attention=padded)
+        self.runner = ModelRunner(loaded_model(model, MAX_LENGTH), num_slots, paging=paging)
+        if fixed:
+            self.runner.accelerate(eagerly, compiled=False)
+            self.runner.cache.forget()
+        self.cache, self.model, self.size = self.runner.cache, model, size
+        self.cache.queries = self.cache.hits = 0
+        self.open: list[Session] = []
+        self.free = list(range(num_slots))
+        self.held: list[list[int]] = [[] for _ in range(num_slots)]
+        self.hits = self.queries = 0
+        self.fresh = 100
+        self.refused = False
+
+    def acquire(self, tokens: list[int]) -> None:
+        if not self.free:
+            with pytest.raises(ResourceExhaustedError, match="--max-sessions"):
+                self.cache.acquire(tokens)
+            self.refused = True
+            return
+        slot, length = self.cache.acquire(tokens)
+        assert slot in self.free
+        assert length % self.size == 0
+        assert length <= len(tokens)
+        for held in self.held:
+            assert length >= common_length(held, tokens) // self.size * self.size
+        self.free.remove(slot)
+        self.held[slot] = tokens[:length]
+        self.queries += len(tokens)
+        self.hits += length
+        self.open.append(Session(slot, tokens, length))
+
+    def end(self, session: Session) -> None:
+        super().end(session)
+        self.held[session.slot] = []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_history_gives_the_logits_of_recomputing(kind: str) -> None:
+    drive(kind, examples(12), 25)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_long_history_gives_the_logits_of_recomputing(kind: str) -> None:
+    drive(kind, 300, 50)
+
+
+def drive(kind: str, count: int, steps: int) -> None:
+    run_state_machine_as_test(
+        type("Machine", (Blocks,), {"kind": kind}),
+        settings=settings(
+            max_examples=count,
+            stateful_step_count=steps,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def text(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(VOCABULARY) for _ in range(length)]
+
+
+def test_a_batch_invariant_model_has_the_same_bits_in_blocks() -> None:
+    """The attention of the mode reads blocks as it reads slots, so its shapes hold there too."""
+    found = []
+    for paging in (None, Paging(16)):
+        model = make_model("llama", dtype=torch.bfloat16, hidden_size=32)
+        runner = ModelRunner(loaded_model(model), 3, batch_invariant=True, paging=paging)
+        runner.warm_up()
+        rng = random.Random(0)
+        prompts = [text(rng, length) for length in (40, 75, 9)]
+        slots = [runner.cache.acquire(prompt).slot for prompt in prompts]
+        whole = [Step(slot, 0, ids) for slot, ids in zip(slots, prompts, strict=True)]
+        alone = [runner.forward([step])[0].logits for step in whole]
+        steps = [Step(slot, 5, ids[5:]) for slot, _, ids, *_ in whole]
+        together = [rows.logits for rows in runner.forward(steps)]
+        assert all(map(torch.equal, alone, together))
+        found.append(torch.cat(alone))
+    assert torch.equal(*found)
+
+
+def test_many_short_sessions_take_a_tenth_of_the_memory_of_slots() -> None:
+    """32 sessions of 200 tokens of a model of 4,096, all at once, in the memory of three slots."""
+    model = make_model("llama", max_position_embeddings=4096)
+    slots = ModelRunner(loaded_model(model, 4096), 32)
+    paged = ModelRunner(loaded_model(model, 4096), 32, paging=Paging(32, 32 * 7))
+    rng = random.Random(0)
+    prompts = [text(rng, 100) for _ in range(32)]
+    sampling = SamplingParams()
+    drawn = []
+    for runner in (slots, paged):
+        draws = []
+        for prompt in prompts:
+            slot = runner.cache.acquire(prompt).slot
+            draws.append(Draw(Step(slot, 0, prompt), sampling, max_tokens=100))
+        claims = [Claim(draw.step.slot, 0, 199) for draw in draws]
+        assert all(runner.cache.make_room(claims))
+        drawn.append([drafted.token_ids for drafted in runner.draw(draws)])
+    assert drawn[0] == drawn[1]
+    assert {len(ids) for ids in drawn[0]} == {100}
+    layers = [runner.cache.kv_layers[0] for runner in (slots, paged)]
+    sizes = [layer.keys.untyped_storage().nbytes() for layer in layers]
+    assert sizes[1] < sizes[0] / 10
