@@ -23,6 +23,7 @@ from transformers.generation.logits_process import (
 )
 
 from flyspec.engine.model import History
+from flyspec.engine.upload import upload
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.tokens import SamplingParams, TokenLogprobs
 
@@ -58,12 +59,12 @@ def process_logits(
     Raises `ValueError` if `history`, or a draft between two rows, is needed but missing;
     `InvalidArgumentError` for a biased token outside the model's vocabulary.
     """
-    adjusts = bool(sampling.logit_bias) or sampling.needs_history
-    if sampling.greedy and not adjusts:
+    if adjusts(sampling):
+        scores = adjust(logits, sampling, history, draft_token_ids)
+    elif sampling.greedy:
         return logits
-    scores = computable(logits)
-    if adjusts:
-        scores = _adjust(scores, sampling, history, draft_token_ids)
+    else:
+        scores = computable(logits)
     for warper in _warpers(sampling):
         scores = warper(None, scores)
     return scores
@@ -86,15 +87,21 @@ def _warpers(sampling: SamplingParams) -> tuple[Warper, ...]:
     return tuple(warpers)
 
 
-def _adjust(
-    scores: Tensor,
+def adjusts(sampling: SamplingParams) -> bool:
+    """Whether anything depends on token ids: bias, penalties or min_tokens."""
+    return bool(sampling.logit_bias) or sampling.needs_history
+
+
+def adjust(
+    logits: Tensor,
     sampling: SamplingParams,
     history: History | None,
     draft_token_ids: Sequence[int],
 ) -> Tensor:
-    """Apply what depends on token ids: bias, penalties, min_tokens. Returns a new tensor."""
-    rows, vocab_size = scores.shape
-    scores = scores.clone()
+    """Apply what depends on token ids, the first part of `process_logits`. Returns a new tensor."""
+    rows, vocab_size = logits.shape
+    scores = computable(logits)
+    scores = scores.clone() if scores is logits else scores
     if sampling.logit_bias:
         if (last := sampling.logit_bias[-1][0]) >= vocab_size:
             raise InvalidArgumentError(
@@ -120,7 +127,8 @@ def _adjust(
     eos = [token for token in history.eos_token_ids if token < vocab_size]
     missing = sampling.min_tokens - (len(history.token_ids) - history.prompt_length)
     if missing > 0 and eos:
-        scores[:missing, eos] = -torch.inf
+        ids = upload(torch.tensor(eos), scores.device)
+        scores[:missing].index_fill_(1, ids, -torch.inf)
     return scores
 
 
@@ -128,8 +136,8 @@ def _adjust(
 def _bias(logit_bias: tuple[tuple[int, float], ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Token ids and the values added to their logits."""
     ids, values = zip(*logit_bias, strict=True)
-    return torch.tensor(ids, device=device), torch.tensor(
-        values, dtype=torch.float64, device=device
+    return upload(torch.tensor(ids), device), upload(
+        torch.tensor(values, dtype=torch.float64), device
     )
 
 
@@ -142,9 +150,10 @@ def _repetition(
     seen = torch.tensor([*set(token_ids)], dtype=torch.int64).expand(rows, -1)
     later = torch.tensor(drafts, dtype=torch.int64).expand(rows, -1)
     before = torch.ones_like(later, dtype=torch.bool).tril(-1)
-    context = torch.cat([seen, later.where(before, vocab_size)], dim=-1).to(scores.device)
+    context = torch.cat([seen, later.where(before, vocab_size)], dim=-1)
     penalty = max(penalty, LEAST_REPETITION_PENALTY)
-    penalized: Tensor = RepetitionPenaltyLogitsProcessor(float(penalty))(context, scores)
+    penalize = RepetitionPenaltyLogitsProcessor(float(penalty))
+    penalized: Tensor = penalize(upload(context, scores.device), scores)
     return penalized
 
 
@@ -159,8 +168,8 @@ def _presence_and_frequency(
     base = torch.tensor([counted[token] for token in column], dtype=scores.dtype)
     drafted = torch.zeros(scores.shape[0], len(column), dtype=scores.dtype)
     drafted[range(1, len(drafts) + 1), [column[token] for token in drafts]] = 1
-    counts = (base + drafted.cumsum(dim=0)).to(scores.device)
-    columns = torch.tensor([*column], device=scores.device)
+    counts = upload(base + drafted.cumsum(dim=0), scores.device)
+    columns = upload(torch.tensor([*column]), scores.device)
     scores[:, columns] = (
         scores[:, columns]
         - counts * sampling.frequency_penalty
@@ -174,9 +183,12 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[T
     Each comes with the `top` most likely tokens, most likely first and lower ids first among equal
     logits. Half precision is computed in float32, float64 stays.
     """
+    own = upload(torch.tensor([*token_ids], dtype=torch.int64), logits.device)
+    if logits.device.type != "cpu":
+        table = logprob_table(logits, own[:, None], top)
+        return [logprobs_in(row, 0, 1, top) for row in table.tolist()]
     scores = computable(logits)
     total = scores.logsumexp(dim=-1, keepdim=True)
-    own = torch.tensor([*token_ids], dtype=torch.int64, device=scores.device)
     logprobs = (scores.gather(1, own[:, None]) - total)[:, 0].tolist()
     top = min(top, scores.shape[-1])
     if top <= 0:
@@ -186,8 +198,6 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[T
     rows, tokens = (scores >= last).nonzero(as_tuple=True)
     raw = scores[rows, tokens]
     values = raw - total[rows, 0]
-    # Leave the device at once: every access to a single row would wait for it.
-    rows, tokens, raw, values = rows.cpu(), tokens.cpu(), raw.cpu(), values.cpu()
     found = []
     for row, logprob in enumerate(logprobs):
         mine = rows == row
@@ -198,3 +208,26 @@ def token_logprobs(logits: Tensor, token_ids: Sequence[int], top: int) -> list[T
             )
         )
     return found
+
+
+def logprob_table(logits: Tensor, token_ids: Tensor, top: int) -> Tensor:
+    """Return what `token_logprobs` tells of n tokens per row [rows, n], without reading the device.
+
+    float64 [rows, n + 2 t], t = min(top, V): the log-probabilities of the tokens, the ids of the
+    t most likely ones, and theirs. `logprobs_in` reads a row.
+    """
+    scores = computable(logits)
+    total = scores.logsumexp(dim=-1, keepdim=True)
+    columns = [scores.gather(1, token_ids) - total]
+    if (top := min(top, scores.shape[-1])) > 0:
+        # Unlike topk, a stable sort has lower ids first among equal logits.
+        values, ids = scores.sort(dim=-1, descending=True, stable=True)
+        columns += [ids[:, :top], values[:, :top] - total]
+    return torch.cat([column.to(torch.float64) for column in columns], dim=-1)
+
+
+def logprobs_in(row: Sequence[float], which: int, n: int, top: int) -> TokenLogprobs:
+    """Return token `which` of n in a row of a `logprob_table` with at least `top` likely ones."""
+    width = (len(row) - n) // 2
+    ids, logprobs = row[n : n + width][:top], row[n + width :][:top]
+    return TokenLogprobs(row[which], tuple(int(token) for token in ids), tuple(logprobs))

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import History
+from flyspec.engine.upload import upload
 from flyspec.values.tokens import SamplingParams
 
 TARGET_STREAM = 0
@@ -66,8 +67,14 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def row_keys(seed: int, positions: Sequence[int], stream: int = TARGET_STREAM) -> list[int]:
+Seed = int | Sequence[int]
+"""One seed for all positions, or one each, where rows of several sessions are joined."""
+
+
+def row_keys(seed: Seed, positions: Sequence[int], stream: int = TARGET_STREAM) -> list[int]:
     """Return one key per position, a signed 64-bit integer; rows of sessions may be joined."""
+    if not isinstance(seed, int):
+        return _joined_keys(seed, positions, stream)
     base = _mix((seed + _G) & _MASK)
     keys = []
     for position in positions:
@@ -76,10 +83,29 @@ def row_keys(seed: int, positions: Sequence[int], stream: int = TARGET_STREAM) -
     return keys
 
 
+def _joined_keys(seeds: Sequence[int], positions: Sequence[int], stream: int) -> list[int]:
+    """As `row_keys`, with arrays, whose arithmetic wraps."""
+    g, c1, c2 = np.uint64(_G), np.uint64(_C1), np.uint64(_C2)
+    shifts = np.array([30, 27, 31], np.uint64)
+    h = np.array([seed & _MASK for seed in seeds], np.uint64)
+    for part in (np.uint64(0), np.array(positions, np.uint64), np.uint64(stream)):
+        z = (h ^ part) + g
+        z = (z ^ (z >> shifts[0])) * c1
+        z = (z ^ (z >> shifts[1])) * c2
+        h = z ^ (z >> shifts[2])
+    keys: list[int] = h.view(np.int64).tolist()
+    return keys
+
+
 @lru_cache(maxsize=8)
 def _token_steps(vocab_size: int, device: torch.device) -> Tensor:
     """(token id + 1) * G for every token."""
     return torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _SIGNED_G
+
+
+def keyed_noise(keys: Tensor, vocab_size: int) -> Tensor:
+    """Return the noise of every token for each of the keys [rows]: float32 [rows, vocab_size]."""
+    return _noise(keys[:, None] + _token_steps(vocab_size, keys.device))
 
 
 def _noise(z: Tensor) -> Tensor:
@@ -103,13 +129,15 @@ def gumbel_noise(
     device: torch.device | str = "cpu",
 ) -> Tensor:
     """Return the noise of every token at each position: float32 [positions, vocab_size]."""
-    device = torch.device(device)
-    keys = torch.tensor(row_keys(seed, positions, stream), dtype=torch.int64, device=device)
-    return _noise(keys[:, None] + _token_steps(vocab_size, device))
+    return keyed_noise(_keys(seed, positions, stream, torch.device(device)), vocab_size)
+
+
+def _keys(seed: Seed, positions: Sequence[int], stream: int, device: torch.device) -> Tensor:
+    return upload(torch.tensor(row_keys(seed, positions, stream), dtype=torch.int64), device)
 
 
 def uniform(
-    positions: Sequence[int], seed: int, stream: int, device: torch.device | str = "cpu"
+    positions: Sequence[int], seed: Seed, stream: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Return a random number in (0, 1) per position: float64 [positions], the same bits everywhere.
 
@@ -117,7 +145,7 @@ def uniform(
     """
     keys = row_keys(seed, positions, stream)
     values = [((_mix((key + _G) & _MASK) >> 12) + 0.5) * 2.0**-52 for key in keys]
-    return torch.tensor(values, dtype=torch.float64, device=device)
+    return upload(torch.tensor(values, dtype=torch.float64), torch.device(device))
 
 
 def checked(token_ids: Sequence[float]) -> list[int]:
@@ -128,14 +156,14 @@ def checked(token_ids: Sequence[float]) -> list[int]:
     return tokens
 
 
-def _likeliest(scores: Tensor) -> Tensor:
-    """The first of the largest scores of each row, or `NOT_FINITE`: int64 [rows]."""
+def likeliest(scores: Tensor) -> Tensor:
+    """Return the first of the largest scores of each row, or `NOT_FINITE`: int64 [rows]."""
     largest, token_ids = scores.max(dim=-1)  # NaN is the largest
     return token_ids.where(largest.abs() < torch.inf, NOT_FINITE)
 
 
 def sample(
-    processed: Tensor, positions: Sequence[int], seed: int, stream: int = TARGET_STREAM
+    processed: Tensor, positions: Sequence[int], seed: Seed, stream: int = TARGET_STREAM
 ) -> Tensor:
     """Draw one token per row of processed logits [rows, V], row i at `positions[i]`: int64 [rows].
 
@@ -144,18 +172,17 @@ def sample(
     On a CPU, noise is computed only for the tokens that truncation leaves. On a GPU it is computed
     for all: reading back their number first would cost more.
     """
-    device = processed.device
-    keys = torch.tensor(row_keys(seed, positions, stream), dtype=torch.int64, device=device)
-    steps = _token_steps(processed.shape[-1], device)
+    device, vocab_size = processed.device, processed.shape[-1]
+    keys = _keys(seed, positions, stream, device)
     if device.type == "cpu":
         kept = processed != -torch.inf  # true for NaN
         if int(kept.count_nonzero()) < _GATHER_BELOW * kept.numel():
             rows, tokens = kept.nonzero(as_tuple=True)
             perturbed = torch.full_like(processed, -torch.inf)
-            noise = _noise(keys[rows] + steps[tokens])
+            noise = _noise(keys[rows] + _token_steps(vocab_size, device)[tokens])
             perturbed[rows, tokens] = processed[rows, tokens] + noise
-            return _likeliest(perturbed)
-    return _likeliest(_noise(keys[:, None] + steps) + processed)
+            return likeliest(perturbed)
+    return likeliest(keyed_noise(keys, vocab_size) + processed)
 
 
 def sample_among(
@@ -172,11 +199,9 @@ def sample_among(
     """
     if token_ids is None:
         return sample(log_probs, positions, seed, stream)
-    keys = torch.tensor(
-        row_keys(seed, positions, stream), dtype=torch.int64, device=log_probs.device
-    )
+    keys = _keys(seed, positions, stream, log_probs.device)
     noise = _noise(keys[:, None] + (token_ids + 1) * _SIGNED_G)
-    best = _likeliest(noise + log_probs)[:, None]
+    best = likeliest(noise + log_probs)[:, None]
     return token_ids.gather(1, best.clamp(min=0)).where(best >= 0, NOT_FINITE)[:, 0]
 
 
@@ -201,7 +226,7 @@ def choose_processed(
         finite = np.isfinite(rows[np.arange(len(rows)), token_ids])
         return torch.from_numpy(np.where(finite, token_ids, NOT_FINITE))
     # Equivalent to argmax, and several times faster in half precision on a CPU.
-    return _likeliest(processed)
+    return likeliest(processed)
 
 
 def choose(
