@@ -12,10 +12,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
+from typing import NamedTuple
 
 from flyspec.engine.loop import OnStep, StepLoop, Work
 from flyspec.engine.model import Draw, Model, Rows, Step
 from flyspec.engine.scheduler import StepBudget
+from flyspec.engine.stopwatch import Stopwatch
 from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
 from flyspec.step_costs import StepCosts
@@ -26,7 +28,7 @@ from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
 from verify_service.sessions import TargetSession, check_open
 from verify_service.slot_queue import SlotQueue
-from verify_service.verdicts import RoundJudge
+from verify_service.verdicts import RoundContext, RoundJudge
 
 Answer = Verdict | Exception
 
@@ -35,7 +37,14 @@ FIRST_STREAMED_NS, STREAMED_NS = 2_500_000, 10_000_000
 message up to the second. A longer step takes precedence."""
 
 
-class VerifyEngine(StepLoop[Rows | Drafted]):
+class Judged(NamedTuple):
+    """A round's verdict, or what prevents it, and when judging began (`perf_counter_ns`)."""
+
+    verdict: Verdict | Exception
+    judging_ns: int
+
+
+class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     """Owns the target model and its slots.
 
     `costs` are its step times, empty until measured.
@@ -59,7 +68,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         self._max_queue = max_queue
         self.costs = StepCosts()
         self._step_ns = STREAMED_NS  # of the last plainly decoded token
-        self._survivals: dict[int, Sequence[float]] = {}  # by slot, of its round's drafts
+        self._rounds: dict[int, RoundContext] = {}  # by slot, those that wait for their step
         self._slots = SlotQueue(model.cache.num_slots, max_waiting)
         self._opened_total = 0
 
@@ -160,20 +169,33 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
 
     # --- the engine thread ------------------------------------------------------------------
 
-    def run_batch(self, wants: Sequence[Draw]) -> Sequence[Rows | Drafted]:
-        """Return each step's tokens if all decode plainly, else each step's rows of one forward.
+    def run_batch(self, wants: Sequence[Draw]) -> Sequence[Rows | Drafted | Judged]:
+        """Return each step's tokens if all decode plainly, else what one forward's rows say.
 
-        With several rounds, drafts not worth their share of the step have no row.
+        The rounds of all slots are judged together; a step without a round gets its rows. With
+        several rounds, drafts not worth their share of the step have no row.
         """
         if all(want.sampling is not None or not want.step.num_logits for want in wants):
             return self.model.draw(wants, self.arrival)
-        found = self.model.forward(self._admitted([want.step for want in wants]))
-        self.model.synchronize()
+        watch = Stopwatch(self.model.info.device or "cpu")
+        steps = self._admitted([want.step for want in wants])
+        found: list[Rows | Judged] = [*self.model.forward(steps)]
+        watch.mark()
+        rounds = {
+            index: (self._rounds[step.slot], rows.logits)
+            for index, (step, rows) in enumerate(zip(steps, found, strict=True))
+            if step.num_logits and step.slot in self._rounds and isinstance(rows, Rows)
+        }
+        # The only wait for the device, so that the forward's time is known after it.
+        verdicts = self._judge.judge_all([*rounds.values()])
+        for index, verdict in zip(rounds, verdicts, strict=True):
+            found[index] = Judged(verdict, watch.marked_ns)
         return found
 
     def _admitted(self, steps: list[Step]) -> list[Step]:
         """Return the steps without trailing drafts that are not worth checking."""
-        survivals = [self._survivals.get(step.slot, ()) for step in steps]
+        rounds = [self._rounds.get(step.slot) for step in steps]
+        survivals = [context.survivals if context else () for context in rounds]
         if len(steps) == 1 or not any(survivals):
             return steps
         kept = admit(survivals, sum(len(step.token_ids) for step in steps), self.costs)
@@ -186,7 +208,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
             for cut in (len(chances) - count if step.num_logits else 0,)
         ]
 
-    def steps_of(self, want: Draw, result: Rows | Drafted) -> int:
+    def steps_of(self, want: Draw, result: Rows | Drafted | Judged) -> int:
         return max(1, len(result.token_ids)) if isinstance(result, Drafted) else 1
 
     def _round(
@@ -196,7 +218,7 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
         distributions: Sequence[TokenDistribution],
         deliver: Callable[[Answer], None],
         arrived_ns: int,
-    ) -> Work[Rows | Drafted]:
+    ) -> Work[Rows | Drafted | Judged]:
         """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step."""
         session.begin(round_)
         first = session.slot is None
@@ -220,21 +242,22 @@ class VerifyEngine(StepLoop[Rows | Drafted]):
                     stop_token_ids=self._judge.eos,
                     confidences=round_.return_plain_confidence,
                 )
-            # An open window needs its drafts, so all of them are checked.
-            self._survivals[slot] = () if round_.open_window else round_.draft_survivals
+            self._rounds[slot] = RoundContext(session, round_, distributions)
             try:
                 ran = yield want
             finally:
-                del self._survivals[slot]
-            judging_ns = perf_counter_ns()
-            if isinstance(ran.result, Drafted):
-                verdict = _plain_verdict(len(session.sequence), ran.result)
-                self._step_ns = ran.model_ns // len(ran.result.token_ids)
+                del self._rounds[slot]
+            result = ran.result
+            if isinstance(result, Drafted):
+                judging_ns = perf_counter_ns()
+                verdict = _plain_verdict(len(session.sequence), result)
+                self._step_ns = ran.model_ns // len(result.token_ids)
             else:
-                logits = ran.result.logits
-                drafts = drafts[: logits.shape[0] - 1]
-                checked = replace(round_, draft_token_ids=drafts)
-                verdict = self._judge.decide(session, checked, distributions[: len(drafts)], logits)
+                assert isinstance(result, Judged), "the slot has a round"
+                judged, judging_ns = result
+                if isinstance(judged, Exception):
+                    raise judged
+                verdict = judged
             session.apply(verdict, drafts)
             remaining -= 1 + len(verdict.plain_token_ids)
             # A round whose window failed does not continue as plain decoding.

@@ -1,20 +1,37 @@
-"""Turns a round's logits into its verdict, with log-probabilities if requested."""
+"""Turns the logits of rounds into their verdicts, with log-probabilities if requested."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
 from flyspec.engine.distributions import decode
-from flyspec.engine.logits import token_logprobs
 from flyspec.engine.model import History
+from flyspec.engine.sampling import TARGET_STREAM
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import Decision, Outcome, Verdict, VerifyRound
-from flyspec.values.tokens import TokenDistribution
-from verify_service.rules import judge
+from flyspec.values.tokens import SamplingParams, TokenDistribution
+from verify_service.rules import decide_all, hear
+from verify_service.rules.inquiry import Answers, Hearing, Inquiry, Round
 from verify_service.sessions import TargetSession
+
+_GREEDY = SamplingParams()
+
+
+class RoundContext(NamedTuple):
+    """A session's round, and the distributions of its drafts, one per draft or none."""
+
+    session: TargetSession
+    round: VerifyRound
+    distributions: Sequence[TokenDistribution] = ()
+
+    @property
+    def survivals(self) -> Sequence[float]:
+        """The chances of drafts that may be left out; an open window needs all of its drafts."""
+        return () if self.round.open_window else self.round.draft_survivals
 
 
 class RoundJudge:
@@ -24,62 +41,82 @@ class RoundJudge:
         self.eos = frozenset(eos_token_ids)
         self._control = frozenset(control_token_ids)
 
-    def decide(
-        self,
-        session: TargetSession,
-        round_: VerifyRound,
-        distributions: Sequence[TokenDistribution],
-        rows: Tensor,
-    ) -> Verdict:
-        """Return the verdict on a round's logits [K + 1, V]."""
-        drafts = round_.draft_token_ids
+    def judge_all(
+        self, rounds: Sequence[tuple[RoundContext, Tensor]], at_once: bool | None = None
+    ) -> list[Verdict | Exception]:
+        """Return the verdict on each round's logits, or the error that it alone fails with.
+
+        Logits are [K + 1, V]; drafts beyond K are left out. `at_once` is as in `decide_all`.
+        """
+        found: dict[int, Verdict | Exception] = {}
+        hearings: dict[int, Hearing] = {}
+        for index, (context, rows) in enumerate(rounds):
+            try:
+                hearings[index] = self._hear(context, rows)
+            except Exception as error:
+                found[index] = error
+        found.update(zip(hearings, decide_all([*hearings.values()], at_once), strict=True))
+        return [found[index] for index in range(len(rounds))]
+
+    def _hear(self, context: RoundContext, rows: Tensor) -> Hearing:
+        session, round_, distributions = context
+        drafts = round_.draft_token_ids[: rows.shape[0] - 1]
         if round_.teacher_forced:
-            return _with_logprobs(_forced(session, drafts, rows), round_, rows, session)
-        verdict = judge(
-            session.rule,
-            drafts,
-            rows,
-            sampling=session.sampling,
-            seed=session.seed,
-            start_position=len(session.sequence),
-            eos_token_ids=self.eos,
-            control_token_ids=self._control,
-            budget=round_.budget,
-            exact_until_position=round_.exact_until_position,
-            open_window=round_.open_window,
-            num_speculative_tokens=round_.num_speculative_tokens,
-            draft_distributions=decode(
-                distributions,
+            hearing = _hear_forced(session, drafts, rows)
+        else:
+            hearing = hear(
+                session.rule,
                 drafts,
-                session.info.vocab_size,
-                renormalise=RULE_PRESETS[session.rule.name].draws,
-                device=rows.device,
+                rows,
+                sampling=session.sampling,
+                seed=session.seed,
+                start_position=len(session.sequence),
+                eos_token_ids=self.eos,
+                control_token_ids=self._control,
+                budget=round_.budget,
+                exact_until_position=round_.exact_until_position,
+                open_window=round_.open_window,
+                num_speculative_tokens=round_.num_speculative_tokens,
+                draft_distributions=decode(
+                    distributions[: len(drafts)],
+                    drafts,
+                    session.info.vocab_size,
+                    renormalise=RULE_PRESETS[session.rule.name].draws,
+                    device=rows.device,
+                )
+                if distributions
+                else None,
+                history=History(session.sequence.tokens, session.prompt_length, self.eos),
             )
-            if distributions
-            else None,
-            history=History(session.sequence.tokens, session.prompt_length, self.eos),
-        )
         if session.logprobs is None:
-            return verdict
-        return _with_logprobs(verdict, round_, rows, session)
+            return hearing
+        inquiry, decide = hearing
+
+        def decide_and_tell(answers: Answers) -> Verdict:
+            return _with_logprobs(decide(answers), round_, answers)
+
+        return Hearing(inquiry._replace(top_logprobs=session.logprobs), decide_and_tell)
 
 
-def _forced(session: TargetSession, drafts: Sequence[int], rows: Tensor) -> Verdict:
-    """Return the verdict that accepts all drafts."""
-    start = len(session.sequence)
-    return Verdict(
-        keep_length=start + len(drafts),
-        next_token_id=int(rows[-1].argmax()),
-        decisions=(Decision(Outcome.EXACT),) * len(drafts),
-        start_length=start,
-    )
+def _hear_forced(session: TargetSession, drafts: Sequence[int], rows: Tensor) -> Hearing:
+    """Judge so that all drafts are accepted."""
+    start, count = len(session.sequence), len(drafts)
+
+    def decide(answers: Answers) -> Verdict:
+        *_, following = answers.tokens(TARGET_STREAM, 0, count + 1)  # all must be finite
+        return Verdict(
+            keep_length=start + count,
+            next_token_id=following,
+            decisions=(Decision(Outcome.EXACT),) * count,
+            start_length=start,
+        )
+
+    round_ = Round(drafts, rows, _GREEDY, session.seed, start)
+    return Hearing(Inquiry(round_, (TARGET_STREAM,), ()), decide)
 
 
-def _with_logprobs(
-    verdict: Verdict, round_: VerifyRound, rows: Tensor, session: TargetSession
-) -> Verdict:
+def _with_logprobs(verdict: Verdict, round_: VerifyRound, answers: Answers) -> Verdict:
     """Add log-probabilities of the accepted tokens, and of the target's token in an open window."""
-    top = session.logprobs or 0
     if verdict.failed:
         assert round_.open_window is not None
         given = round_.open_window.target_logprobs
@@ -87,10 +124,9 @@ def _with_logprobs(
         return replace(verdict, logprobs=(given,))
     count, start = verdict.num_accepted, verdict.start_length
     tokens = [*round_.draft_token_ids[:count], verdict.next_token_id]
-    logprobs = tuple(token_logprobs(rows[: count + 1], tokens, top))
+    logprobs = tuple(answers.logprobs(0, tokens))
     window = verdict.open_window
     if window is not None and window.position >= start:
-        row = rows[window.position - start : window.position - start + 1]
-        (own,) = token_logprobs(row, [window.target_token_id], top)
+        (own,) = answers.logprobs(window.position - start, [window.target_token_id])
         window = window._replace(target_logprobs=own)
     return replace(verdict, open_window=window, logprobs=logprobs)

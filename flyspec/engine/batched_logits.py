@@ -8,6 +8,7 @@ fills `sampling`'s tables). On a CPU, `logits` and `sampling` do less work.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Self
 
 import torch
@@ -88,11 +89,11 @@ def draw_rows(processed: Tensor, keys: Tensor, greedy: Tensor) -> Tensor:
     return likeliest(torch.where(greedy[:, None], processed, processed + noise))
 
 
-def packed(views: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+def packed(views: Sequence[Tensor], gaps: bool = True) -> tuple[Tensor, list[int]]:
     """Return one tensor [R, V] with all rows of some [rows, V], and the first row of each.
 
-    Neighbours in memory, as a forward returns them, are not copied, nor are a few rows between
-    them, which then belong to none.
+    Neighbours in memory, as a forward returns them, are not copied. Between them may be a few rows
+    that belong to none, unless `gaps` is False.
     """
     first = views[0]
     vocab_size = first.shape[-1]
@@ -105,10 +106,9 @@ def packed(views: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
         and all(view.untyped_storage().data_ptr() == storage for view in views)
         and all((at - begin[0]) % vocab_size == 0 for at in begin)
         and all(end <= at for end, at in zip(ends, begin[1:], strict=False))
-        and ends[-1] - begin[0] <= 2 * needed
+        and ends[-1] - begin[0] <= (2 if gaps else 1) * needed
     ):
         rows = (ends[-1] - begin[0]) // vocab_size
         whole = first.as_strided((rows, vocab_size), (vocab_size, 1), begin[0])
         return whole, [(at - begin[0]) // vocab_size for at in begin]
-    counts = [view.shape[0] for view in views]
-    return torch.cat([*views]), [sum(counts[:i]) for i in range(len(counts))]
+    return torch.cat([*views]), [0, *accumulate(view.shape[0] for view in views)][:-1]

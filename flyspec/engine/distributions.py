@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flyspec.engine.logits import computable
 from flyspec.engine.sampling import DRAFT_STREAM, sample_among
+from flyspec.engine.upload import upload
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import TokenDistribution
@@ -118,8 +120,9 @@ def decode(
 
     Raises `InvalidArgumentError`, naming `distributions`: not one per draft, mismatched sizes, ids
     out of range or repeated, NaN, +inf, no token of non-zero probability, or, with `renormalise`,
-    probability 0 for the drafted token.
+    probability 0 for the drafted token. All of these show on the host, so no device is read.
     """
+    device = torch.device(device)
     drafts = [int(token) for token in draft_token_ids]
     if len(distributions) != len(drafts):
         raise InvalidArgumentError(
@@ -131,26 +134,31 @@ def decode(
     whole = [i for i, q in enumerate(distributions) if q.log_probs and not q.token_ids]
     lists = [i for i in range(len(drafts)) if i not in set(whole)]
     log_probs, token_ids = _read_lists(distributions, drafts, lists, renormalise, device)
-    found = Distributions(log_probs, token_ids)
-    if whole:
-        if not renormalise and any(distributions[i].token_ids for i in lists):
-            raise InvalidArgumentError(
-                "distributions: some cover the whole vocabulary and some list tokens; "
-                "send all in one form"
-            )
-        rows = _read_whole([distributions[i] for i in whole], renormalise, device)
-        if not renormalise:
-            _check_finite(rows, whole)
-        if lists:
-            every = rows.new_full((len(drafts), vocab_size), -torch.inf)
-            every[whole] = rows
-            # Padding repeats a listed token at -inf: the larger value is the one sent.
-            every[lists] = every[lists].scatter_reduce(1, token_ids, log_probs, "amax")
-            rows = every
-        found = Distributions(rows, None)
-    if renormalise and drafts:
-        _check_drafted(found, drafts)
-    return found
+    if whole and not renormalise and any(distributions[i].token_ids for i in lists):
+        raise InvalidArgumentError(
+            "distributions: some cover the whole vocabulary and some list tokens; "
+            "send all in one form"
+        )
+    joined = bytearray().join(distributions[i].log_probs for i in whole)
+    half = np.frombuffer(joined, dtype=_HALF).reshape(-1, vocab_size)
+    refused = dict(zip(whole, _not_numbers(half), strict=True))
+    for index, draft in enumerate(drafts):
+        if refused.get(index):
+            raise _not_finite(index)
+        if renormalise:
+            _check_drafted(index, distributions[index], draft)
+    if not whole:
+        return Distributions(log_probs, token_ids)
+    rows = upload(torch.from_numpy(half.astype(np.float16, copy=False)), device)
+    rows = _normalise(rows, listed=False) if renormalise else rows.float()
+    if lists:
+        found = rows.new_full((len(drafts), vocab_size), -torch.inf)
+        found.index_copy_(0, upload(torch.tensor(whole), device), rows)
+        # Padding repeats a listed token at -inf: the larger value is the one sent.
+        listed = rows.new_full((len(lists), vocab_size), -torch.inf)
+        listed.scatter_reduce_(1, token_ids, log_probs, "amax")
+        rows = found.index_copy_(0, upload(torch.tensor(lists), device), listed)
+    return Distributions(rows, None)
 
 
 def check_received(distributions: Sequence[TokenDistribution], vocab_size: int) -> None:
@@ -207,21 +215,12 @@ def _check_sizes(index: int, distribution: TokenDistribution, vocab_size: int) -
         raise InvalidArgumentError(f"distributions[{index}].token_ids: a token is listed twice")
 
 
-def _read_whole(
-    distributions: Sequence[TokenDistribution], renormalise: bool, device: torch.device | str
-) -> Tensor:
-    """Distributions over the whole vocabulary: float32 [rows, V]."""
-    joined = np.frombuffer(b"".join(q.log_probs for q in distributions), dtype=_HALF)
-    half = torch.from_numpy(joined.astype(np.float16)).view(len(distributions), -1).to(device)
-    return _normalise(half, listed=False) if renormalise else half.float()
-
-
 def _read_lists(
     distributions: Sequence[TokenDistribution],
     drafts: Sequence[int],
     rows: Sequence[int],
     renormalise: bool,
-    device: torch.device | str,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Lists and point masses at `rows`, padded to the same width: float32 and int64 [rows, n]."""
     width = max((len(distributions[i].token_ids) for i in rows), default=1) or 1
@@ -237,19 +236,27 @@ def _read_lists(
         else:
             values[row, 0] = 0.0
             tokens[row] = drafts[index]
-    half = torch.from_numpy(values)
-    _check_finite(half.float(), rows)
-    read = _normalise(half, listed=True) if renormalise else half.float()
-    return read.to(device), torch.from_numpy(tokens).to(device)
-
-
-def _check_finite(log_probs: Tensor, rows: Sequence[int]) -> None:
-    """Reject NaN, +inf, and rows of only -inf: a row's largest value shows all three."""
-    if not rows:
-        return
-    for index, largest in zip(rows, log_probs.amax(dim=-1).tolist(), strict=True):
-        if not math.isfinite(largest):
+    for index, refused in zip(rows, _not_numbers(values), strict=True):
+        if refused:
             raise _not_finite(index)
+    half = torch.from_numpy(values)
+    read = _normalise(half, listed=True) if renormalise else half.float()
+    return upload(read, device), upload(torch.from_numpy(tokens), device)
+
+
+def _not_numbers(half: NDArray[np.float16]) -> list[bool]:
+    """Return which rows [rows, n] hold NaN or +inf, or nothing but -inf.
+
+    Compares bits, in place: of those with a sign, NaN alone is above -inf; of those without, +inf
+    and NaN are above all numbers.
+    """
+    if not half.size:
+        return [True] * len(half)
+    bits, signed = half.view("<u2"), half.view("<i2")
+    largest, nothing = bits.max(axis=-1), bits.min(axis=-1) == _SIGN | _INFINITY
+    refused = (largest > _SIGN | _INFINITY) | (signed.max(axis=-1) >= _INFINITY) | nothing
+    found: list[bool] = refused.tolist()
+    return found
 
 
 def _not_finite(index: int) -> InvalidArgumentError:
@@ -259,22 +266,15 @@ def _not_finite(index: int) -> InvalidArgumentError:
     )
 
 
-def _check_drafted(found: Distributions, drafts: Sequence[int]) -> None:
-    """Reject normalised rows in which the drafted token has probability 0.
-
-    Normalising turns rows that `_check_finite` would reject into NaN.
-    """
-    tokens = torch.tensor(drafts, device=found.log_probs.device)[:, None]
-    if found.token_ids is None:
-        drafted = found.log_probs.gather(1, tokens)[:, 0]
-    else:
-        others = found.token_ids != tokens
-        drafted = found.log_probs.masked_fill(others, -torch.inf).amax(dim=-1)
-    for index, log_prob in enumerate(drafted.tolist()):
-        if math.isnan(log_prob):
-            raise _not_finite(index)
-        if log_prob == -math.inf:
-            raise InvalidArgumentError(
-                f"distributions[{index}]: the drafted token {drafts[index]} has probability 0; "
-                "send the distribution it was drawn from"
-            )
+def _check_drafted(index: int, distribution: TokenDistribution, draft: int) -> None:
+    """Reject a distribution in which the drafted token has probability 0, which stays 0."""
+    log_probs, token_ids = distribution
+    if not log_probs:
+        return
+    values = np.frombuffer(log_probs, dtype=_HALF)
+    at = draft if not token_ids else token_ids.index(draft) if draft in token_ids else None
+    if at is None or values[at] == -math.inf:
+        raise InvalidArgumentError(
+            f"distributions[{index}]: the drafted token {draft} has probability 0; "
+            "send the distribution it was drawn from"
+        )

@@ -74,13 +74,26 @@ Seed = int | Sequence[int]
 def row_keys(seed: Seed, positions: Sequence[int], stream: int = TARGET_STREAM) -> list[int]:
     """Return one key per position, a signed 64-bit integer; rows of sessions may be joined."""
     if not isinstance(seed, int):
-        pairs = zip(seed, positions, strict=True)
-        return [key for own, position in pairs for key in row_keys(own, [position], stream)]
+        return _joined_keys(seed, positions, stream)
     base = _mix((seed + _G) & _MASK)
     keys = []
     for position in positions:
         h = _mix(((base ^ position) + _G) & _MASK)
         keys.append(_signed(_mix(((h ^ stream) + _G) & _MASK)))
+    return keys
+
+
+def _joined_keys(seeds: Sequence[int], positions: Sequence[int], stream: int) -> list[int]:
+    """As `row_keys`, with arrays, whose arithmetic wraps."""
+    g, c1, c2 = np.uint64(_G), np.uint64(_C1), np.uint64(_C2)
+    shifts = np.array([30, 27, 31], np.uint64)
+    h = np.array([seed & _MASK for seed in seeds], np.uint64)
+    for part in (np.uint64(0), np.array(positions, np.uint64), np.uint64(stream)):
+        z = (h ^ part) + g
+        z = (z ^ (z >> shifts[0])) * c1
+        z = (z ^ (z >> shifts[1])) * c2
+        h = z ^ (z >> shifts[2])
+    keys: list[int] = h.view(np.int64).tolist()
     return keys
 
 

@@ -93,13 +93,15 @@ async def test_exact_and_undrafted_texts_have_no_twins(twins):
 
 async def test_what_is_loosened_in_silence_is_a_violation(twins, monkeypatch):
     """A target that accepts a token other than its own without reporting it."""
-    decide = RoundJudge.decide
+    judge_all = RoundJudge.judge_all
 
     def cheat(*arguments):
-        verdict = decide(*arguments)
-        return replace(verdict, next_token_id=(verdict.next_token_id + 1) % 400)
+        return [
+            replace(verdict, next_token_id=(verdict.next_token_id + 1) % 400)
+            for verdict in judge_all(*arguments)
+        ]
 
-    monkeypatch.setattr(RoundJudge, "decide", cheat)
+    monkeypatch.setattr(RoundJudge, "judge_all", cheat)
     strict = replace(FLY, rule=Rule("margin", margin_threshold=0.0))
     text = await twins.client.complete(PROMPT, strict)
     assert text.completion.finish_reason is FinishReason.LENGTH

@@ -18,7 +18,7 @@ from flyspec.values.tokens import SamplingParams
 from tests.rules.restatement import restate
 from tests.rules.rule_case import Case, Expected, Open, drafted, own_tokens, perturbed, setting
 from tests.rules.rule_drafts import draw_distributions, draw_from_distributions
-from verify_service.rules.observe import Round
+from verify_service.rules.inquiry import Round
 from verify_service.rules.presets import compose
 
 MEASURES = {"normalized": EntropyMeasure.NORMALIZED, "top_k": EntropyMeasure.TOP_K}
@@ -265,7 +265,7 @@ def set_equal(case: Case, name: str, index: int) -> None:
         case.drafts, case.logits, args["sampling"], case.seed, case.start, args["history"],
         case.draft,
     )  # fmt: skip
-    at = round_.evidence(round_.processed())(index, index + 1)
+    at = round_.evidence(round_.processed(), index, index + 1)
     number = float(criterion.measure(at)[0, 0].item())
     most = 1.0 if setting(case, "measure") == "normalized" or name == "epsilon" else 20.0
     if not 0.0 < number < most or not math.isfinite(number):

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from flyspec.engine.distributions import Distributions
-from flyspec.values.rounds import Decision, Outcome
+from flyspec.values.rounds import Decision, Outcome, Verdict
 from tests.rules.rule_case import Case, Expected
 from tests.rules.rule_cases import arguments
 from tests.rules.rule_comparison import differences, first_cases, run
-from verify_service.rules import judge, observe, readings, speculative_sampling
+from verify_service.rules import decide_all, hear, judge, speculative_sampling
 from verify_service.rules.criteria import Criterion, divergence
 from verify_service.rules.criteria.divergence import DivergenceBelow, ReversedDivergence
 from verify_service.rules.criteria.entropy import Entropy
@@ -180,7 +180,7 @@ REJECTION_MUTANTS: dict[str, Mutant] = {
     "no exact prefix": (
         JUDGE,
         "speculative_sampling",
-        lambda round_, _: speculative_sampling.speculative_sampling(round_, 0),
+        lambda *args: speculative_sampling.speculative_sampling(*args[:-1], 0),
     ),
     "the draft's stream": (speculative_sampling, "ACCEPT_STREAM", 2),
     "p alone": (
@@ -270,18 +270,12 @@ def off_the_last_bit(rule: str) -> list[tuple[Case, Expected]]:
 
 
 @pytest.mark.parametrize("rule", SCOPES)
-def test_reading_all_rows_at_once_changes_nothing(
-    rule: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_all_rows_at_once_changes_nothing(rule: str) -> None:
     """The GPU's code path, on a CPU."""
-
-    def at_once(whole: Any, columns: Any, rows: int, _: torch.device) -> Any:
-        return readings.read(whole, columns, rows, torch.device("cuda"))
-
-    monkeypatch.setattr(observe, "read", at_once)
-    monkeypatch.setattr(speculative_sampling, "read", at_once)
     for case, expected in off_the_last_bit(rule):
-        assert not differences(case, expected, judge(**arguments(case)))
+        (found,) = decide_all([hear(**arguments(case))], at_once=True)
+        assert isinstance(found, Verdict), found
+        assert not differences(case, expected, found)
 
 
 @pytest.mark.gpu

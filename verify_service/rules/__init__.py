@@ -4,8 +4,11 @@ A rule consists of a criterion (what must hold where the draft differs from the 
 (does the draft agree with the target again afterwards?), guards (tokens and positions judged
 exactly) and a budget. `presets` composes them by name, `judge` applies them. The rule `rejection`
 samples instead (`speculative_sampling`).
+
+`judge` takes one round; `hear` and `decide_all` judge many together (`inquiry`).
 """
 
-from verify_service.rules.judge import judge
+from verify_service.rules.hearings import decide_all
+from verify_service.rules.judge import hear, judge
 
-__all__ = ["judge"]
+__all__ = ["decide_all", "hear", "judge"]

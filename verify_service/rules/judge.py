@@ -1,4 +1,4 @@
-"""`judge`, the function that decides which drafts of a round are accepted."""
+"""`judge`, the function that decides which drafts of a round are accepted, and its first half."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from flyspec.values.rounds import Budget, Decision, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.arguments import check_distributions, check_drafts, check_open_window
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.observe import Round, observe
+from verify_service.rules.hearings import alone
+from verify_service.rules.inquiry import Answers, Hearing, Round
+from verify_service.rules.observe import inquire, observe
 from verify_service.rules.presets import compose
 from verify_service.rules.referee import Referee
-from verify_service.rules.speculative_sampling import speculative_sampling
+from verify_service.rules.speculative_sampling import inquire_sampling, speculative_sampling
 from verify_service.rules.window import AcrossRounds, RoundEnd, WindowWalk, WithinRound
 
 _GREEDY = SamplingParams()
@@ -27,7 +29,7 @@ _UNBOUNDED = Budget()
 _NOT_REACHED = Decision(Outcome.NOT_REACHED)
 
 
-def judge(
+def hear(
     rule: Rule | str,
     draft_token_ids: Sequence[int],
     target_logits: Tensor,
@@ -43,7 +45,7 @@ def judge(
     draft_distributions: Distributions | None = None,
     history: History | None = None,
     num_speculative_tokens: int = 0,
-) -> Verdict:
+) -> Hearing:
     """Decide which of K drafted tokens are accepted, given the target's raw logits [K + 1, V].
 
     Row i is the target's prediction of the token at absolute position `start_position` + i, the
@@ -78,7 +80,8 @@ def judge(
 
     Logits may have any floating type and be on any device; half precision is computed in float32.
     Raises `InvalidArgumentError` for inconsistent arguments, and `FloatingPointError` for
-    non-finite logits where a token is chosen.
+    non-finite logits where a token is chosen. `hear` raises the former and leaves the rest, for
+    `decide_all` to do for many rounds together; `judge` does it all.
     """
     check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)
@@ -98,23 +101,35 @@ def judge(
         history,
         draft_distributions,
     )
+    inquiry = inquire_sampling(round_) if samples else inquire(parts, round_)
     exact_until = exact_until_position - start_position
-    window: WindowWalk
-    if samples:
-        window = WithinRound(parts.window, start_position, ())  # of size 0: no window
-        end = speculative_sampling(round_, exact_until)
-    else:
-        seen = observe(parts, round_)
-        if parts.window.across_rounds:
-            window = AcrossRounds(parts.window.following, start_position, open_window)
+
+    def decide(answers: Answers) -> Verdict:
+        window: WindowWalk
+        if samples:
+            window = WithinRound(parts.window, start_position, ())  # of size 0: no window
+            end = speculative_sampling(round_, answers, exact_until)
         else:
-            window = WithinRound(parts.window, start_position, seen.matches, num_speculative_tokens)
-        guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
-        referee = Referee(round_, seen, parts.criterion, window, guard, Purse(budget), exact_until)
-        end = _walk(referee, window, eos_token_ids)
-    verdict = window.verdict(end)
-    not_reached = [_NOT_REACHED] * (len(draft_token_ids) - len(verdict.decisions))
-    return replace(verdict, decisions=(*verdict.decisions, *not_reached))
+            seen = observe(inquiry, answers)
+            if parts.window.across_rounds:
+                window = AcrossRounds(parts.window.following, start_position, open_window)
+            else:
+                window = WithinRound(
+                    parts.window, start_position, seen.matches, num_speculative_tokens
+                )
+            guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
+            purse = Purse(budget)
+            referee = Referee(round_, seen, parts.criterion, window, guard, purse, exact_until)
+            end = _walk(referee, window, eos_token_ids)
+        verdict = window.verdict(end)
+        not_reached = [_NOT_REACHED] * (len(draft_token_ids) - len(verdict.decisions))
+        return replace(verdict, decisions=(*verdict.decisions, *not_reached))
+
+    return Hearing(inquiry, decide)
+
+
+judge = alone(hear)
+"""Judge one round by itself: `hear` and its verdict."""
 
 
 def _walk(referee: Referee, window: WindowWalk, eos_token_ids: Collection[int]) -> RoundEnd:

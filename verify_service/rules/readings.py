@@ -1,59 +1,40 @@
-"""Reads numbers from a device: lazily where that is free, all at once where each read waits."""
+"""Reads numbers from a device: the only place of judging that waits for one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-Column = Callable[[int, int], Tensor | NDArray[np.float64]]
-"""Numbers of the rows from a start to a stop (exclusive): [rows, numbers]."""
 Reading = Callable[[int], Sequence[float]]
-"""Numbers of one row."""
+"""Numbers of one row of a table."""
 
 
-def read(
-    whole: Sequence[Tensor], columns: Sequence[Column], rows: int, device: torch.device
-) -> tuple[list[list[float]], list[Reading]]:
-    """Return the tensors `whole` [n] as lists, and each column as a function of the row.
+def read(tables: Sequence[Tensor]) -> list[float]:
+    """Return the numbers of all tables, one after the other, in one transfer.
 
-    On a CPU, rows are computed on demand. Elsewhere all `rows` rows of all columns are computed and
-    read in one transfer, since reading a row later would wait again. Token ids and numbers of every
-    floating type are exact in the float64 that is read.
+    Token ids and numbers of every floating type are exact in the float64 that is read.
     """
-    if device.type == "cpu":
-        return [tensor.tolist() for tensor in whole], [_lazily(column) for column in columns]
-    tables = [torch.as_tensor(column(0, rows)) for column in columns] if rows else []
-    parts = [part.to(torch.float64).flatten() for part in (*whole, *tables)]
-    numbers = torch.cat(parts).tolist()
-    split, begin = [], 0
-    for part in parts:
-        split.append(numbers[begin : begin + part.shape[0]])
-        begin += part.shape[0]
-    readings = [
-        _by_row(values, table.shape[1])
-        for values, table in zip(split[len(whole) :], tables, strict=True)
-    ]
-    return split[: len(whole)], readings or [_nothing for _ in columns]
+    numbers: list[float] = torch.cat([t.to(torch.float64).flatten() for t in tables]).tolist()
+    return numbers
 
 
-def _lazily(column: Column) -> Reading:
-    found: dict[int, list[float]] = {}
+class Readings:
+    """Tables on a device, [rows, numbers] each, that are read together."""
 
-    def reading(row: int) -> Sequence[float]:
-        if row not in found:
-            found[row] = column(row, row + 1)[0].tolist()
-        return found[row]
+    def __init__(self) -> None:
+        self._tables: list[Tensor] = []
+        self._size = 0
+        self._numbers: list[float] = []
 
-    return reading
+    def add(self, table: Tensor) -> Reading:
+        """Return the table's reading, for use after `read`."""
+        begin, width = self._size, table.shape[1]
+        self._tables.append(table)
+        self._size += table.numel()
+        return lambda row: self._numbers[begin + row * width : begin + (row + 1) * width]
 
-
-def _by_row(values: list[float], width: int) -> Reading:
-    return lambda row: values[row * width : (row + 1) * width]
-
-
-def _nothing(row: int) -> Sequence[float]:
-    raise IndexError(row)
+    def read(self) -> None:
+        if self._tables:
+            self._numbers = read(self._tables)

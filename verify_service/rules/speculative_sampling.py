@@ -9,6 +9,8 @@ streams. Unlike with keyed matching, the text depends on the drafter.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -23,63 +25,74 @@ from flyspec.engine.sampling import (
     uniform,
 )
 from flyspec.values.rounds import Decision, Outcome
-from verify_service.rules.criteria import Evidence
-from verify_service.rules.observe import Round, most_and_drafted
-from verify_service.rules.readings import read
+from verify_service.rules.criteria import Evidence, Measure
+from verify_service.rules.inquiry import Answers, Inquiry, Round
+from verify_service.rules.observe import THREE_LOGITS
 from verify_service.rules.window import RoundEnd
 
 
-def speculative_sampling(round_: Round, exact_until: int) -> RoundEnd:
+class Chance(Measure):
+    """Whether a draft is accepted: `acceptance_ratio`, and a uniform random number."""
+
+    needs_draft = True
+
+    def measure(self, at: Evidence) -> Tensor:
+        """Return both, float64 [n, 2]."""
+        u = uniform(at.positions, at.seed, ACCEPT_STREAM, at.raw.device)
+        return torch.stack([acceptance_ratio(at).to(torch.float64), u], dim=-1)
+
+
+class Correction(Measure):
+    """The token in place of a rejected draft, drawn from the residual."""
+
+    needs_draft = True
+
+    def measure(self, at: Evidence) -> Tensor:
+        """Return the tokens, or `NOT_FINITE`: int64 [n, 1]."""
+        assert at.draft is not None
+        weights = residual_log_weights(at.processed, at.draft)
+        return sample(weights, at.positions, at.seed, RESIDUAL_STREAM)[:, None]
+
+
+CHANCE, CORRECTION = Chance(), Correction()
+_ASKED = (THREE_LOGITS, CHANCE, CORRECTION)
+
+
+def inquire_sampling(round_: Round) -> Inquiry:
+    """Return what speculative sampling needs to know of a round."""
+    return Inquiry(round_, (TARGET_STREAM,), _ASKED)
+
+
+def speculative_sampling(round_: Round, answers: Answers, exact_until: int) -> RoundEnd:
     """Accept the drafts in order, each with probability min(1, p / q).
 
     Accepted drafts are EXACT and cost nothing; guards and budgets do not apply. The first rejected
     one is replaced by a draw from the residual. Indices before `exact_until` are judged by match
     with the target's keyed sample.
     """
-    drafts, device = round_.drafts, round_.logits.device
+    drafts = round_.drafts
     count = len(drafts)
     exact = min(count, max(0, exact_until))
-    processed = round_.processed()
-    evidence = round_.evidence(processed)
-
-    def logits(start: int, stop: int) -> Tensor:
-        return most_and_drafted(evidence(start, stop))
-
-    def chance(start: int, stop: int) -> Tensor:
-        at = evidence(start, stop)
-        u = uniform(at.positions, at.seed, ACCEPT_STREAM, device)
-        return torch.stack([acceptance_ratio(at).to(torch.float64), u], dim=-1)
-
-    def correction(start: int, stop: int) -> Tensor:
-        at = evidence(start, stop)
-        assert at.draft is not None
-        weights = residual_log_weights(at.processed, at.draft)
-        return sample(weights, at.positions, at.seed, RESIDUAL_STREAM)[:, None]
-
     # The target's own sample is needed only before `exact_until` and for the bonus token.
-    own = [
-        round_.choose(processed, 0, exact, TARGET_STREAM),
-        round_.choose(processed, count, count + 1, TARGET_STREAM),
-    ]
-    read_ids, readings = read(own, [logits, chance, correction], count, device)
-    own_ids, bonus = map(checked, read_ids)
-    logits_at, chance_at, correction_at = readings
+    own = answers.tokens(TARGET_STREAM, 0, exact)
+    (bonus,) = answers.tokens(TARGET_STREAM, count, count + 1)
+    logits_at, chance_at, correction_at = (partial(answers.numbers, i) for i in range(3))
     decisions: list[Decision] = []
     for index, draft in enumerate(drafts):
         ratio = None
         if index < exact:
-            accepted = draft == own_ids[index]
+            accepted = draft == own[index]
         else:
             ratio, u = chance_at(index)
             accepted = stands(ratio, u)
         if accepted:
             decisions.append(Decision(Outcome.EXACT, draft, measure=ratio))
             continue
-        token = own_ids[index] if index < exact else checked(correction_at(index))[0]
-        most, drafted = logits_at(index)
+        token = own[index] if index < exact else checked(correction_at(index))[0]
+        most, drafted, _ = logits_at(index)
         decisions.append(Decision(Outcome.REJECTED, token, gap_nats=most - drafted, measure=ratio))
         return RoundEnd(decisions, token, rejected=True)
-    return RoundEnd(decisions, bonus[0])
+    return RoundEnd(decisions, bonus)
 
 
 def acceptance_ratio(at: Evidence) -> Tensor:

@@ -11,35 +11,49 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
+from flyspec.engine.sampling import Seed
+from flyspec.engine.upload import upload
 
 
-@dataclass(frozen=True)
 class Evidence:
-    """The input of criteria: n consecutive positions of a round, each with a drafted token.
+    """The input of measures: n positions, each with a drafted token.
 
     `raw` and `processed` are the target's logits [n, V], the model's own and those sampled from;
-    `drafts` are the drafted tokens; `first_position` is absolute; `draft` holds the drafter's
-    distributions, n rows, if known.
+    `drafts` are the drafted tokens, `positions` absolute; `seed` is one for all or one each, as the
+    positions may be of several rounds. `draft` holds the drafter's distributions, n rows, if known.
     """
 
-    raw: Tensor
-    processed: Tensor
-    drafts: Sequence[int]
-    first_position: int
-    seed: int
-    draft: Distributions | None = None
+    def __init__(
+        self,
+        raw: Tensor,
+        processed: Tensor,
+        drafts: Sequence[int],
+        positions: Sequence[int],
+        seed: Seed,
+        draft: Distributions | None = None,
+    ) -> None:
+        self.raw, self.processed = raw, processed
+        self.drafts, self.positions, self.seed = drafts, positions, seed
+        self.draft = draft
 
     @cached_property
     def token_ids(self) -> Tensor:
         """The drafted tokens, int64 [n]."""
-        return torch.tensor(self.drafts, dtype=torch.int64, device=self.raw.device)
-
-    @property
-    def positions(self) -> range:
-        return range(self.first_position, self.first_position + len(self.drafts))
+        return upload(torch.tensor(self.drafts, dtype=torch.int64), self.raw.device)
 
 
-class Criterion(ABC):
+class Measure(ABC):
+    """What can be asked about positions. Equal ones are answered together."""
+
+    needs_draft = False
+    """Whether it needs the drafter's distributions, whose forms differ between rounds."""
+
+    @abstractmethod
+    def measure(self, at: Evidence) -> Tensor:
+        """Return each position's numbers, on the logits' device: [n, numbers], main one first."""
+
+
+class Criterion(Measure):
     """A test of one position, on numbers measured there."""
 
     entropy = False
@@ -56,10 +70,6 @@ class Criterion(ABC):
     def always(self) -> bool:
         """Whether everything is accepted, so that nothing has to be measured."""
         return False
-
-    @abstractmethod
-    def measure(self, at: Evidence) -> Tensor:
-        """Return each position's numbers, on the logits' device: [n, numbers], main one first."""
 
     @abstractmethod
     def accepts(self, *numbers: float) -> bool:

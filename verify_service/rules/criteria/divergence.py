@@ -120,6 +120,8 @@ class DivergenceBelow(Criterion):
     threshold: float
     top_k: int = 0
 
+    needs_draft = True
+
     def measure(self, at: Evidence) -> Tensor:
         """Return the divergence, nats (TV: none), >= 0; KL: infinite where q lacks a token of p."""
         assert at.draft is not None

@@ -1,0 +1,180 @@
+"""Sessions judged together on a device are told what each is told alone on a CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flyspec.engine.distributions import encode
+from flyspec.engine.logits import process_logits
+from flyspec.errors import InvalidArgumentError
+from flyspec.prefix import TokenSequence
+from flyspec.rules import Rule
+from flyspec.rules.resolve import resolve_rule
+from flyspec.validation import distribution_spec
+from flyspec.values.admin import ModelInfo
+from flyspec.values.rounds import Budget, OpenWindow, Verdict, VerifyRound
+from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
+from tests.examples import examples
+from verify_service.rules import readings
+from verify_service.sessions import TargetSession
+from verify_service.verdicts import RoundContext, RoundJudge
+
+VOCABULARY = 16
+INFO = ModelInfo("m", "", VOCABULARY, 200)
+JUDGE = RoundJudge([15], [14, 15])
+RULES = [
+    Rule("exact"),
+    Rule("fly", 1, 0.1),
+    Rule("fly-paper", 1),
+    Rule("fly-reference", 1),
+    Rule("margin", margin_threshold=2.0, fly_window_size=2),
+    Rule("fuzzy", divergence_threshold=0.5),
+    Rule("fuzzy-reference", divergence_threshold=2.0),
+    Rule("rejection"),
+    Rule("typical"),
+    Rule("random", random_acceptance=0.7),
+]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(1.0),
+    SamplingParams(0.7, top_p=0.9, top_k=6),
+    SamplingParams(1.3, min_p=0.05),
+    SamplingParams(repetition_penalty=1.2, min_tokens=9),
+    SamplingParams(0.9, presence_penalty=0.5, logit_bias=((3, 1.5),)),
+]
+
+
+@st.composite
+def sessions(draw: st.DrawFn) -> tuple[TargetSession, int, dict[str, Any]]:
+    """A session, its number of drafts, and what is unusual about its round."""
+    length = draw(st.integers(2, 6))
+    logprobs = draw(st.sampled_from([None, None, 0, 3, 20]))
+    session = TargetSession(
+        TokenSequence(list(range(1, length + 1))), 1, draw(st.sampled_from(RULES)),
+        draw(st.sampled_from(SAMPLINGS)), draw(st.integers(0, 2**64 - 1)), INFO, logprobs,
+    )  # fmt: skip
+    drafts = draw(st.integers(0, 6))
+    options: dict[str, Any] = {}
+    if drafts and logprobs is not None and draw(st.integers(0, 4)) == 0:
+        options["teacher_forced"] = True
+    if session.rule.name == "margin" and draw(st.booleans()):
+        given = None if logprobs is None else TokenLogprobs(-0.5)
+        options["open_window"] = OpenWindow(length - 1, 3, 2, 0.1, given)
+    if draw(st.integers(0, 3)) == 0:
+        options["budget"] = Budget(1, 2.0)
+    if draw(st.integers(0, 5)) == 0:
+        options["exact_until_position"] = length + 2
+    return session, drafts, options
+
+
+def with_round(
+    session: TargetSession, rows: torch.Tensor, options: dict[str, Any], number: int
+) -> RoundContext:
+    """Drafts of which most are the target's, and distributions if the rule needs them."""
+    generator = torch.Generator().manual_seed(number)
+    count = len(rows) - 1
+    drafts = rows[:-1].argmax(dim=-1)
+    others = torch.randint(VOCABULARY, (count,), generator=generator)
+    drafts = torch.where(torch.rand(count, generator=generator) < 0.7, drafts, others)
+    round_ = VerifyRound(1, len(session.sequence), [], drafts.tolist(), **options)
+    spec = distribution_spec(resolve_rule(session.rule), session.sampling)
+    sent: list[TokenDistribution] = []
+    if spec is not None and count:
+        noise = torch.randn(rows[:-1].shape, generator=generator)
+        simple = SamplingParams(session.sampling.temperature)
+        sent = encode(process_logits(rows[:-1].float() + 0.3 * noise, simple), spec)
+        for index in range(count):
+            if number % 5 == index:
+                sent[index] = TokenDistribution()
+        if number % 11 == 0:
+            sent[0] = TokenDistribution(b"\x00\xfc" * VOCABULARY)  # -inf
+    return RoundContext(session, round_, sent)
+
+
+def near(one: object, other: object) -> bool:
+    """Equal, but for the last bits of numbers and the details of errors."""
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-5)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(near, one, other))
+    if isinstance(one, Exception):
+        return type(one) is type(other) and str(one) == str(other)
+    if isinstance(one, Verdict) and isinstance(other, Verdict):
+        names = [
+            "keep_length",
+            "next_token_id",
+            "decisions",
+            "open_window",
+            "start_length",
+            "logprobs",
+        ]
+        return all(near(getattr(one, name), getattr(other, name)) for name in names)
+    return one == other
+
+
+@given(
+    st.lists(sessions(), min_size=1, max_size=8),
+    st.integers(0, 2**32),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+    st.integers(0, 9),
+)
+@settings(max_examples=examples(120), deadline=None)
+def test_together_as_alone(drawn, number, dtype, bad) -> None:
+    widths = [drafts + 1 for _, drafts, _ in drawn]
+    generator = torch.Generator().manual_seed(number)
+    packed = (2 * torch.randn(sum(widths), VOCABULARY, generator=generator)).to(dtype)
+    parts = packed.split(widths)
+    rounds = [
+        (with_round(session, rows, options, number + i), rows)
+        for i, ((session, _, options), rows) in enumerate(zip(drawn, parts, strict=True))
+    ]
+    if not bad:
+        packed[number % len(packed), 5] = math.nan
+    before = packed.clone()
+    together = JUDGE.judge_all(rounds, at_once=True)
+    assert torch.equal(packed.nan_to_num(), before.nan_to_num())
+    for round_, found in zip(rounds, together, strict=True):
+        (alone,) = JUDGE.judge_all([round_])
+        assert near(found, alone), (round_, found, alone)
+
+
+def test_logprobs_cost_no_further_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, original = [], readings.read
+
+    def read(tables: list[torch.Tensor]) -> list[float]:
+        reads.append(len(tables))
+        return original(tables)
+
+    monkeypatch.setattr(readings, "read", read)
+    rows = torch.randn(20, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    rounds = []
+    for i, rule in enumerate([Rule("exact"), Rule("fly"), Rule("rejection"), Rule("fuzzy")]):
+        sampling = SamplingParams(float(i % 2))
+        session = TargetSession(TokenSequence([1, 2]), 2, rule, sampling, i, INFO, logprobs=i)
+        part = rows[5 * i : 5 * i + 5]
+        rounds.append((with_round(session, part, {}, 6 + i), part))
+    found = JUDGE.judge_all(rounds, at_once=True)
+    assert all(isinstance(verdict, Verdict) and verdict.logprobs for verdict in found)
+    assert len(reads) == 1
+
+
+def test_a_round_with_bad_distributions_fails_alone() -> None:
+    rows = torch.zeros(4, VOCABULARY)
+    contexts = []
+    for sent in (b"\x00\xfc" * VOCABULARY, b"\x00\x00" * VOCABULARY):
+        session = TargetSession(
+            TokenSequence([1]), 1, Rule("rejection"), SamplingParams(1.0), 3, INFO
+        )
+        round_ = VerifyRound(1, 1, [], [4])
+        contexts.append(RoundContext(session, round_, [TokenDistribution(sent)]))
+    parts = rows.split(2)
+    refused, verdict = JUDGE.judge_all([*zip(contexts, parts, strict=True)], at_once=True)
+    assert isinstance(refused, InvalidArgumentError)
+    assert str(refused).startswith("distributions[0].log_probs: NaN")
+    assert isinstance(verdict, Verdict)

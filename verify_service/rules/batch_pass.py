@@ -1,0 +1,173 @@
+"""One pass over the logits of many rounds on a device: queues everything, reads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from flyspec.engine.batched_logits import RowSampling, draw_rows, packed, truncates, warp_rows
+from flyspec.engine.logits import adjust, adjusts, computable, logprob_table
+from flyspec.engine.sampling import TARGET_STREAM, likeliest, row_keys
+from flyspec.engine.upload import upload
+from verify_service.rules.batch_answers import BatchAnswers
+from verify_service.rules.criteria import Evidence, Measure
+from verify_service.rules.inquiry import Inquiry
+from verify_service.rules.readings import Readings
+from verify_service.rules.speculative_sampling import CORRECTION
+
+MOST_LOGITS = 1 << 24
+"""Maximum logits per pass, unless a single round has more. Noise and sorting take up to 32 bytes
+for each, and models and their caches leave little memory."""
+
+
+class BatchPass:
+    """Answers the inquiries of rounds that agree in `kind`.
+
+    `found` has each one's answers, for use once the readings are read, or the error that it alone
+    fails with.
+    """
+
+    def __init__(self, inquiries: Sequence[Inquiry], readings: Readings) -> None:
+        self._inquiries, self._readings = inquiries, readings
+        self._rounds = [inquiry.round for inquiry in inquiries]
+        self._answers = [BatchAnswers(inquiry) for inquiry in inquiries]
+        self.found: list[BatchAnswers | Exception] = [*self._answers]
+        self._joined, self._rows_of = cache(self._join), cache(self._find_rows)
+        views = [round_.logits for round_ in self._rounds]
+        if adjusts(self._rounds[0].sampling):
+            scores = torch.cat([self._adjusted(which) for which in range(len(views))])
+            self._raw, self._firsts = packed(views, gaps=False)
+        else:
+            self._raw, self._firsts = packed(views)
+            scores = self._raw
+        self._greedy = self._rounds[0].sampling.greedy
+        self._processed = scores if self._greedy else self._warped(scores)
+
+    @staticmethod
+    def kind(inquiry: Inquiry) -> object:
+        """Return what has to be the same for all rounds of a pass, besides the device."""
+        sampling, logits = inquiry.round.sampling, inquiry.round.logits
+        return adjusts(sampling), sampling.greedy, logits.shape[1], logits.dtype
+
+    def run(self) -> None:
+        """Queue everything, and add it to the readings."""
+        own = self._choose()
+        self._add_logprobs(own, self._measure())
+
+    def _adjusted(self, which: int) -> Tensor:
+        round_ = self._rounds[which]
+        try:
+            return adjust(round_.logits, round_.sampling, round_.history, round_.drafts)
+        except Exception as error:
+            self.found[which] = error
+            return computable(round_.logits)
+
+    def _warped(self, scores: Tensor) -> Tensor:
+        rows = [self._rounds[0].sampling] * len(scores)  # also of rows that belong to no round
+        for round_, first in zip(self._rounds, self._firsts, strict=True):
+            width = len(round_.logits)
+            rows[first : first + width] = [round_.sampling] * width
+        sampling = RowSampling.of(rows, scores.device)
+        return warp_rows(scores, sampling, any(map(truncates, rows)))
+
+    def _find_rows(self, which: tuple[int, ...]) -> Tensor | None:
+        """Return the indices of some rounds' rows, int64; None for those of all rounds."""
+        if len(which) == len(self._rounds):
+            return None
+        firsts = self._firsts
+        rows = [firsts[i] + row for i in which for row in range(len(self._rounds[i].logits))]
+        return upload(torch.tensor(rows), self._raw.device)
+
+    def _join(self, which: tuple[int, ...]) -> tuple[Evidence, list[int]]:
+        """Return the evidence on all rows of some rounds, and the first row of each.
+
+        A row without a draft has token 0.
+        """
+        raw, processed, firsts = self._raw, self._processed, self._firsts
+        rounds = [self._rounds[i] for i in which]
+        rows = self._rows_of(which)
+        if rows is not None:
+            processed = processed.index_select(0, rows)
+            raw = processed if self._processed is raw else raw.index_select(0, rows)
+            firsts = [0, *accumulate(len(round_.logits) for round_ in rounds)][:-1]
+        drafts, positions, seeds = [0] * len(raw), [0] * len(raw), [0] * len(raw)
+        for round_, first in zip(rounds, firsts, strict=True):
+            start, width = round_.start_position, len(round_.logits)
+            drafts[first : first + width - 1] = round_.drafts
+            positions[first : first + width] = range(start, start + width)
+            seeds[first : first + width] = [round_.seed] * width
+        return Evidence(raw, processed, drafts, positions, seeds), firsts
+
+    def _choose(self) -> Tensor:
+        """Choose all rounds' tokens from each of their streams; return those of `TARGET_STREAM`."""
+        asking: dict[int, list[int]] = {}
+        for which, inquiry in enumerate(self._inquiries):
+            for stream in inquiry.streams:
+                asking.setdefault(stream, []).append(which)
+        chosen: dict[int, Tensor] = {}
+        for stream, members in asking.items():
+            at, firsts = self._joined(tuple(members))
+            if self._greedy:
+                chosen[stream] = likeliest(at.processed)
+            else:
+                keys = torch.tensor(row_keys(at.seed, at.positions, stream))
+                keys = upload(keys, at.raw.device)
+                greedy = torch.zeros_like(keys, dtype=torch.bool)
+                chosen[stream] = draw_rows(at.processed, keys, greedy)
+            reading = self._readings.add(chosen[stream][:, None])
+            for which, first in zip(members, firsts, strict=True):
+                self._answers[which].tokens_at[stream] = reading, first
+        return chosen[TARGET_STREAM]
+
+    def _measure(self) -> dict[int, Tensor]:
+        """Take all measures; return the corrections [K, 1] of the rounds that draw some."""
+        asking: dict[Measure, list[int]] = {}
+        corrections: dict[int, Tensor] = {}
+        for which, (inquiry, round_) in enumerate(zip(self._inquiries, self._rounds, strict=True)):
+            for measure in inquiry.measures if round_.drafts else ():
+                if not measure.needs_draft:
+                    asking.setdefault(measure, []).append(which)
+                    continue
+                try:
+                    table = self._alone(measure, which)
+                except Exception as error:
+                    self.found[which] = error
+                    break
+                if measure is CORRECTION:
+                    corrections[which] = table
+                self._answers[which].numbers_at[measure] = self._readings.add(table), 0
+        for measure, members in asking.items():
+            at, firsts = self._joined(tuple(members))
+            reading = self._readings.add(measure.measure(at))
+            for which, first in zip(members, firsts, strict=True):
+                self._answers[which].numbers_at[measure] = reading, first
+        return corrections
+
+    def _alone(self, measure: Measure, which: int) -> Tensor:
+        round_, first = self._rounds[which], self._firsts[which]
+        processed = self._processed[first : first + len(round_.logits)]
+        return measure.measure(round_.evidence(processed, 0, len(round_.drafts)))
+
+    def _add_logprobs(self, own: Tensor, corrections: dict[int, Tensor]) -> None:
+        """Add those of all tokens that may be asked for, as the verdict decides on the rows."""
+        tops = {i: each.top_logprobs for i, each in enumerate(self._inquiries)}
+        wanted = {i: top for i, top in tops.items() if top is not None}
+        if not wanted:
+            return
+        at, firsts = self._joined(tuple(wanted))
+        rows = self._rows_of(tuple(wanted))
+        own = own if rows is None else own.index_select(0, rows)
+        corrected = torch.zeros_like(own)
+        for which, first in zip(wanted, firsts, strict=True):
+            if which in corrections:
+                table = corrections[which]
+                corrected[first : first + len(table)] = table[:, 0]
+        # Tokens of rows that are not finite are negative; nobody asks for those.
+        token_ids = torch.stack([at.token_ids, own, corrected], dim=-1).clamp_(min=0)
+        reading = self._readings.add(logprob_table(at.raw, token_ids, max(wanted.values())))
+        for which, first in zip(wanted, firsts, strict=True):
+            self._answers[which].logprobs_at = reading, first

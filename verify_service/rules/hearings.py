@@ -1,0 +1,88 @@
+"""Decides rounds once their inquiries are answered: each by itself on a CPU, else all together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import ParamSpec
+
+import torch
+
+from flyspec.values.rounds import Verdict
+from verify_service.rules.batch_pass import MOST_LOGITS, BatchPass
+from verify_service.rules.inquiry import Answers, Hearing, Inquiry
+from verify_service.rules.lazy_answers import LazyAnswers
+from verify_service.rules.readings import Readings
+
+P = ParamSpec("P")
+
+
+def decide_all(
+    hearings: Sequence[Hearing], at_once: bool | None = None
+) -> list[Verdict | Exception]:
+    """Return each round's verdict, or the error that it alone fails with.
+
+    All logits are on one device. `at_once` computes all that may be needed and reads it in one
+    transfer; the default is to do so except on a CPU.
+    """
+    if at_once is None:
+        at_once = any(hearing.inquiry.round.logits.device.type != "cpu" for hearing in hearings)
+    inquiries = [hearing.inquiry for hearing in hearings]
+    answers = answer_together(inquiries) if at_once else [None] * len(hearings)
+    found: list[Verdict | Exception] = []
+    for hearing, answer in zip(hearings, answers, strict=True):
+        if isinstance(answer, Exception):
+            found.append(answer)
+            continue
+        try:
+            found.append(hearing.decide(answer or LazyAnswers(hearing.inquiry)))
+        except Exception as error:
+            found.append(error)
+    return found
+
+
+def alone(hear: Callable[P, Hearing]) -> Callable[P, Verdict]:
+    """Turn a first half into a function of the same arguments that returns or raises at once."""
+
+    @wraps(hear)
+    def judge(*args: P.args, **kwargs: P.kwargs) -> Verdict:
+        (found,) = decide_all([hear(*args, **kwargs)])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return judge
+
+
+@torch.inference_mode()
+def answer_together(inquiries: Sequence[Inquiry]) -> Sequence[Answers | Exception]:
+    """Return the answers to each inquiry, or what prevents them.
+
+    Nothing depends on what the logits are, so that all is queued behind the forward that computes
+    them; then everything is read in one transfer.
+    """
+    readings = Readings()
+    found: dict[int, Answers | Exception] = {}
+    for members in _passes(inquiries):
+        one = BatchPass([inquiries[i] for i in members], readings)
+        one.run()
+        found.update(zip(members, one.found, strict=True))
+    readings.read()
+    return [found[i] for i in range(len(inquiries))]
+
+
+def _passes(inquiries: Sequence[Inquiry]) -> Iterator[list[int]]:
+    """Divide inquiries by kind, and those of a kind by size."""
+    kinds: dict[object, list[int]] = {}
+    for index, inquiry in enumerate(inquiries):
+        kinds.setdefault(BatchPass.kind(inquiry), []).append(index)
+    for members in kinds.values():
+        part, size = list[int](), 0
+        for index in members:
+            more = inquiries[index].round.logits.numel()
+            if part and size + more > MOST_LOGITS:
+                yield part
+                part, size = [], 0
+            part.append(index)
+            size += more
+        yield part

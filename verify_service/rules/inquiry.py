@@ -1,0 +1,99 @@
+"""Judging in two halves: what a round asks about its logits, and its verdict from the answers.
+
+The first half reads nothing, so that the questions of many rounds can be answered in one pass over
+a device (`batch_answers`); the second half has only plain numbers to decide on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from flyspec.engine.distributions import Distributions
+from flyspec.engine.logits import process_logits
+from flyspec.engine.model import History
+from flyspec.engine.sampling import choose_processed
+from flyspec.values.rounds import Verdict
+from flyspec.values.tokens import SamplingParams, TokenLogprobs
+from verify_service.rules.criteria import Evidence, Measure
+
+
+class Round(NamedTuple):
+    """A round to judge: K drafted tokens up to their first EOS, and logits [K + 1, V].
+
+    `start_position` is the absolute position of the first draft. `history` is the sequence before
+    it, needed for penalties; `draft` holds the drafter's distributions, K rows.
+    """
+
+    drafts: Sequence[int]
+    logits: Tensor
+    sampling: SamplingParams
+    seed: int
+    start_position: int
+    history: History | None = None
+    draft: Distributions | None = None
+
+    def processed(self) -> Tensor:
+        """The logits that the target samples from, [K + 1, V]."""
+        return process_logits(self.logits, self.sampling, self.history, self.drafts)
+
+    def choose(self, processed: Tensor, first: int, stop: int, stream: int) -> Tensor:
+        """Return the target's tokens at indices `first` to `stop` (exclusive): [stop - first]."""
+        positions = range(self.start_position + first, self.start_position + stop)
+        rows = processed[first:stop]
+        return choose_processed(rows, self.sampling, positions, self.seed, stream)
+
+    def evidence(self, processed: Tensor, start: int, stop: int) -> Evidence:
+        """Return the evidence on the drafts at indices `start` to `stop` (exclusive)."""
+        return Evidence(
+            self.logits[start:stop],
+            processed[start:stop],
+            self.drafts[start:stop],
+            range(self.start_position + start, self.start_position + stop),
+            self.seed,
+            self.draft and self.draft.rows(start, stop),
+        )
+
+
+class Inquiry(NamedTuple):
+    """What has to be known of a round's logits.
+
+    `streams` are those of the target's own tokens at all K + 1 indices, `measures` are of the K
+    drafts. With `top_logprobs`, log-probabilities may be asked for, with so many likely tokens.
+    """
+
+    round: Round
+    streams: Sequence[int]
+    measures: Sequence[Measure]
+    top_logprobs: int | None = None
+
+
+class Answers(Protocol):
+    """The answers to one inquiry, by index from 0."""
+
+    def tokens(self, stream: int, first: int, stop: int) -> list[int]:
+        """Return the target's own tokens from one of the streams, up to `stop` (exclusive).
+
+        Raises `FloatingPointError` where logits are not finite.
+        """
+
+    def numbers(self, which: int, index: int) -> Sequence[float]:
+        """Return what the inquiry's measure number `which` finds at a draft."""
+
+    def logprobs(self, first: int, token_ids: Sequence[int]) -> list[TokenLogprobs]:
+        """Return the log-probabilities of one token per row, from row `first` on.
+
+        A row's token is its draft, the target's own, or the one that replaces a rejected draft.
+        """
+
+
+class Hearing(NamedTuple):
+    """A round whose verdict awaits answers.
+
+    `decide` raises `FloatingPointError` if logits are not finite where a token is chosen.
+    """
+
+    inquiry: Inquiry
+    decide: Callable[[Answers], Verdict]
