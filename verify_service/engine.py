@@ -27,7 +27,7 @@ from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
 from verify_service.sessions import TargetSession, check_open
-from verify_service.slot_queue import SlotQueue
+from verify_service.slot_queue import SessionPlace, SlotQueue
 from verify_service.verdicts import RoundContext, RoundJudge
 
 Answer = Verdict | Exception
@@ -69,7 +69,11 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         self.costs = StepCosts()
         self._step_ns = STREAMED_NS  # of the last plainly decoded token
         self._rounds: dict[int, RoundContext] = {}  # by slot, those that wait for their step
-        self._slots = SlotQueue(model.cache.num_slots, max_waiting)
+        self._slots = SlotQueue(
+            model.cache.num_slots,
+            max_waiting,
+            free_blocks=lambda: model.cache.num_free_blocks,
+        )
         self._opened_total = 0
 
     @property
@@ -100,18 +104,23 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     def open(self, open_: VerifyOpen) -> TargetSession:
         """Open a session. Raises for bad values, or `ResourceExhaustedError` if none is free."""
         check_open(open_, self.info)
-        self._slots.take(open_.orchestrator_id)
-        return self._opened(open_)
+        place = self._slots.take(open_.orchestrator_id, self._blocks_of(open_))
+        return self._opened(open_, place)
 
     async def open_in_turn(self, open_: VerifyOpen) -> TargetSession:
-        """Open a session, waiting for a slot if `waited_ms` is set."""
+        """Open a session, waiting for room if `waited_ms` is set."""
         if open_.waited_ms is None:
             return self.open(open_)
         check_open(open_, self.info)
-        await self._slots.wait(open_.waited_ms / 1e3, open_.orchestrator_id)
-        return self._opened(open_)
+        place = await self._slots.wait(
+            open_.waited_ms / 1e3, open_.orchestrator_id, self._blocks_of(open_)
+        )
+        return self._opened(open_, place)
 
-    def _opened(self, open_: VerifyOpen) -> TargetSession:
+    def _blocks_of(self, open_: VerifyOpen) -> int:
+        return self.model.cache.blocks_to_open(len(open_.token_ids))
+
+    def _opened(self, open_: VerifyOpen, place: SessionPlace) -> TargetSession:
         self._opened_total += 1
         return TargetSession(
             sequence=TokenSequence(open_.token_ids),
@@ -120,8 +129,8 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             sampling=open_.sampling,
             seed=open_.seed,
             info=self.info,
+            place=place,
             logprobs=open_.logprobs,
-            orchestrator_id=open_.orchestrator_id,
         )
 
     def submit(
@@ -159,11 +168,12 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
 
     def close(self, session: TargetSession) -> None:
         """Close the session; its slot is free before the next session's first round."""
-        self._slots.give_back(session.orchestrator_id)
+        self._slots.give_back(session.place)
 
         def release() -> None:
             if session.slot is not None:
                 self.model.cache.release(session.slot)
+                self._slots.look_again()
 
         self.drop(session, release)
 
@@ -248,6 +258,9 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             finally:
                 del self._rounds[slot]
             result = ran.result
+            if not session.place.has_run:
+                session.place.has_run = True
+                self._slots.look_again()
             if isinstance(result, Drafted):
                 judging_ns = perf_counter_ns()
                 verdict = _plain_verdict(len(session.sequence), result)

@@ -15,6 +15,7 @@ from flyspec.validation import validate_sampling
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import OpenWindow, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
+from verify_service.slot_queue import SessionPlace
 
 MAX_ORCHESTRATOR_ID_CHARACTERS = 64
 
@@ -76,8 +77,8 @@ class TargetSession:
     sampling: SamplingParams
     seed: int
     info: ModelInfo
+    place: SessionPlace
     logprobs: int | None = None
-    orchestrator_id: str = ""
     slot: int | None = None
     cached: int = 0
     interrupted: bool = False

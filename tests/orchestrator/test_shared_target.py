@@ -57,7 +57,7 @@ class Shared:
 
     async def _run(self, number: int, name: str, arrived: float) -> None:
         async with self.admissions[name].visit("client") as visit, visit.slot(1):
-            await self.queue.wait(self.now - arrived, name)
+            place = await self.queue.wait(self.now - arrived, name)
             try:
                 visit.granted()
                 self.served.append(number)
@@ -65,7 +65,7 @@ class Shared:
                 await self.running[number].wait()
             finally:
                 self.running.pop(number, None)
-                self.queue.give_back(name)
+                self.queue.give_back(place)
 
     async def end(self, number: int) -> None:
         self.now += 0.25
