@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -106,8 +107,8 @@ def near(one: object, other: object) -> bool:
     if isinstance(one, Exception):
         return type(one) is type(other) and str(one) == str(other)
     if isinstance(one, Verdict) and isinstance(other, Verdict):
-        names = "keep_length next_token_id decisions open_window start_length logprobs".split()
-        return all(near(getattr(one, name), getattr(other, name)) for name in names)
+        parts = attrgetter("keep_length", "next_token_id", "decisions", "open_window", "logprobs")
+        return near(parts(one), parts(other))
     return one == other
 
 
