@@ -141,9 +141,9 @@ def decode(
         )
     joined = bytearray().join(distributions[i].log_probs for i in whole)
     half = np.frombuffer(joined, dtype=_HALF).reshape(-1, vocab_size)
-    refused = dict(zip(whole, _not_numbers(half), strict=True))
-    for index, draft in enumerate(drafts):
-        if refused.get(index):
+    refused = [whole[row] for row in _not_numbers(half)] if whole else []
+    for index, draft in enumerate(drafts if refused or renormalise else ()):
+        if index in refused:
             raise _not_finite(index)
         if renormalise:
             _check_drafted(index, distributions[index], draft)
@@ -236,27 +236,26 @@ def _read_lists(
         else:
             values[row, 0] = 0.0
             tokens[row] = drafts[index]
-    for index, refused in zip(rows, _not_numbers(values), strict=True):
-        if refused:
-            raise _not_finite(index)
     half = torch.from_numpy(values)
-    read = _normalise(half, listed=True) if renormalise else half.float()
+    sent = half.float()
+    for index, largest in zip(rows, sent.amax(dim=-1).tolist() if rows else (), strict=True):
+        if not math.isfinite(largest):  # nor are NaN, +inf, and nothing but -inf
+            raise _not_finite(index)
+    read = _normalise(half, listed=True) if renormalise else sent
     return upload(read, device), upload(torch.from_numpy(tokens), device)
 
 
-def _not_numbers(half: NDArray[np.float16]) -> list[bool]:
-    """Return which rows [rows, n] hold NaN or +inf, or nothing but -inf.
+def _not_numbers(half: NDArray[np.float16]) -> list[int]:
+    """Return the rows that hold NaN or +inf, or nothing but -inf.
 
     Compares bits, in place: of those with a sign, NaN alone is above -inf; of those without, +inf
     and NaN are above all numbers.
     """
-    if not half.size:
-        return [True] * len(half)
     bits, signed = half.view("<u2"), half.view("<i2")
     largest, nothing = bits.max(axis=-1), bits.min(axis=-1) == _SIGN | _INFINITY
     refused = (largest > _SIGN | _INFINITY) | (signed.max(axis=-1) >= _INFINITY) | nothing
-    found: list[bool] = refused.tolist()
-    return found
+    rows: list[int] = refused.nonzero()[0].tolist()
+    return rows
 
 
 def _not_finite(index: int) -> InvalidArgumentError:

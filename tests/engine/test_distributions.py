@@ -262,6 +262,27 @@ def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:
             decode([distribution], [token], V, renormalise=True)
 
 
+def test_without_renormalising_a_draft_of_probability_zero_does_not_hide_what_is_wrong() -> None:
+    good = TokenDistribution(halves(-math.inf, *[-3.0] * (V - 1)))
+    nothing = TokenDistribution(halves(*[-math.inf] * V))
+    with pytest.raises(InvalidArgumentError, match=r"distributions\[1\].log_probs: NaN"):
+        decode([good, nothing], [0, 0], V, renormalise=False)
+    with pytest.raises(InvalidArgumentError, match=r"distributions\[0\]: .* probability 0"):
+        decode([good, nothing], [0, 0], V, renormalise=True)
+
+
+def test_bits_tell_which_rows_torch_finds_not_finite() -> None:
+    for pattern in range(1 << 16):
+        if pattern & 0x3FF in (0, 1, 0x3FF):  # the edges of each exponent
+            sent = struct.pack(f"<{V}H", *[0xFC00] * (V - 1), pattern)
+            largest = torch.frombuffer(bytearray(sent), dtype=torch.float16).float().amax()
+            if largest.isfinite():
+                decode([TokenDistribution(sent)], [0], V, renormalise=False)
+                continue
+            with pytest.raises(InvalidArgumentError, match="NaN, "):
+                decode([TokenDistribution(sent)], [0], V, renormalise=False)
+
+
 def test_sizes_on_the_wire() -> None:
     """Bytes per token: 2 V for all, 2 plus an ID of up to 3 bytes for a listed one, 2 for none."""
     vocab_size = 128_256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -23,9 +24,11 @@ from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogpro
 from tests.examples import examples
 from verify_service.rules import readings
 from verify_service.sessions import TargetSession
+from verify_service.slot_queue import SessionPlace
 from verify_service.verdicts import RoundContext, RoundJudge
 
 VOCABULARY = 16
+PLACE = SessionPlace("", 0, has_run=True)
 INFO = ModelInfo("m", "", VOCABULARY, 200)
 JUDGE = RoundJudge([15], [14, 15])
 RULES = [
@@ -57,7 +60,7 @@ def sessions(draw: st.DrawFn) -> tuple[TargetSession, int, dict[str, Any]]:
     logprobs = draw(st.sampled_from([None, None, 0, 3, 20]))
     session = TargetSession(
         TokenSequence(list(range(1, length + 1))), 1, draw(st.sampled_from(RULES)),
-        draw(st.sampled_from(SAMPLINGS)), draw(st.integers(0, 2**64 - 1)), INFO, logprobs,
+        draw(st.sampled_from(SAMPLINGS)), draw(st.integers(0, 2**64 - 1)), INFO, PLACE, logprobs,
     )  # fmt: skip
     drafts = draw(st.integers(0, 6))
     options: dict[str, Any] = {}
@@ -106,15 +109,8 @@ def near(one: object, other: object) -> bool:
     if isinstance(one, Exception):
         return type(one) is type(other) and str(one) == str(other)
     if isinstance(one, Verdict) and isinstance(other, Verdict):
-        names = [
-            "keep_length",
-            "next_token_id",
-            "decisions",
-            "open_window",
-            "start_length",
-            "logprobs",
-        ]
-        return all(near(getattr(one, name), getattr(other, name)) for name in names)
+        parts = attrgetter("keep_length", "next_token_id", "decisions", "open_window", "logprobs")
+        return near(parts(one), parts(other))
     return one == other
 
 
@@ -156,7 +152,9 @@ def test_logprobs_cost_no_further_read(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = []
     for i, rule in enumerate([Rule("exact"), Rule("fly"), Rule("rejection"), Rule("fuzzy")]):
         sampling = SamplingParams(float(i % 2))
-        session = TargetSession(TokenSequence([1, 2]), 2, rule, sampling, i, INFO, logprobs=i)
+        session = TargetSession(
+            TokenSequence([1, 2]), 2, rule, sampling, i, INFO, PLACE, logprobs=i
+        )
         part = rows[5 * i : 5 * i + 5]
         rounds.append((with_round(session, part, {}, 6 + i), part))
     found = JUDGE.judge_all(rounds, at_once=True)
@@ -169,7 +167,7 @@ def test_a_round_with_bad_distributions_fails_alone() -> None:
     contexts = []
     for sent in (b"\x00\xfc" * VOCABULARY, b"\x00\x00" * VOCABULARY):
         session = TargetSession(
-            TokenSequence([1]), 1, Rule("rejection"), SamplingParams(1.0), 3, INFO
+            TokenSequence([1]), 1, Rule("rejection"), SamplingParams(1.0), 3, INFO, PLACE
         )
         round_ = VerifyRound(1, 1, [], [4])
         contexts.append(RoundContext(session, round_, [TokenDistribution(sent)]))
