@@ -89,26 +89,7 @@ def draw_rows(processed: Tensor, keys: Tensor, greedy: Tensor) -> Tensor:
     return likeliest(torch.where(greedy[:, None], processed, processed + noise))
 
 
-def packed(views: Sequence[Tensor], gaps: bool = True) -> tuple[Tensor, list[int]]:
-    """Return one tensor [R, V] with all rows of some [rows, V], and the first row of each.
-
-    Neighbours in memory, as a forward returns them, are not copied. Between them may be a few rows
-    that belong to none, unless `gaps` is False.
-    """
-    first = views[0]
-    vocab_size = first.shape[-1]
-    begin = [view.storage_offset() for view in views]
-    storage = first.untyped_storage().data_ptr()
-    ends = [at + view.numel() for at, view in zip(begin, views, strict=True)]
-    needed = sum(view.numel() for view in views)
-    if (
-        all(view.is_contiguous() for view in views)
-        and all(view.untyped_storage().data_ptr() == storage for view in views)
-        and all((at - begin[0]) % vocab_size == 0 for at in begin)
-        and all(end <= at for end, at in zip(ends, begin[1:], strict=False))
-        and ends[-1] - begin[0] <= (2 if gaps else 1) * needed
-    ):
-        rows = (ends[-1] - begin[0]) // vocab_size
-        whole = first.as_strided((rows, vocab_size), (vocab_size, 1), begin[0])
-        return whole, [(at - begin[0]) // vocab_size for at in begin]
-    return torch.cat([*views]), [0, *accumulate(view.shape[0] for view in views)][:-1]
+def joined(views: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
+    """Return one tensor [R, V] with the rows of some [rows, V], and the first row of each."""
+    firsts = [0, *accumulate(view.shape[0] for view in views)][:-1]
+    return (views[0] if len(views) == 1 else torch.cat([*views])), firsts

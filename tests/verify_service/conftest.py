@@ -10,8 +10,9 @@ import torch
 
 from flyspec import rpc
 from flyspec.config import VerifySettings
+from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.loading import load_model
-from flyspec.engine.runner import ModelRunner
+from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.scheduler import StepBudget
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.engine import VerifyEngine
@@ -30,10 +31,20 @@ def loaded(target_dir):
     return load_model(target_dir, "cpu", "float64")
 
 
+CACHES = {"slots": None, "blocks": Paging(16), "fixed": Paging(16, attention="sdpa")}
+"""Slots; blocks, attended to by segments; blocks, in the fixed shapes of captured steps."""
+
+
 @pytest.fixture
-def engine(target_dir, loaded):
+def engine(target_dir, loaded, request):
+    """An engine over slots, or over what the test's indirect parameter names in `CACHES`."""
+    kind = getattr(request, "param", "slots")
     # A model of its own: a runner replaces its attention, and `loaded` is what it is compared with.
-    runner = ModelRunner(load_model(target_dir, "cpu", "float64"), num_slots=4)
+    own = load_model(target_dir, "cpu", "float64")
+    runner = ModelRunner(own, num_slots=4, paging=CACHES[kind])
+    if kind == "fixed":
+        runner.accelerate(eagerly, compiled=False)
+        runner.cache.forget()
     budget = StepBudget(prefill_chunk=16)
     engine = VerifyEngine(runner, loaded.tokenizer, 64, budget=budget)
     engine.start()

@@ -16,7 +16,10 @@ from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from tests.verify_service.conftest import CACHES
 from tests.verify_service.sessions import EXACT, GREEDY, PROMPT, answers, opening
+
+pytestmark = pytest.mark.parametrize("engine", CACHES, indirect=True)
 
 
 async def speculate(engine, session, sequence, num_tokens, propose):

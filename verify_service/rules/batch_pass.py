@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from flyspec.engine.batched_logits import RowSampling, draw_rows, packed, truncates, warp_rows
+from flyspec.engine.batched_logits import RowSampling, draw_rows, joined, truncates, warp_rows
 from flyspec.engine.logits import adjust, adjusts, computable, logprob_table
 from flyspec.engine.sampling import TARGET_STREAM, likeliest, row_keys
 from flyspec.engine.upload import upload
@@ -37,13 +37,10 @@ class BatchPass:
         self._answers = [BatchAnswers(inquiry) for inquiry in inquiries]
         self.found: list[BatchAnswers | Exception] = [*self._answers]
         self._joined, self._rows_of = cache(self._join), cache(self._find_rows)
-        views = [round_.logits for round_ in self._rounds]
+        self._raw, self._firsts = joined([round_.logits for round_ in self._rounds])
+        scores = self._raw
         if adjusts(self._rounds[0].sampling):
-            scores = torch.cat([self._adjusted(which) for which in range(len(views))])
-            self._raw, self._firsts = packed(views, gaps=False)
-        else:
-            self._raw, self._firsts = packed(views)
-            scores = self._raw
+            scores = torch.cat([self._adjusted(which) for which in range(len(inquiries))])
         self._greedy = self._rounds[0].sampling.greedy
         self._processed = scores if self._greedy else self._warped(scores)
 
@@ -67,10 +64,7 @@ class BatchPass:
             return computable(round_.logits)
 
     def _warped(self, scores: Tensor) -> Tensor:
-        rows = [self._rounds[0].sampling] * len(scores)  # also of rows that belong to no round
-        for round_, first in zip(self._rounds, self._firsts, strict=True):
-            width = len(round_.logits)
-            rows[first : first + width] = [round_.sampling] * width
+        rows = [round_.sampling for round_ in self._rounds for _ in range(len(round_.logits))]
         sampling = RowSampling.of(rows, scores.device)
         return warp_rows(scores, sampling, any(map(truncates, rows)))
 

@@ -1,0 +1,113 @@
+"""How often a step waits for its device: once, whoever is in it and whatever they ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flyspec.engine.cache_table import Claim
+from flyspec.engine.loading import load_model
+from flyspec.engine.runner import ModelRunner, Paging
+from flyspec.rules import Rule
+from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.tokens import SamplingParams
+from tests.engine.test_captured_graphs import capture
+from tests.stand_in import NAME, register
+from tests.stand_in_counts import counting
+from tests.verify_service.sessions import answers, opening
+from verify_service.engine import VerifyEngine
+
+SESSIONS: dict[str, VerifyOpen] = {
+    "exact": opening([5, 6, 7]),
+    "fly, sampled": opening([9, 8], rule=Rule("fly"), sampling=SamplingParams(temperature=0.8)),
+    "typical, truncated": opening(
+        [4, 4, 4], rule=Rule("typical"), sampling=SamplingParams(temperature=1.1, top_p=0.9)
+    ),
+    "margin, with log-probabilities": replace(opening([3, 1], rule=Rule("margin")), logprobs=5),
+    "penalised": opening([7, 7], sampling=SamplingParams(temperature=0.5, presence_penalty=0.5)),
+}
+
+
+@pytest.fixture
+def engine(target_dir: Any, loaded: Any) -> Any:
+    register()
+    runner = ModelRunner(
+        load_model(target_dir, NAME, "float64"), 8, paging=Paging(16, attention="sdpa")
+    )
+    runner.accelerate(capture, compiled=False)
+    runner.cache.forget()
+    engine = VerifyEngine(runner, loaded.tokenizer, 64)
+    engine.start()
+    yield engine
+    engine.stop()
+
+
+def rounds_of(engine: VerifyEngine, names: list[str]) -> list[Any]:
+    """What the engine's thread is asked to run together: a round of each session."""
+    wants = []
+    for number, name in enumerate(names):
+        open_ = SESSIONS[name]
+        session = engine.open(open_)
+        drafts = [11, 12, 13, 14][: 2 + number % 3]
+        round_ = VerifyRound(1, len(open_.token_ids), [], drafts)
+        work = engine._round(session, round_, (), lambda answer: None, 0)
+        wants.append((next(work), work))
+    return wants
+
+
+@pytest.mark.parametrize(
+    "names", [["exact"], ["exact"] * 4, [*SESSIONS], ["margin, with log-probabilities"] * 3]
+)
+def test_a_step_of_rounds_waits_once(engine: VerifyEngine, names: list[str]) -> None:
+    wants = rounds_of(engine, names)
+    steps = [want for want, _ in wants]
+    cache = engine.model.cache
+    claims = [Claim(want.step.slot, want.step.start, len(want.step.token_ids)) for want in steps]
+    assert all(cache.make_room(claims))
+    engine.run_batch(steps)  # captures
+    with counting() as counts:
+        found = engine.run_batch(steps)
+    assert counts.reads == counts.synchronizations == 1, counts.where
+    assert all(judged.verdict.start_length for judged in found)
+    for _, work in wants:
+        work.close()
+
+
+def test_plain_decoding_waits_once_for_several_tokens(engine: VerifyEngine) -> None:
+    session = engine.open(SESSIONS["exact"])
+    work = engine._round(
+        session, VerifyRound(1, 3, [], [], max_plain_tokens=8), (), lambda answer: None, 0
+    )
+    want = next(work)._replace(max_tokens=8)
+    engine.run_batch([want])
+    with counting() as counts:
+        (drafted,) = engine.run_batch([want])
+    assert len(drafted.token_ids) > 1
+    assert counts.reads == counts.synchronizations == 1, counts.where
+    work.close()
+
+
+async def test_verdicts_are_those_of_a_cpu(
+    engine: VerifyEngine, target_dir: Any, loaded: Any
+) -> None:
+    cpu = VerifyEngine(
+        ModelRunner(load_model(target_dir, "cpu", "float64"), 8), loaded.tokenizer, 64
+    )
+    cpu.start()
+    try:
+        for open_ in SESSIONS.values():
+            found = []
+            for each in (engine, cpu):
+                session = each.open(open_)
+                drafts = [11, 12, 13, 14, 15]
+                round_ = VerifyRound(1, len(open_.token_ids), [], drafts)
+                (verdict,) = await answers(each, session, round_)
+                found.append(verdict)
+                each.close(session)
+            one, other = found
+            assert (one.keep_length, one.next_token_id) == (other.keep_length, other.next_token_id)
+            assert [d.outcome for d in one.decisions] == [d.outcome for d in other.decisions]
+    finally:
+        cpu.stop()
