@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict
 
 from flyspec.errors import ConfigError
@@ -150,6 +150,12 @@ def served_name(name: str) -> str:
     return source if source == name and not Path(name).exists() else Path(source).resolve().name
 
 
+def _check_block_size(value: int | None) -> int | None:
+    if value not in (None, 0, 16, 32, 64, 128, 256):
+        raise ValueError("must be 0, 16, 32, 64, 128 or 256")
+    return value
+
+
 class ModelServerSettings(ServerSettings):
     """Settings common to servers with a model."""
 
@@ -174,6 +180,13 @@ class ModelServerSettings(ServerSettings):
         ge=0,
         description="bytes of KV cache per device; fewer sessions if not all fit; 0: on a GPU what "
         "--gpu-memory-utilization leaves, on a CPU room for --max-sessions",
+    )
+    block_size: Annotated[int | None, AfterValidator(_check_block_size)] = Field(
+        None,
+        ge=0,
+        description="tokens per block of the KV cache, a power of two from 16 to 256, so that "
+        "sessions take memory for what they hold; 0: a slot of the whole context for each; unset: "
+        "32 on a GPU, 0 on a CPU",
     )
     gpu_memory_utilization: float = Field(
         0.9,

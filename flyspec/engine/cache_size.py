@@ -4,9 +4,10 @@ Before, from the checkpoint's headers: a configuration that cannot work fails at
 reading 140 GB (`check_fits`). After, from what is actually free (`plan_cache`), unless
 `--kv-cache-memory-bytes` sets the size.
 
-On a GPU the KV cache is allocated up front, so it gets what `--gpu-memory-utilization` leaves. CPU
-memory is taken as slots are written (`lazy_memory`), so every session gets a slot as long as one
-slot could be filled, and the log warns if they could not all be filled at once.
+On a GPU the KV cache is allocated up front, so it gets what `--gpu-memory-utilization` leaves, and
+sessions share it in blocks. CPU memory is taken as slots are written (`lazy_memory`), so every
+session gets a slot as long as one slot could be filled, and the log warns if they could not all be
+filled at once. `--block-size` chooses the other way.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from flyspec.engine.memory import KVCachePlan, plan_kv_cache, readable
 from flyspec.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+GPU_BLOCK_SIZE = 32
+"""Default of `--block-size` on GPUs."""
 
 _ACTIVATIONS = 4
 """Copies of a token's hidden state and MLP state alive at once in a step, besides its row of
@@ -79,8 +83,7 @@ class Fit(NamedTuple):
     def sum_of(self, plan: KVCachePlan) -> str:
         """Return the sum of all memory used with this cache, as text."""
         parts = [f"{what} {readable(size)}" for what, size in self.taken.items()]
-        slots = f"{plan.num_slots} slot{'s' * (plan.num_slots > 1)}"
-        parts.append(f"KV cache {slots} x {plan.max_length} tokens {readable(plan.total_bytes)}")
+        parts.append(f"KV cache {plan.shape} {readable(plan.total_bytes)}")
         total = sum(self.taken.values()) + plan.total_bytes
         return f"{' + '.join(parts)} = {readable(total)}"
 
@@ -109,8 +112,7 @@ class Fit(NamedTuple):
 
     def _advice(self) -> str:
         """What to change, most effective first."""
-        room = self.left - self.slot.spare_bytes
-        length = max(0, room) * self.slot.max_length // self.slot.bytes_per_slot
+        length = self.slot.length_in(self.left)
         ways = [f"lower --max-model-len to {length} or less"] if length else []
         if self.device.type == "cuda" and hasattr(self.settings, "tensor_parallel_size"):
             ways.append("raise --tensor-parallel-size")
@@ -119,6 +121,13 @@ class Fit(NamedTuple):
         if not length:
             ways.append("use a smaller model or another --dtype")
         return ", ".join([*ways, "or free memory on the device"])
+
+
+def block_size(settings: ModelServerSettings, device: torch.device) -> int:
+    """Return the tokens per block of the KV cache on a device; 0: slots of the whole context."""
+    if settings.block_size is not None:
+        return settings.block_size
+    return GPU_BLOCK_SIZE if device.type == "cuda" else 0
 
 
 def check_fits(settings: ModelServerSettings, model: Checkpoint) -> None:
@@ -135,6 +144,7 @@ def check_fits(settings: ModelServerSettings, model: Checkpoint) -> None:
         model.context_length,
         model.dtype,
         tensor_parallel_size=model.tensor_parallel_size,
+        block_size=block_size(settings, model.device),
     )
     # A lower bound: each device holds whole whatever else transformers' plan does not split.
     size = model.tensor_parallel_size
@@ -158,7 +168,7 @@ def plan_cache(
     """Plan the KV cache of a loaded model, and log it. Raises `ConfigError`.
 
     `measure_step` runs a service's largest steps and returns the GPU bytes that they take; `agree`
-    returns the minimum of a number over all ranks, since all must have the same slots.
+    returns the minimum of a number over all ranks, since all must have the same slots or blocks.
     """
     device, name = loaded.model.device, loaded.info.name
     plan = partial(
@@ -167,6 +177,7 @@ def plan_cache(
         loaded.info.context_length,
         loaded.model.dtype,
         tensor_parallel_size=tensor_parallel_size,
+        block_size=block_size(settings, device),
     )
     budget = settings.kv_cache_memory_bytes
     if not budget:

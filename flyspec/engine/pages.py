@@ -7,8 +7,10 @@ short, the youngest sequence loses its contents and is computed again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -157,8 +159,9 @@ class PageTable(CacheTable):
 
         A claim gets free blocks, then those that other slots have beyond their lengths, then those
         of younger slots, the youngest first, which lose their contents; the oldest claim also those
-        of older slots without a claim, so it always has room. Returns which claims have it; those
-        of slots that lost their contents have not. What exceeds a slot is left for `reserve`.
+        of older slots without a claim, so it always has room. A claim for which all of them would
+        not do takes none. Returns which claims have room; those of slots that lost their contents
+        have not. What exceeds a slot is left for `reserve`.
         """
         in_order = sorted(claims, key=lambda claim: self._rows[claim.slot].age)
         granted: dict[int, Claim] = {}
@@ -168,18 +171,18 @@ class PageTable(CacheTable):
                 continue
             start = min(start, self.max_length)
             granted[slot] = claim = Claim(slot, start, min(count, self.max_length - start))
-            rivals = self._rivals(slot, any_age=slot == in_order[0].slot)
-            while self._missing(claim) > self.num_free_blocks:
-                if self._drop_surplus(granted):
-                    continue
-                if not rivals:
+            if self._missing(claim) > self.num_free_blocks:
+                self._drop_surplus(granted)
+            if self._missing(claim) > self.num_free_blocks:
+                rivals = self._rivals(slot, any_age=slot == in_order[0].slot)
+                if not self._fits(claim, rivals):
                     del granted[slot]
-                    break
-                preempted.add(rival := rivals.pop())
-                self._clear(rival)
-                self.preemptions += 1
-            else:
-                self.reserve(*claim)
+                    continue
+                while self._missing(claim) > self.num_free_blocks:
+                    preempted.add(rival := rivals.pop())
+                    self._clear(rival)
+                    self.preemptions += 1
+            self.reserve(*claim)
         return [claim.slot in granted for claim in claims]
 
     def blocks_to_open(self, num_tokens: int) -> int:
@@ -214,15 +217,21 @@ class PageTable(CacheTable):
         shared = sum(map(self._pool.is_shared, blocks[claim.start // self.block_size : end]))
         return shared + max(0, end - len(blocks))
 
-    def _drop_surplus(self, claims: dict[int, Claim]) -> bool:
-        """Drop all blocks beyond the lengths of slots and claims; return whether there were any."""
-        dropped = False
+    def _fits(self, claim: Claim, rivals: Sequence[int]) -> bool:
+        """Whether a claim would have room without these slots: else they lose nothing for it."""
+        others = (row.blocks for slot, row in enumerate(self._rows) if slot not in rivals)
+        kept = Counter(chain.from_iterable(others))
+        blocks = self._rows[claim.slot].blocks
+        end = self._num_blocks(claim.start + claim.num_tokens)
+        shared = sum(kept[block] > 1 for block in blocks[claim.start // self.block_size : end])
+        return shared + max(0, end - len(blocks)) <= self.num_blocks - len(kept)
+
+    def _drop_surplus(self, claims: dict[int, Claim]) -> None:
+        """Drop all blocks beyond the lengths of slots and claims."""
         for slot, row in enumerate(self._rows):
             claim = claims.get(slot)
             kept = self._num_blocks(max(row.length, claim.start + claim.num_tokens if claim else 0))
-            dropped = dropped or len(row.blocks) > kept
             self._drop(slot, kept)
-        return dropped
 
     # --- blocks of a slot -------------------------------------------------------------------
 

@@ -158,6 +158,7 @@ MEMORY: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
     (["--max-model-len", "512"], {"max_model_len": 512}, {"max_model_len": 512}),
     (["--kv-cache-memory-bytes", "9000"], {"kv_cache_memory_bytes": 9000}, {}),
     (["--draft-kv-cache-memory-bytes", "9000"], {}, {"kv_cache_memory_bytes": 9000}),
+    (["--block-size", "64"], {"block_size": 64}, {"block_size": 64}),
     (["--gpu-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}, {}),
     (["--draft-gpu-memory-utilization", "0.3"], {}, {"gpu_memory_utilization": 0.3}),
 ]
@@ -203,7 +204,9 @@ async def test_flags_of_memory_reach_the_services(
         ("draft", DraftSettings, draft),
     ):
         settings = from_command_line(kind, name, started[name])
-        for field in ("max_model_len", "kv_cache_memory_bytes", "gpu_memory_utilization"):
+        for field in (
+            "max_model_len", "kv_cache_memory_bytes", "block_size", "gpu_memory_utilization",
+        ):  # fmt: skip
             default = kind.model_fields[field].default
             assert getattr(settings, field) == expected.get(field, default)
 

@@ -104,7 +104,8 @@ def test_without_a_length_few_sessions_would_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the model's whole context, 64 sessions would need 687 GB per GPU."""
-    whole = settings_of("verify").model_copy(update={"max_model_len": 0, "max_sessions": 64})
+    changes = {"max_model_len": 0, "max_sessions": 64, "block_size": 0}
+    whole = settings_of("verify").model_copy(update=changes)
     assert plan_kv_cache(LLAMA_70B, 131_072, torch.bfloat16, 64, 0, 4).total_bytes // 10**9 == 687
     _, plan = planned("verify", whole, tmp_path, monkeypatch)
     assert plan.num_slots == 3

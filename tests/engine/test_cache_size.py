@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
+from flyspec.config import (
+    DraftSettings,
+    ModelServerSettings,
+    VerifySettings,
+    from_command_line,
+)
 from flyspec.engine import cache_size, device_memory, runner
 from flyspec.engine.cache_size import check_fits, plan_cache
 from flyspec.engine.checkpoint import Checkpoint
@@ -61,7 +67,8 @@ def llama(tmp_path: Path) -> Checkpoint:
 
 
 def settings_of(**given: Any) -> VerifySettings:
-    return VerifySettings(model="llama", tensor_parallel_size=4, **given)
+    """On four GPUs, with slots unless blocks are asked for."""
+    return VerifySettings(model="llama", tensor_parallel_size=4, **{"block_size": 0, **given})
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, total: float, free: float, own: float = 0) -> None:
@@ -111,6 +118,24 @@ def test_not_one_session_is_refused_with_the_sum_and_what_to_change(
     check_fits(settings_of(gpu_memory_utilization=0.95), llama)
 
 
+def test_blocks_are_compared_like_slots(
+    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    pretend(monkeypatch, total=85, free=84, own=1)
+    check_fits(settings_of(max_sessions=64, block_size=None), llama)
+    assert "KV cache 14,912 blocks x 32 tokens 39.1 GB = 76.5 GB of 76.5 GB" in caplog.messages[-1]
+    pretend(monkeypatch, total=51, free=50, own=1)
+    with pytest.raises(ConfigError) as caught:
+        check_fits(settings_of(block_size=64), llama)
+    message = str(caught.value)
+    assert "KV cache 2,048 blocks x 64 tokens 10.7 GB = 48.1 GB, but only 45.9 GB" in message
+    fitting = int(re.search(r"--max-model-len to (\d+) or less", message)[1])  # type: ignore[index]
+    check_fits(settings_of(block_size=64), llama._replace(context_length=fitting))
+    with pytest.raises(ConfigError):
+        check_fits(settings_of(block_size=64), llama._replace(context_length=fitting + 1))
+
+
 def test_weights_that_do_not_fit_alone_need_another_model_or_more_devices(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +149,7 @@ def test_weights_that_do_not_fit_alone_need_another_model_or_more_devices(
     )
     # A draft service has one device.
     with pytest.raises(ConfigError) as caught:
-        check_fits(DraftSettings(gpu_memory_utilization=1.0), llama)
+        check_fits(DraftSettings(gpu_memory_utilization=1.0, block_size=0), llama)
     assert "--tensor-parallel-size" not in str(caught.value)
 
 
@@ -218,6 +243,44 @@ def test_the_cache_gets_what_is_left_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     assert fewer.num_slots == 10
     with pytest.raises(ConfigError, match="another rank has no room for one session"):
         plan_cache(loaded(), settings_of(), 4, measure, lambda own: 0)
+
+
+def test_sessions_share_the_blocks_that_are_left_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    pretend(monkeypatch, total=85, free=46, own=38)
+    paged = partial(settings_of, block_size=None)
+    plan = plan_cache(loaded(), paged(max_sessions=256), 4, lambda: 2 * GB)
+    left = 0.9 * 85 * GB - 38 * GB - 2 * GB
+    assert (plan.num_slots, plan.block_size) == (256, 32)
+    assert plan.num_blocks == left // (32 * BYTES_A_TOKEN) - 1 == 13_922
+    assert plan.total_bytes <= left < plan.total_bytes + plan.bytes_per_block
+    assert caplog.messages[-1] == (
+        "KV cache: 13,922 blocks x 32 tokens, 2.62 MB each, 36.5 GB in all, up to 256 sessions"
+    )
+    # Not more than sessions can fill, and as many as the rank with the least.
+    assert plan_cache(loaded(), paged(max_sessions=8), 4).num_blocks == 8 * 256
+    fewer = plan_cache(loaded(), paged(), 4, agree=lambda own: min(own, 7 * GB))
+    assert (fewer.num_slots, fewer.num_blocks) == (32, 7 * GB // (32 * BYTES_A_TOKEN) - 1)
+    with pytest.raises(ConfigError, match="another rank has no room for one session"):
+        plan_cache(loaded(), paged(), 4, agree=lambda own: 256 * 32 * BYTES_A_TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "expected"), [(None, CUDA, 32), (None, CPU, 0), (64, CPU, 64), (0, CUDA, 0)]
+)
+def test_blocks_are_the_default_on_gpus(
+    given: int | None, device: torch.device, expected: int
+) -> None:
+    assert cache_size.block_size(settings_of(block_size=given), device) == expected
+
+
+@pytest.mark.parametrize("size", ["8", "48", "512", "-1", "x"])
+def test_a_block_size_is_a_power_of_two(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        from_command_line(DraftSettings, "draft", ["--block-size", size])
+    assert "--block-size" in capsys.readouterr().err
 
 
 def test_what_is_left_after_loading_may_be_too_little(monkeypatch: pytest.MonkeyPatch) -> None:

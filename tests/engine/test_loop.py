@@ -171,12 +171,13 @@ def run_crowd(cache: CacheTable) -> list[Job]:
 
 
 def test_where_memory_is_short_the_youngest_are_computed_again() -> None:
-    plenty, scarce = PageTable(6, 60, 90, 4), PageTable(6, 60, 22, 4)
     expected = [job.tokens for job in run_crowd(SlotTable(6, 60))]
-    assert [job.tokens for job in run_crowd(plenty)] == expected
-    assert [job.tokens for job in run_crowd(scarce)] == expected
+    plenty, scarce, least = (PageTable(6, 60, count, 4) for count in (90, 22, 15))
+    for cache in (plenty, scarce, least):
+        assert [job.tokens for job in run_crowd(cache)] == expected
     assert plenty.preemptions == 0
     assert 0 < scarce.preemptions < 60
+    assert 0 < least.preemptions < 60
 
 
 def test_what_a_session_lost_between_its_steps_is_computed_first() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache, plan_slots, slot_bytes
 from flyspec.engine.model import Step
+from flyspec.engine.pages import PageTable
 from flyspec.errors import ConfigError
 from tests.engine.random_models import make_model, make_runner
 
@@ -34,6 +37,34 @@ def test_the_plan_is_one_line() -> None:
     )
     assert str(KVCachePlan(1, 16, 999_500)).endswith("16 tokens, 1 MB each, 1 MB in all")
     assert str(KVCachePlan(3, 8, 512)).endswith("512 bytes each, 1.54 kB in all")
+
+
+def test_a_plan_of_blocks_is_one_line_too() -> None:
+    plan = KVCachePlan(32, 4090, 12_582_912, 98_304, 32, 5461)
+    assert plan.bytes_per_block == 98_304
+    assert str(plan) == (
+        "KV cache: 5,461 blocks x 32 tokens, 98.3 kB each, 537 MB in all, up to 32 sessions"
+    )
+
+
+def test_sessions_share_as_many_blocks_as_fit() -> None:
+    config = make_model("llama").config
+    token = slot_bytes(config, 1, torch.float32)
+    plan = partial(plan_kv_cache, config, 100, torch.float32, 8, block_size=32)
+    whole = plan()
+    assert (whole.num_slots, whole.num_blocks, whole.block_size) == (8, 8 * 4, 32)
+    # Block 0 is nobody's.
+    assert whole.total_bytes == (8 * 4 + 1) * 32 * token
+    assert plan(whole.total_bytes) == plan(2 * whole.total_bytes) == whole
+    assert plan(whole.total_bytes - 1).num_blocks == 8 * 4 - 1
+    least = plan(5 * 32 * token)
+    assert (least.num_slots, least.num_blocks) == (8, 4)
+    assert least.total_bytes == 5 * 32 * token
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory-bytes .*: one session needs"):
+        plan(5 * 32 * token - 1)
+    table = PageTable(least.num_slots, least.max_length, least.num_blocks, least.block_size)
+    assert table.blocks.shape == (8, 4)
+    assert (whole.length_in(least.total_bytes), whole.length_in(31 * token)) == (128, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -109,6 +109,13 @@ def test_others_are_served_by_transformers(
 
 
 @needs_step
+def test_blocks_are_for_transformers(found: None, caplog: pytest.LogCaptureFixture) -> None:
+    model, line = chosen(small_model("llama"), caplog, block_size=32)
+    assert isinstance(model, ModelRunner)
+    assert line == "transformers' modules: --block-size 32: the native step supports only 0"
+
+
+@needs_step
 def test_weights_that_the_family_has_not_are_noticed(
     found: None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -321,6 +321,14 @@ def test_the_youngest_makes_room_and_learns_that_it_must_wait() -> None:
     assert [table.length(slot) for slot in (first, second, third)] == [10, 0, 0]
 
 
+def test_nobody_loses_anything_for_a_claim_that_must_wait_even_so() -> None:
+    table = PageTable(3, 20, 6, 4)
+    first, second, third = (fill(table, text(seed, 8)) for seed in (1, 2, 3))
+    claims = [Claim(first, 7, 1), Claim(second, 8, 12), Claim(third, 7, 1)]
+    assert table.make_room(claims) == [True, False, True]
+    assert table.preemptions == 0
+
+
 def test_blocks_beyond_a_sequence_go_before_sequences() -> None:
     table = PageTable(2, 16, 6, 4)
     first, second = fill(table, text(1, 16)), fill(table, text(2, 8))

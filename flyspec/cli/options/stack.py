@@ -85,6 +85,10 @@ class ModelFlags:
     draft_kv_cache_memory_bytes: Annotated[int | None, _verify(
         "kv_cache_memory_bytes", default="0", help="--kv-cache-memory-bytes for the draft model.",
     )] = None
+    block_size: Annotated[int | None, _verify(
+        "block_size", default="32 on a GPU, 0 on a CPU",
+        help="Tokens per block of both models' KV cache: 16 to 256, or 0 for contiguous slots.",
+    )] = None
     batch_invariant: Annotated[bool | None, _verify("batch_invariant")] = None
     tensor_parallel_size: Annotated[int, _verify("tensor_parallel_size")] = 1
     rules_file: Annotated[str | None, setting(

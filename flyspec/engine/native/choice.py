@@ -47,6 +47,8 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
         return f"{info.name} is in {info.dtype}, and the native step supports only bfloat16"
     if reason := unsupported(model.config):
         return f"{info.name}: {reason}"
+    if settings.block_size:
+        return f"--block-size {settings.block_size}: the native step supports only 0"
     library = find()
     if isinstance(library, str):
         return f"no native step: {library}"
