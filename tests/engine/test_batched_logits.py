@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyspec.engine.batched_logits import RowSampling, draw_rows, packed, truncates, warp_rows
+from flyspec.engine.batched_logits import RowSampling, draw_rows, truncates, warp_rows
 from flyspec.engine.logits import logprob_table, logprobs_in, process_logits, token_logprobs
 from flyspec.engine.sampling import NOT_FINITE, SECOND_STREAM, choose_processed, row_keys
 from flyspec.values.tokens import SamplingParams
@@ -97,26 +96,3 @@ def test_tables_of_logprobs_tell_the_same(values, top, dtype, data) -> None:
         assert [logprobs_in(row, which, 3, top) for row in table] == alone
     fewer = token_logprobs(logits, [row[0] for row in tokens], top // 2)
     assert [logprobs_in(row, 0, 3, top // 2) for row in table] == fewer
-
-
-@pytest.mark.parametrize(
-    ("slices", "gaps", "copied", "firsts"),
-    [
-        ([(0, 3), (3, 4), (4, 9)], True, False, [0, 3, 4]),
-        ([(1, 3), (4, 6)], True, False, [0, 3]),
-        ([(1, 3), (4, 6)], False, True, [0, 2]),
-        ([(0, 1), (8, 9)], True, True, [0, 1]),  # too far apart
-        ([(4, 6), (1, 3)], True, True, [0, 2]),
-        ([(2, 5)], False, False, [0]),
-    ],
-)
-def test_neighbours_are_not_copied(slices, gaps, copied, firsts) -> None:
-    whole = torch.arange(45.0).view(9, 5)
-    views = [whole[begin:end] for begin, end in slices]
-    rows, found = packed(views, gaps=gaps)
-    assert found == firsts
-    assert (rows.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr()) == copied
-    for view, first in zip(views, found, strict=True):
-        assert torch.equal(rows[first : first + len(view)], view)
-    others, found = packed([views[0], torch.ones(2, 5)])
-    assert torch.equal(others, torch.cat([views[0], torch.ones(2, 5)]))

@@ -230,7 +230,7 @@ def test_the_guard_notices_reads() -> None:
 def sizes_to_try() -> Iterator[list[int]]:
     rng = random.Random(5)
     for _ in range(300):
-        yield [rng.choice([1, 1, 2, 5, 16, 33, 70]) for _ in range(rng.randint(1, 40))]
+        yield [rng.choice([1, 1, 2, 5, 16, 33, 70, 200]) for _ in range(rng.randint(1, 40))]
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -242,7 +242,7 @@ def test_shapes_hold_what_is_asked(ragged: bool) -> None:
             assert shape.tokens <= MAX_TOKENS
             check_rows(shape.first_rows(lengths), lengths, shape.tokens)
         elif not ragged:
-            assert max(lengths) > 64 or max(lengths) * len(lengths) * 4 > MAX_TOKENS
+            assert max(lengths) * len(lengths) * 4 > MAX_TOKENS
         groups = exact_shapes(lengths, ragged)
         assert sorted(i for indices, _ in groups for i in indices) == [*range(len(lengths))]
         for indices, exact in groups:

@@ -24,8 +24,16 @@ QUERY_BLOCK = 128
 """Queries that share a list of blocks, FlexAttention's own default."""
 
 
+SHAPES = 256
+"""Shapes of steps that FlexAttention is compiled for: beyond torch's limit, a few, it would compute
+all scores."""
+
+
 @lru_cache(maxsize=1)
 def _compiled() -> Callable[..., Any]:
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(SHAPES, limits.recompile_limit)
+    limits.accumulated_recompile_limit = max(SHAPES, limits.accumulated_recompile_limit)
     return torch.compile(flex_attention, dynamic=False)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Sizes of a batch that captured steps are rounded up to."""
-LENGTHS = (1, 2, 4, 8, 16, 33, 64)
+LENGTHS = (1, 2, 4, 8, 16, 33, 64, 128)
 """Tokens of a sequence in a padded step that rounds are rounded up to: K drafts take K + 1."""
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of a ragged step that captured steps are rounded up to."""
@@ -20,8 +20,8 @@ CONTINUATIONS = (16, 8, 4, 2, 1)
 some, each once."""
 AHEAD = (32, 33)
 """Sequences, and tokens of each, up to which steps are captured before the first request."""
-LONG = 64
-"""Tokens of a sequence from which a padded step runs it by itself."""
+LONG = 128
+"""Tokens of a sequence from which a padded step runs it by itself, in multiples of them."""
 
 
 class StepShape(NamedTuple):
@@ -71,15 +71,22 @@ def captured_shape(lengths: Sequence[int], ragged: bool) -> StepShape | None:
 def exact_shapes(lengths: Sequence[int], ragged: bool) -> list[tuple[list[int], StepShape]]:
     """Return shapes for a step that runs once, each with the indices of its sequences.
 
-    Padded, short sequences run together, and each long one by itself.
+    Padded, short sequences run together, and each long one by itself; sizes are rounded up, since
+    attention is compiled for each.
     """
     every = range(len(lengths))
     if ragged:
         return [([*every], StepShape(len(lengths), 0, sum(lengths)))]
     short = [index for index in every if lengths[index] < LONG]
-    groups = [([index], padded(1, lengths[index])) for index in every if lengths[index] >= LONG]
+    groups = [
+        ([index], padded(1, -(-lengths[index] // LONG) * LONG))
+        for index in every
+        if lengths[index] >= LONG
+    ]
     if short:
-        groups.append((short, padded(len(short), max(lengths[index] for index in short))))
+        longest = max(lengths[index] for index in short)
+        sequences = round_up(len(short), SEQUENCES) or len(short)
+        groups.append((short, padded(sequences, round_up(longest, LENGTHS) or longest)))
     return groups
 
 
