@@ -40,10 +40,17 @@ class Memory:
 
 
 class Running:
-    """What one client knows: its sequence, and how much of it the cache should hold."""
+    """A client's sequence, of which the first `cached` tokens are in the cache.
 
-    def __init__(self, slot: int, tokens: list[int], valid: int) -> None:
-        self.slot, self.tokens, self.valid = slot, tokens, valid
+    The slot's first `valid` are: more, where the client rolled back and has not run since.
+    """
+
+    def __init__(self, slot: int, tokens: list[int], length: int) -> None:
+        self.slot, self.tokens = slot, tokens
+        self.cached = self.valid = length
+
+    def lose(self, end: int) -> None:
+        self.cached, self.valid = min(self.cached, end), min(self.valid, end)
 
 
 class Pages(RuleBasedStateMachine):
@@ -89,13 +96,15 @@ class Pages(RuleBasedStateMachine):
         """The table is not told."""
         running = data.draw(st.sampled_from(self.open))
         del running.tokens[data.draw(st.integers(1, len(running.tokens))) :]
+        running.cached = min(running.cached, len(running.tokens))
 
-    @precondition(lambda self: any(running.valid for running in self.open))
+    @precondition(lambda self: any(running.cached for running in self.open))
     @rule(data=st.data())
     def go_elsewhere(self, data: st.DataObject) -> None:
         """Roll back and continue with other tokens than before, which others may share."""
-        running = data.draw(st.sampled_from([r for r in self.open if r.valid]))
-        start = data.draw(st.integers(0, min(running.valid, len(running.tokens)) - 1))
+        running = data.draw(st.sampled_from([r for r in self.open if r.cached]))
+        start = data.draw(st.integers(0, running.cached - 1))
+        running.cached = start
         running.tokens[start:] = [3] * data.draw(st.integers(1, LENGTH - start))
         claim = Claim(running.slot, start, len(running.tokens) - start)
         self.run_claims([running], [claim])
@@ -121,7 +130,7 @@ class Pages(RuleBasedStateMachine):
                 claimed = running.slot in [claim.slot for claim in claims]
                 if lost:
                     assert not claimed or ages[running.slot] > ages[oldest.slot]
-                    running.valid = 0
+                    running.lose(0)
                 else:
                     assert self.table.length(running.slot) == before[running.slot]
         self.write([(r, c) for r, c in zip(chosen, claims, strict=True) if c.slot in granted])
@@ -132,26 +141,26 @@ class Pages(RuleBasedStateMachine):
         """A step is prepared without asking for room, and does not run."""
         running = data.draw(st.sampled_from(self.open))
         claim = self.claim(running, data)
-        running.valid = min(running.valid, claim.start)
+        running.lose(claim.start)
         try:
             self.table.reserve(*claim)
         except ResourceExhaustedError:
             assert not self.table.num_free_blocks
         if forgets:
             self.table.forget(running.slot)
-            running.valid = 0
+            running.lose(0)
 
     @precondition(lambda self: len(self.open) == SLOTS)
     @rule()
     def forget_all(self) -> None:
         self.table.forget()
         for running in self.open:
-            running.valid = 0
+            running.lose(0)
         assert self.table.num_free_blocks == self.table.num_blocks
 
     def claim(self, running: Running, data: st.DataObject) -> Claim:
         """Continue with what is not cached, or with new tokens, from any valid position."""
-        tokens, end = running.tokens, min(running.valid, len(running.tokens))
+        tokens, end = running.tokens, running.cached
         start = data.draw(st.just(end) | st.just(max(0, end - 1)) | st.integers(0, end))
         if start == LENGTH:
             start -= 1
@@ -174,7 +183,7 @@ class Pages(RuleBasedStateMachine):
                 assert row >= SIZE
                 self.memory.rows[row] = tuple(running.tokens[: position + 1])
         for running, (slot, start, count) in steps:
-            running.valid = start + count
+            running.cached = running.valid = start + count
             self.table.record(slot, start, running.tokens[start : start + count])
 
     @invariant()
@@ -188,8 +197,7 @@ class Pages(RuleBasedStateMachine):
             slot = running.slot
             assert self.table.length(slot) == running.valid
             held = self.table.held(slot)
-            known = min(len(running.tokens), running.valid)
-            assert held[:known] == running.tokens[:known]
+            assert held[: running.cached] == running.tokens[: running.cached]
             rows = self.table.rows(slot, 0, len(held))
             assert [memory.rows[row] for row in rows] == [
                 tuple(held[: end + 1]) for end in range(len(held))
