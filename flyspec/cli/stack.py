@@ -313,7 +313,8 @@ class Stack:
             own = o.flags("draft_model", "draft_port", "draft_device", "draft_dtype",
                           "draft_threads", "drafter", "draft_gpu_memory_utilization",
                           "draft_kv_cache_memory_bytes")  # fmt: skip
-        limits = o.flags("max_sessions", "max_model_len", "block_size")
+        limits = o.flags("max_sessions", "max_model_len", "block_size", "attention_backend",
+                         "enforce_eager")  # fmt: skip
         return [*common, "--host", LOOPBACK, *limits, *o.service_flags, *own]
 
     async def _ready(self, service: Child) -> None:

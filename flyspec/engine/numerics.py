@@ -18,8 +18,8 @@ def native_numerics(instruction_set: str) -> str:
     return ", ".join(("bfloat16", f"native step for {instruction_set}", BATCH_INVARIANT))
 
 
-def torch_numerics(model: torch.nn.Module, batch_invariant: bool) -> str:
-    """Describe transformers' modules.
+def torch_numerics(model: torch.nn.Module, batch_invariant: bool, how: str = "") -> str:
+    """Describe transformers' modules, and how their steps are run.
 
     Their kernels differ by release, processor and number of threads, and the ranks of a
     tensor-parallel group sum their shares.
@@ -36,6 +36,8 @@ def torch_numerics(model: torch.nn.Module, batch_invariant: bool) -> str:
         f"torch {torch.__version__}",
         device,
     ]
+    if how:
+        parts.append(how)
     if distributed.is_available() and distributed.is_initialized():
         parts.append(f"{distributed.get_world_size()} ranks")
     return ", ".join([*parts, BATCH_INVARIANT] if batch_invariant else parts)

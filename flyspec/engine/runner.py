@@ -21,9 +21,9 @@ from flyspec.engine.attention import hook
 from flyspec.engine.attention.base import SegmentAttention
 from flyspec.engine.attention.choice import choose_attention
 from flyspec.engine.attention.slot import SlotAttention
-from flyspec.engine.cache_size import plan_cache
+from flyspec.engine.cache_size import block_size, plan_cache
 from flyspec.engine.cache_table import Moves
-from flyspec.engine.captured.graphs import Capture
+from flyspec.engine.captured.graphs import Capture, CudaCapture, captures_collectives
 from flyspec.engine.captured.layers import compile_layers
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
@@ -110,21 +110,30 @@ class ModelRunner:
         batch_invariant: bool | None = False,
         agree: Callable[[int], int] = lambda own: own,
     ) -> Self:
-        """Create a service's runner, with slots for its sessions or as many as fit.
+        """Create a service's runner, with slots or blocks for its sessions or as many as fit.
 
-        `agree` is as in `plan_cache`. Raises `ConfigError`.
+        On a GPU, `warm_up` will capture its steps, unless ranks sum through the host. `agree` is
+        as in `plan_cache`. Raises `ConfigError`.
         """
         measure = partial(cls.step_bytes, loaded, settings)
         with naming_memory(loaded.info.name, "planning the KV cache"):
             plan = plan_cache(loaded, settings, tensor_parallel_size, measure, agree)
-            return cls(loaded, plan.num_slots, batch_invariant=batch_invariant)
+            paging = None
+            if plan.block_size:
+                paging = Paging(plan.block_size, plan.num_blocks, settings.attention_backend)
+            runner = cls(loaded, plan.num_slots, batch_invariant=batch_invariant, paging=paging)
+        if runner._device.type == "cuda" and not settings.enforce_eager and captures_collectives():
+            runner._capture = CudaCapture()
+        return runner
 
     @classmethod
     def step_bytes(cls, loaded: LoadedModel, settings: ModelServerSettings) -> int:
         """GPU memory that steps take temporarily, in bytes: the largest step, with logits for all
         rows, plus a piece of a prompt at the end of the longest context."""
-        runner, info, device = cls(loaded, 1), loaded.info, loaded.model.device
-        length = info.context_length
+        info, device = loaded.info, loaded.model.device
+        length, size = info.context_length, block_size(settings, device)
+        paging = Paging(size, attention=settings.attention_backend) if size else None
+        runner = cls(loaded, 1, paging=paging)
         tokens = min(settings.max_num_batched_tokens, length)
         piece = min(settings.prefill_chunk, length)
         ids = [i % info.vocab_size for i in range(tokens)]
@@ -165,7 +174,7 @@ class ModelRunner:
             self.accelerate(self._capture, compiled=True)
             self._capture_ahead()
         self.cache.forget()
-        numerics = torch_numerics(self.model, self.batch_invariant)
+        numerics = torch_numerics(self.model, self.batch_invariant, self._how())
         self.info = replace(self.info, numerics=numerics)
 
     def accelerate(self, capture: Capture, compiled: bool) -> None:
@@ -194,6 +203,13 @@ class ModelRunner:
             began = time.perf_counter()
             count = self._steps.capture_ahead()
             log.info("captured %d steps in %.1f s", count, time.perf_counter() - began)
+
+    def _how(self) -> str:
+        """How steps over blocks are run, in a few words; empty for those in their own shapes."""
+        if not isinstance(self._steps, CapturedSteps):
+            return ""
+        compiled = "compiled, " if self._capture is not None else ""
+        return f"{compiled}{self._steps.attention.name} attention over blocks"
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":

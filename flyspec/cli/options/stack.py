@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from flyspec.config import OrchestratorSettings, ServerSettings, VerifySettings
-from flyspec.flags import ClientAuth, Dtype, Flag, flags_of
+from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, Flag, flags_of
 
 _GROUP = "Stack started by this command"
 _stack = partial(Flag, group=_GROUP)
@@ -89,6 +89,10 @@ class ModelFlags:
         "block_size", default="32 on a GPU, 0 on a CPU",
         help="Tokens per block of both models' KV cache: 16 to 256, or 0 for contiguous slots.",
     )] = None
+    attention_backend: Annotated[AttentionBackendName | None, _verify(
+        "attention_backend", default="auto",
+    )] = None
+    enforce_eager: Annotated[bool | None, _verify("enforce_eager", default="no")] = None
     batch_invariant: Annotated[bool | None, _verify("batch_invariant")] = None
     tensor_parallel_size: Annotated[int, _verify("tensor_parallel_size")] = 1
     rules_file: Annotated[str | None, setting(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
+from torch import distributed
 
 from flyspec.engine.captured.program import Program
 
@@ -24,6 +25,13 @@ class Capture(Protocol):
 def eagerly(run: Callable[[], None]) -> Replay:
     """Capture nothing: the same work, to test it where there are no graphs."""
     return run
+
+
+def captures_collectives() -> bool:
+    """Whether the sums of a tensor-parallel group, if there is one, can be part of a graph."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return True
+    return str(distributed.get_backend()) == "nccl"
 
 
 class CudaCapture:
