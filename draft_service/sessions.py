@@ -19,6 +19,7 @@ from draft_service.tokenizers import Tokenizers
 from draft_service.translation import Alignment, Translator
 from flyspec import process
 from flyspec.config import DraftSettings
+from flyspec.engine.cache_table import CacheTable
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.rules import MAX_DIVERGENCE_TOP_K
 from flyspec.validation import validate_sampling
@@ -59,6 +60,11 @@ class Sessions:
             MAX_TRANSLATED_LENGTH if d.info.model else d.max_length for d in drafters
         )
         self._active = self._opened_total = 0
+
+    @property
+    def cache(self) -> CacheTable | None:
+        """The KV cache of the draft model; None without one."""
+        return self._engine.model.cache if self._engine else None
 
     def describe(self) -> DraftServiceInfo:
         return DraftServiceInfo(

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from prometheus_client import Counter
+from prometheus_client.core import Metric
 
 from draft_service.sessions import ClientSession, Sessions
 from flyspec.telemetry import Telemetry
 from flyspec.telemetry.logs import session_line
-from flyspec.telemetry.metrics import EngineMetrics, session_metrics, step_histogram
+from flyspec.telemetry.metrics import (
+    EngineMetrics,
+    cache_metrics,
+    session_metrics,
+    step_histogram,
+)
 from flyspec.values.rounds import DraftAdvance, DraftChunk
 
 log = logging.getLogger(__name__)
@@ -41,7 +48,12 @@ class DraftTelemetry:
         )
 
     def watch(self, sessions: Sessions) -> None:
-        self._telemetry.collect(lambda: session_metrics("draft", sessions.describe().sessions))
+        def collect() -> Iterator[Metric]:
+            yield from session_metrics("draft", sessions.describe().sessions)
+            if cache := sessions.cache:
+                yield from cache_metrics("draft", cache.usage, cache.preemptions)
+
+        self._telemetry.collect(collect)
 
     def session(self, session: ClientSession) -> AbstractContextManager[None]:
         return session_line(log, lambda: {"drafter": session.drafter.info.name})

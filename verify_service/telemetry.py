@@ -11,7 +11,13 @@ from prometheus_client.core import Metric
 
 from flyspec.telemetry import Telemetry
 from flyspec.telemetry.logs import session_line
-from flyspec.telemetry.metrics import EngineMetrics, gauge, session_metrics, step_histogram
+from flyspec.telemetry.metrics import (
+    EngineMetrics,
+    cache_metrics,
+    gauge,
+    session_metrics,
+    step_histogram,
+)
 from flyspec.values.rounds import Verdict, VerifyRound
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import TargetSession
@@ -48,6 +54,8 @@ class VerifyTelemetry:
 
         def collect() -> Iterator[Metric]:
             yield from session_metrics("verify", engine.sessions)
+            cache = engine.model.cache
+            yield from cache_metrics("verify", cache.usage, cache.preemptions)
             yield gauge(
                 "flyspec_verify_sessions_waiting",
                 "Sessions waiting for a slot.",

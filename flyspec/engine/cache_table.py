@@ -82,6 +82,13 @@ class CacheTable(ABC):
         return 0
 
     @property
+    def usage(self) -> float:
+        """Share of the blocks, or without blocks of the slots, that sequences hold: 0 to 1."""
+        if self.num_blocks:
+            return 1 - self.num_free_blocks / self.num_blocks
+        return 1 - self.num_free / self.num_slots
+
+    @property
     @abstractmethod
     def num_free(self) -> int:
         """Slots that no sequence has."""

@@ -204,6 +204,21 @@ def session_metrics(service: str, status: SessionStatus) -> Iterable[Metric]:
     )
 
 
+def cache_metrics(service: str, usage: float, num_preemptions: int) -> Iterable[Metric]:
+    """Yield metrics of a service's KV cache, as vLLM counts them."""
+    prefix = f"flyspec_{service}"
+    yield gauge(
+        f"{prefix}_kv_cache_usage_ratio",
+        "Share of the KV cache's blocks, or slots, that sessions hold.",
+        usage,
+    )
+    yield counter(
+        f"{prefix}_num_preemptions",
+        "Sequences that lost their blocks to older ones and were computed again.",
+        num_preemptions,
+    )
+
+
 def gauge(name: str, documentation: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, documentation, value=value)
 

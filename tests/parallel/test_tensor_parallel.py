@@ -127,11 +127,11 @@ async def client_of(port: int):
 async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
     """Two KV heads, each on two of four ranks, which have two of eight query heads each.
 
-    Qwen 2 has biases; Gemma 2's own attention, which it is tried against, repeats heads itself.
+    The cache is in blocks. Qwen 2 has biases; Gemma 2's own attention, which it is tried against, repeats heads itself.
     """
     # Of a seed whose texts have no end of sequence, which the reference would not choose.
     model = str(make_model(tmp_path, seed=4, kind=kind, num_attention_heads=8))
-    async with serving(model, size=4) as running:
+    async with serving(model, "--block-size", "16", size=4) as running:
         async with client_of(running.service.facts["port"]) as client:
             await generates(client, texts_of(model))
         await ends_in_order(running)
