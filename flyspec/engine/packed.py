@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from flyspec.engine.attention.base import Segment, SegmentAttention
@@ -32,21 +31,21 @@ class PackedSteps:
         token_ids: list[int] = []
         wanted: list[int] = []
         positions: list[int] = []
-        rows = []
+        index: list[int] = []
         for slot, start, tokens, num_logits, _ in steps:
             row, count = len(token_ids), len(tokens)
             segments.append(Segment(slot, start, count, row))
             token_ids += tokens
             positions += range(start, start + count)
-            rows.append(cache.rows(slot, start, count))
+            index += cache.rows(slot, start, count).tolist()
             wanted += range(row + count - num_logits, row + count)
         total = len(token_ids)
         # One transfer to the device for all; a model always computes some logits.
-        packed = np.concatenate([token_ids, positions, *rows, wanted or [0]])
-        moved = torch.from_numpy(packed).to(self._model.device, non_blocking=True)
-        ids, places, index, kept = moved.split([total, total, total, len(wanted) or 1])
+        packed = torch.tensor([*token_ids, *positions, *index, *(wanted or [0])])
+        packed = packed.to(self._model.device, non_blocking=True)
+        ids, places, rows, kept = packed.split([total, total, total, len(wanted) or 1])
         layout = self.attention.prepare(segments)
-        cache.begin(index)
+        cache.begin(rows)
         output = self._model(
             input_ids=ids[None],
             position_ids=places[None],

@@ -127,7 +127,8 @@ async def client_of(port: int):
 async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
     """Two KV heads, each on two of four ranks, which have two of eight query heads each.
 
-    The cache is in blocks. Qwen 2 has biases; Gemma 2's own attention, which it is tried against, repeats heads itself.
+    The cache is in blocks. Qwen 2 has biases; Gemma 2's own attention, which it is tried against,
+    repeats heads itself.
     """
     # Of a seed whose texts have no end of sequence, which the reference would not choose.
     model = str(make_model(tmp_path, seed=4, kind=kind, num_attention_heads=8))
