@@ -11,6 +11,7 @@ from torch import Tensor
 from flyspec.engine.cache_table import BlockChange, Moves
 from flyspec.engine.kv_memory import KVCache, KVLayer
 from flyspec.engine.pages import PageTable
+from flyspec.engine.upload import upload
 
 
 class PagedLayer(KVLayer):
@@ -70,5 +71,5 @@ class PagedCache(KVCache, PageTable):
         latest = {(slot, index): block for slot, index, block in changes}
         width = self.blocks.shape[1]
         numbers = [[(slot + 1) * width + index, block] for (slot, index), block in latest.items()]
-        moved = torch.tensor(numbers, dtype=torch.int32).to(self._mirror.device, non_blocking=True)
+        moved = upload(torch.tensor(numbers, dtype=torch.int32), self._mirror.device)
         self._mirror.view(-1).index_copy_(0, moved[:, 0].long(), moved[:, 1])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -25,6 +26,7 @@ from flyspec.engine.cache_size import block_size, plan_cache
 from flyspec.engine.cache_table import Moves
 from flyspec.engine.captured.graphs import Capture, CudaCapture, captures_collectives
 from flyspec.engine.captured.layers import compile_layers
+from flyspec.engine.captured.shapes import MAX_TOKENS
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
 from flyspec.engine.loading import LoadedModel
@@ -41,6 +43,8 @@ from flyspec.flags import AttentionBackendName
 from flyspec.values.tokens import Drafted
 
 log = logging.getLogger(__name__)
+
+_NOTHING = nullcontext()
 
 
 class Paging(NamedTuple):
@@ -95,6 +99,7 @@ class ModelRunner:
             self._padded = False
             paged = choose_attention(paging.attention, self.cache, self.model)
         self._capture: Capture | None = None  # to turn on in `warm_up`
+        self._compiles = False
         self._steps: PackedSteps | CapturedSteps
         if isinstance(self.cache, PagedCache) and paged:
             self._steps = CapturedSteps(self.model, self.cache, paged)
@@ -124,12 +129,14 @@ class ModelRunner:
             runner = cls(loaded, plan.num_slots, batch_invariant=batch_invariant, paging=paging)
         if runner._device.type == "cuda" and not settings.enforce_eager and captures_collectives():
             runner._capture = CudaCapture()
+            runner._compiles = tensor_parallel_size == 1  # a group's layers have not been tried
         return runner
 
     @classmethod
     def step_bytes(cls, loaded: LoadedModel, settings: ModelServerSettings) -> int:
-        """GPU memory that steps take temporarily, in bytes: the largest step, with logits for all
-        rows, plus a piece of a prompt at the end of the longest context."""
+        """GPU memory that steps take besides the cache, in bytes: temporarily the largest one, with
+        logits for all rows, and a piece of a prompt at the end of the longest context; for good,
+        what captured steps share, about that of the largest of them."""
         info, device = loaded.info, loaded.model.device
         length, size = info.context_length, block_size(settings, device)
         paging = Paging(size, attention=settings.attention_backend) if size else None
@@ -137,7 +144,10 @@ class ModelRunner:
         tokens = min(settings.max_num_batched_tokens, length)
         piece = min(settings.prefill_chunk, length)
         ids = [i % info.vocab_size for i in range(tokens)]
-        steps = Step(0, 0, ids, tokens), Step(0, length - piece, ids[:piece])
+        steps = [Step(0, 0, ids, tokens), Step(0, length - piece, ids[:piece])]
+        if size and not settings.enforce_eager:
+            captured = min(MAX_TOKENS, tokens)
+            steps.append(Step(0, 0, ids[:captured], captured))
         try:
             runner.forward([Step(0, 0, ids[:1])])  # allocates the slot
             return sum(peak_bytes(device, partial(runner.forward, [step])) for step in steps)
@@ -171,7 +181,7 @@ class ModelRunner:
             self.batch_invariant = False
             self._steps = PackedSteps(self.model, self.cache, self._by_segment())
         if self._capture is not None:
-            self.accelerate(self._capture, compiled=True)
+            self.accelerate(self._capture, self._compiles)
             self._capture_ahead()
         self.cache.forget()
         numerics = torch_numerics(self.model, self.batch_invariant, self._how())
@@ -201,14 +211,21 @@ class ModelRunner:
     def _capture_ahead(self) -> None:
         if isinstance(self._steps, CapturedSteps):
             began = time.perf_counter()
-            count = self._steps.capture_ahead()
+            with self._on_device():
+                count = self._steps.capture_ahead()
             log.info("captured %d steps in %.1f s", count, time.perf_counter() - began)
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """Make its GPU the current one: a thread's is the first one until it says otherwise."""
+        if self._device.type == "cuda":
+            return torch.cuda.device(self._device)
+        return _NOTHING
 
     def _how(self) -> str:
         """How steps over blocks are run, in a few words; empty for those in their own shapes."""
         if not isinstance(self._steps, CapturedSteps):
             return ""
-        compiled = "compiled, " if self._capture is not None else ""
+        compiled = "compiled, " if self._compiles else ""
         return f"{compiled}{self._steps.attention.name} attention over blocks"
 
     def synchronize(self) -> None:
@@ -234,8 +251,9 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, steps: Sequence[Step], moves: Moves) -> list[Rows]:
         """Run steps whose positions are reserved, after what that moves."""
-        self.cache.carry_out(moves)
-        return self._steps.forward(steps)
+        with self._on_device():
+            self.cache.carry_out(moves)
+            return self._steps.forward(steps)
 
     @torch.inference_mode()
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
@@ -251,8 +269,9 @@ class ModelRunner:
             for draw in own:
                 count = len(draw.step.token_ids) + draw.max_tokens - 1
                 self.cache.reserve(draw.step.slot, draw.step.start, count)
-            self.cache.carry_out(self.cache.take_moves())
-            drawn = steps.draw(own)
+            with self._on_device():
+                self.cache.carry_out(self.cache.take_moves())
+                drawn = steps.draw(own)
             for draw, drafted in zip(own, drawn, strict=True):
                 step = draw.step
                 cached = drafted.token_ids[:-1] if draw.max_tokens > 1 else []

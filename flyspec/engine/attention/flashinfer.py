@@ -21,6 +21,7 @@ from flyspec.engine.attention.paged import HostPlaces, PagedAttention, PagedStep
 from flyspec.engine.captured.shapes import StepShape
 from flyspec.engine.kv_memory import KVLayer
 from flyspec.engine.paged_cache import PagedCache
+from flyspec.engine.upload import upload
 
 WORKSPACE_BYTES = 128 << 20
 """FlashInfer's recommendation; shared by all steps, which run one after the other."""
@@ -115,14 +116,11 @@ class _FlashInferStep(PagedStep):
         kind = (how, heads, dim)
         cache, device = self.backend.cache, self.backend.workspace.device
         table = page_lists(self._places, cache.blocks, cache.block_size, self._shape.tokens)
-        indices = torch.from_numpy(table.blocks)
-        if device.type == "cuda":
-            indices = indices.pin_memory()
         layer = cache.kv_layers[0]
         self._wrappers[kind].plan(
             torch.from_numpy(table.query_ends),
             torch.from_numpy(table.block_ends),
-            indices.to(device, non_blocking=True),
+            upload(torch.from_numpy(table.blocks), device),
             torch.from_numpy(table.last_lengths),
             heads,
             layer.num_heads,

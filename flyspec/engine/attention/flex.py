@@ -80,11 +80,20 @@ class _FlexStep(PagedStep):
             values,
             score_mod=None if how.softcap is None else _capped(how.softcap),
             block_mask=self._mask(how.window),
+            kernel_options=self._options(heads // layer.num_heads),
             scale=how.scale,
             enable_gqa=heads != layer.num_heads,
         )
         result: Tensor = out.transpose(1, 2).reshape(tokens, heads, -1)
         return result
+
+    def _options(self, group: int) -> dict[str, Any]:
+        """A tile of keys is at most a block; short queries have a kernel of their own, whose tile
+        of queries, rounded up to a power of two, has to divide `QUERY_BLOCK`."""
+        options: dict[str, Any] = {"BLOCK_N": self.backend.cache.block_size}
+        if self._shape.longest * group > QUERY_BLOCK:
+            options |= {"FORCE_USE_FLEX_ATTENTION": True, "BLOCK_M": QUERY_BLOCK // 2}
+        return options
 
     def _mask(self, window: int | None) -> BlockMask:
         if window not in self._masks:

@@ -37,7 +37,8 @@ def captures_collectives() -> bool:
 class CudaCapture:
     """Captures CUDA graphs (HIP graphs on ROCm) that share one pool of memory.
 
-    They may: one runs at a time, and none leaves results there that are needed later.
+    They may: one runs at a time, and none leaves results there that are needed later. For the
+    current device.
     """
 
     def __init__(self) -> None:

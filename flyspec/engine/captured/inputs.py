@@ -53,4 +53,4 @@ class Inputs:
     def send(self) -> None:
         self._sent.copy_(self._buffer, non_blocking=True)
         if self._pinned:
-            self._copied = torch.cuda.current_stream().record_event(self._copied)
+            self._copied = torch.cuda.current_stream(self._sent.device).record_event(self._copied)

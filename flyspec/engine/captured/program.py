@@ -133,7 +133,7 @@ class FirstStep(Program):
 
     `groups` are the shapes with the indices of their sequences; a captured step has one. `wanted`
     is how many rows of logits the steps want, in a step that runs once; a captured one, for which
-    it is None, returns all. With `layers`, hidden states are kept too.
+    it is None, computes all. With `layers`, hidden states are kept too.
     """
 
     def __init__(
@@ -146,15 +146,15 @@ class FirstStep(Program):
     ) -> None:
         self.machine, self._groups, self._drawing = machine, groups, drawing
         self._captured, self._layers = wanted is None, layers
-        # Rows are left out only where none is drawn from; a model always computes some.
-        self._selects = wanted is not None and drawing is Drawing.NONE
         shapes = [shape for _, shape in groups]
         self._tokens = sum(shape.tokens for shape in shapes)
         self._sequences = sum(shape.sequences for shape in shapes)
-        sizes = dict.fromkeys(("token_ids", "positions", "writes", "keys", "owner"), self._tokens)
+        sizes = dict.fromkeys(("token_ids", "positions", "writes"), self._tokens)
         for index, shape in enumerate(shapes):
             sizes |= {f"rows{index}": shape.sequences, f"ends{index}": shape.sequences}
-        sizes |= {"last": self._sequences, "wanted": max(1, wanted or 0)}
+        # A model always computes some row of logits.
+        rows = self._tokens if wanted is None else max(1, wanted)
+        sizes |= dict.fromkeys(("wanted", "keys", "owner"), rows) | {"last": self._sequences}
         sizes |= dict.fromkeys(RowSampling._fields, self._sequences)
         self.inputs = Inputs(sizes, _FLOATS, machine.device, pinned=self._captured)
         steps = []
@@ -194,29 +194,36 @@ class FirstStep(Program):
                 if shape.longest:  # padding repeats the last position: they must ascend
                     host["positions"][stop : begin + shape.longest] = step.start + count - 1
                 host["writes"][begin:stop] = cache.rows(step.slot, step.start, count)
-                host["owner"][begin:stop] = index
-                host["last"][index] = stop - 1
                 rows[place], ends[place] = step.slot + 1, step.start + count
                 found[index] = slice(stop - step.num_logits, stop)
-                if draws and self._drawing is not Drawing.GREEDY:
-                    keys = row_keys(
-                        draws[index].seed, range(step.start + 1, step.start + count + 1)
-                    )
-                    host["keys"][begin:stop] = keys
             padding = [0] * (shape.sequences - len(own))
             self._steps[number].plan(
                 HostPlaces(rows.copy(), ends.copy(), _array([*lengths, *padding]))
             )
             at += shape.tokens
-        self.fill_samplings(draws)
         self.rows = found
-        if self._selects:
+        if not self._captured:
             wanted = [row for part in found for row in range(part.start, part.stop)]
             host["wanted"][: len(wanted)] = wanted
             counts = (part.stop - part.start for part in found)
             found = [slice(*part) for part in pairwise(accumulate(counts, initial=0))]
+        self._fill_draws(draws, found)
         inputs.send()
         return found
+
+    def _fill_draws(self, draws: Sequence[Draw], rows: Sequence[slice]) -> None:
+        """Write what is needed to draw from these rows of logits."""
+        host = self.inputs.host
+        self.fill_samplings(draws)
+        for index, (draw, own) in enumerate(zip(draws, rows, strict=True) if draws else ()):
+            step = draw.step
+            if not step.num_logits:
+                continue
+            host["owner"][own] = index
+            host["last"][index] = own.stop - 1
+            if self._drawing is not Drawing.GREEDY:
+                end = step.start + len(step.token_ids) + 1
+                host["keys"][own] = row_keys(draw.seed, range(end - step.num_logits, end))
 
     def idle(self) -> None:
         self.fill(())
@@ -224,7 +231,7 @@ class FirstStep(Program):
     def run(self) -> None:
         inputs, machine = self.inputs, self.machine
         options: dict[str, Any] = {}
-        if self._selects:
+        if not self._captured:
             options["logits_to_keep"] = inputs["wanted"]
         if self._layers:
             options["output_hidden_states"] = True
@@ -278,7 +285,7 @@ class SingleSteps(Program):
             step = draw.step
             first = step.start + len(step.token_ids) + drawn - 1
             count = min(self._count, draw.max_tokens - drawn)
-            if count <= 0:
+            if draw.sampling is None or count <= 0:
                 continue
             after = range(first + 1, first + count + 1)
             host["rows"][index] = step.slot + 1

@@ -91,6 +91,9 @@ class CapturedSteps:
 
         Raises `FloatingPointError` for logits that are not finite.
         """
+        most = SEQUENCES[-1]
+        if len(draws) > most:
+            return [*self.draw(draws[:most]), *self.draw(draws[most:])]
         drawing = Drawing.of(draws)
         steps = [draw.step for draw in draws]
         program, replay = self._first(steps, drawing)
