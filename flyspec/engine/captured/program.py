@@ -25,6 +25,7 @@ from flyspec.engine.attention.paged import (
 from flyspec.engine.batched_logits import RowSampling, draw_rows, truncates, warp_rows
 from flyspec.engine.captured.inputs import Inputs
 from flyspec.engine.captured.shapes import MAX_TOKENS, SEQUENCES, StepShape, padded
+from flyspec.engine.logits import computable
 from flyspec.engine.model import Draw, Step
 from flyspec.engine.paged_cache import PagedCache
 from flyspec.engine.sampling import likeliest, row_keys
@@ -118,8 +119,9 @@ class Program(ABC):
                 rows = RowSampling(*(values.index_select(0, owner) for values in rows))
             logits = warp_rows(logits, rows, drawing is Drawing.TRUNCATED)
             tokens = draw_rows(logits, keys, rows.greedy)
-        chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0].double()
-        return tokens, (chosen - logits.double().logsumexp(dim=-1)).exp()
+        scores = computable(logits)
+        chosen = scores.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
+        return tokens, (chosen - scores.logsumexp(dim=-1)).exp().double()
 
     def fill_samplings(self, draws: Sequence[Draw]) -> None:
         """Write the draws' sampling parameters; the rest is greedy, at temperature 0."""
@@ -246,8 +248,8 @@ class FirstStep(Program):
         if self._drawing is Drawing.NONE:
             return
         tokens, chances = self.draw(logits, self._drawing, inputs["keys"], inputs["owner"])
-        last = tokens.index_select(0, inputs["last"])
-        machine.latest[: self._sequences].copy_(last.clamp_(min=0))
+        last = tokens.index_select(0, inputs["last"])[: len(machine.latest)]
+        machine.latest[: len(last)].copy_(last.clamp_(min=0))
         self.outcome = torch.stack([tokens.double(), chances])
 
 

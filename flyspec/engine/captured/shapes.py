@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Sizes of a batch that captured steps are rounded up to."""
-LENGTHS = (1, 2, 4, 8, 16, 33, 64, 128)
-"""Tokens of a sequence in a padded step that rounds are rounded up to: K drafts take K + 1."""
+LENGTHS = (1, 4, 16, 33, 64, 128)
+"""Tokens of a sequence in a padded step that rounds are rounded up to: K drafts take K + 1. Few,
+since attention is compiled for each."""
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Tokens of a ragged step that captured steps are rounded up to."""
 MAX_TOKENS = 512
@@ -18,7 +19,7 @@ MAX_TOKENS = 512
 CONTINUATIONS = (16, 8, 4, 2, 1)
 """Numbers of single-token steps that are captured together; any number up to their sum is a sum of
 some, each once."""
-AHEAD = (32, 33)
+AHEAD = (32, 16)
 """Sequences, and tokens of each, up to which steps are captured before the first request."""
 LONG = 128
 """Tokens of a sequence from which a padded step runs it by itself, in multiples of them."""

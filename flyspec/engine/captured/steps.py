@@ -52,8 +52,8 @@ class CapturedSteps:
         for sequences in SEQUENCES[: 1 + bisect_left(SEQUENCES, min(most, slots))]:
             for length in LENGTHS[: 1 + bisect_left(LENGTHS, longest)]:
                 for drawing in (Drawing.NONE, Drawing.GREEDY):
-                    # What a drafter has not read yet is its last guess and the target's own token.
-                    if drawing is Drawing.NONE or length <= 2:
+                    # What a drafter has not read yet: its last guess and the target's own token.
+                    if drawing is Drawing.NONE or length <= LENGTHS[1]:
                         self._captured([length] * sequences, drawing)
             for count in CONTINUATIONS[1:]:
                 self._single(sequences, count, Drawing.GREEDY)
