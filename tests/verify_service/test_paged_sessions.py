@@ -9,7 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from flyspec.engine.cache_table import CacheTable
+from flyspec.engine.captured.graphs import eagerly
+from flyspec.engine.loading import load_model
 from flyspec.engine.pages import PageTable
+from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.scheduler import StepBudget
 from flyspec.engine.slots import SlotTable
 from flyspec.errors import ResourceExhaustedError
@@ -107,5 +110,47 @@ async def test_a_session_waits_until_the_blocks_of_others_are_free() -> None:
         await answers(engine, second, VerifyRound(1, 30, [], [1]))
         engine.open(opening([3] * 30))
         assert (engine.sessions.active, engine.sessions.waiting) == (2, 0)
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+@pytest.mark.parametrize("attention", ["auto", "sdpa"], ids=["by segment", "captured shapes"])
+async def test_a_real_models_texts_do_not_depend_on_it_either(
+    target_dir, loaded, greedy, attention
+) -> None:
+    """Six sessions of 160 tokens in the blocks of one context of 256: exact, with and without K."""
+    paging = Paging(16, 18, attention)
+    runner = ModelRunner(load_model(target_dir, "cpu", "float64"), 6, paging=paging)
+    if attention != "auto":
+        runner.accelerate(eagerly, compiled=False)
+        runner.cache.forget()
+    engine = VerifyEngine(
+        runner, loaded.tokenizer, 64, budget=StepBudget(prefill_chunk=16), max_waiting=6
+    )
+    await asyncio.wrap_future(engine.start())
+
+    async def text(seed: int) -> tuple[list[int], list[int]]:
+        rng = random.Random(seed)
+        prompt = [0, *(rng.randrange(3, 400) for _ in range(20 * seed))]
+        expected = greedy(prompt, 40)
+        tokens = [*prompt]
+        session = await engine.open_in_turn(opening(tokens, waited_ms=0))
+        for number in range(100):
+            done = len(tokens) - len(prompt)
+            if done >= len(expected):
+                break
+            right = expected[done : done + 5]
+            drafts = [t if rng.random() < 0.8 else 7 for t in right] if seed % 2 else []
+            round_ = VerifyRound(number, len(tokens), [], drafts, max_plain_tokens=4)
+            for verdict in await answers(engine, session, round_):
+                kept = verdict.keep_length - len(tokens)
+                tokens += [*drafts[: max(0, kept)], verdict.next_token_id]
+        engine.close(session)
+        return tokens[len(prompt) :][: len(expected)], expected
+
+    try:
+        for got, expected in await asyncio.gather(*(text(seed) for seed in range(1, 7))):
+            assert got == expected
+        assert runner.cache.preemptions > 0
     finally:
         await asyncio.to_thread(engine.stop)
