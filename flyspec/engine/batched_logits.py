@@ -7,7 +7,8 @@ fills `sampling`'s tables). On a CPU, `logits` and `sampling` do less work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, Self
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.logits import computable
-from flyspec.engine.sampling import keyed_noise, likeliest
+from flyspec.engine.sampling import likeliest, noise_of, token_steps
 from flyspec.engine.upload import upload
 from flyspec.values.tokens import SamplingParams
 
@@ -85,8 +86,19 @@ def draw_rows(processed: Tensor, keys: Tensor, greedy: Tensor) -> Tensor:
     Greedy rows yield the first of their largest logits. A row whose largest logit is not finite
     yields `NOT_FINITE`.
     """
-    noise = keyed_noise(keys, processed.shape[-1])
+    draw = fused_draw() if processed.device.type == "cuda" else _draw
+    return draw(processed, keys, greedy, token_steps(processed.shape[-1], keys.device))
+
+
+def _draw(processed: Tensor, keys: Tensor, greedy: Tensor, steps: Tensor) -> Tensor:
+    noise = noise_of(keys, steps)
     return likeliest(torch.where(greedy[:, None], processed, processed + noise))
+
+
+@lru_cache(maxsize=1)
+def fused_draw() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Return `_draw` as one kernel, instead of some twenty over 64-bit integers [R, V]."""
+    return torch.compile(_draw, dynamic=True)
 
 
 def joined(views: Sequence[Tensor]) -> tuple[Tensor, list[int]]:

@@ -98,14 +98,19 @@ def _joined_keys(seeds: Sequence[int], positions: Sequence[int], stream: int) ->
 
 
 @lru_cache(maxsize=8)
-def _token_steps(vocab_size: int, device: torch.device) -> Tensor:
+def token_steps(vocab_size: int, device: torch.device) -> Tensor:
     """(token id + 1) * G for every token."""
     return torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _SIGNED_G
 
 
 def keyed_noise(keys: Tensor, vocab_size: int) -> Tensor:
     """Return the noise of every token for each of the keys [rows]: float32 [rows, vocab_size]."""
-    return _noise(keys[:, None] + _token_steps(vocab_size, keys.device))
+    return noise_of(keys, token_steps(vocab_size, keys.device))
+
+
+def noise_of(keys: Tensor, steps: Tensor) -> Tensor:
+    """Return the noise of the tokens with these `token_steps` [n], float32 [rows, n]."""
+    return _noise(keys[:, None] + steps)
 
 
 def _noise(z: Tensor) -> Tensor:
@@ -179,7 +184,7 @@ def sample(
         if int(kept.count_nonzero()) < _GATHER_BELOW * kept.numel():
             rows, tokens = kept.nonzero(as_tuple=True)
             perturbed = torch.full_like(processed, -torch.inf)
-            noise = _noise(keys[rows] + _token_steps(vocab_size, device)[tokens])
+            noise = _noise(keys[rows] + token_steps(vocab_size, device)[tokens])
             perturbed[rows, tokens] = processed[rows, tokens] + noise
             return likeliest(perturbed)
     return likeliest(keyed_noise(keys, vocab_size) + processed)

@@ -10,10 +10,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from flyspec.engine.attention.flex import FlexAttention
+from flyspec.engine.batched_logits import draw_rows, fused_draw
 from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner, Paging
+from flyspec.engine.sampling import row_keys, token_steps
 from tests.engine.random_models import VOCABULARY, loaded_model, make_model, reference_logits
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
@@ -49,6 +51,15 @@ def test_compiled_attention_reads_the_listed_blocks_alone() -> None:
     check(runner, reference, steps_of(rng, [25, 18, 26, 31]))
     # One shape, whatever the lengths and the blocks: nothing is compiled again.
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_compiled_draws_have_the_same_bits() -> None:
+    for rows in (1, 6):
+        logits = torch.randn(rows, 500, generator=torch.Generator().manual_seed(rows))
+        keys = torch.tensor(row_keys(2**53 - 1, range(100, 100 + rows)))
+        greedy = torch.arange(rows) % 3 == 2
+        found = fused_draw()(logits, keys, greedy, token_steps(500, keys.device))
+        assert torch.equal(found, draw_rows(logits, keys, greedy))
 
 
 def test_compiled_layers_give_the_same_logits_in_every_shape() -> None:
