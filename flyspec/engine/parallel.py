@@ -39,7 +39,7 @@ IDLE_S = 60.0
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SHARE_GPU = "FLYSPEC_SHARE_GPU"
 """For tests on a machine with fewer GPUs than ranks: if this environment variable is 1, ranks share
-them, and their sums go over gloo, since NCCL wants a GPU for each rank. Slow, and never captured."""
+them, and their sums go over gloo, since NCCL wants a GPU for each rank. Slow, never captured."""
 
 
 class Place(NamedTuple):
