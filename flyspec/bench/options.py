@@ -285,6 +285,9 @@ class DeviceOptions(ModelOptions):
     )] = "auto"
     block_size: Annotated[int, Flag("Tokens per block of the KV cache.", min=1)] = 32
     repeats: Repeats = 12
+    max_seconds: Annotated[int, Flag(
+        "Leave out what has not been measured by then, roughly.", min=0, default="no limit",
+    )] = 0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from flyspec.bench.device.calls import count_calls, counted_within
 from flyspec.bench.device.models import BenchModel, noted
 from flyspec.bench.device.report import StepTime, bound_ms, worst
-from flyspec.bench.device.timing import copy_bandwidth
+from flyspec.bench.device.timing import Allowance, copy_bandwidth
 from flyspec.bench.shapes import SHAPES, random_model, shape_named
 from flyspec.cli.main import app
 from flyspec.engine.memory import slot_bytes
@@ -90,6 +90,19 @@ def test_what_fails_is_said_and_the_rest_is_measured(
     with noted(failures := {}, "one"):
         raise ValueError("x" * 400)
     assert len(failures["one"]) < 330
+
+
+def test_out_of_time_it_reports_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part's time is divided among the modes, so that none is left without."""
+    readings = count()
+    monkeypatch.setattr(Allowance, "spent", property(lambda _: 0.05 * next(readings)))
+    found = document_of(tmp_path, "--shape", "tiny", "--draft-shape", "tiny")
+    modes = [step["mode"] for step in found["steps"]]
+    assert 1 <= modes.count("captured") <= modes.count("eager") < 8
+    assert [*found["failures"].values()].count("out of time") >= 2
+    assert len(found["judging"]) == 12
 
 
 def test_unknown_shapes_and_modes_are_refused() -> None:

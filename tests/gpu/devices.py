@@ -85,7 +85,7 @@ def runner_of(
     attention: Any,
     way: str = "exact",
     num_slots: int = 33,
-    num_blocks: int = 0,
+    num_blocks: int = 128,
 ) -> ModelRunner:
     """A runner over blocks: exact, fixed (captured as nothing), graphs, or graphs and compiled."""
     if attention == "flashinfer":

@@ -9,15 +9,17 @@ from transformers.utils.logging import disable_progress_bar
 
 from flyspec.bench.device.judging import judging_times
 from flyspec.bench.device.models import MODES, BenchModel, Wanted, build, noted
-from flyspec.bench.device.report import DeviceReport, DraftTime, StepTime
-from flyspec.bench.device.steps import draft_times, step_times
-from flyspec.bench.device.timing import copy_bandwidth
+from flyspec.bench.device.report import DeviceReport, DraftTime
+from flyspec.bench.device.steps import Measuring, draft_times, step_times
+from flyspec.bench.device.timing import Allowance, copy_bandwidth
 from flyspec.bench.machine import this_machine
 from flyspec.bench.options import DeviceOptions
 from flyspec.engine.loading import resolve_device
 
 _COPIED = {"cuda": 4 << 30, "cpu": 64 << 20}
 """Bytes of the copy, by kind of device: far more than its caches."""
+_STEPS, _DRAFTS = 0.65, 0.85
+"""Shares of the allowed time by which these end; the rest is for judging."""
 
 
 def measure(o: DeviceOptions) -> DeviceReport:
@@ -28,15 +30,15 @@ def measure(o: DeviceOptions) -> DeviceReport:
     if o.threads:
         torch.set_num_threads(o.threads)
     disable_progress_bar()
+    allowance = Allowance(o.max_seconds)
     device = resolve_device(o.device)
     copied = _COPIED.get(device.type, _COPIED["cpu"])
     bandwidth = copy_bandwidth(device, copied)
     failures: dict[str, str] = {}
     modes = [mode for mode in MODES if mode in o.modes]
+    how = Measuring(modes, bandwidth, o.repeats, allowance, failures)
     target = _model(o, Wanted("--shape", o.shape, o.model, o.device, o.dtype))
-    steps: list[StepTime] = step_times(
-        target, o.batches, o.tokens, o.contexts, modes, bandwidth, o.repeats, failures
-    )
+    steps = step_times(target, o.batches, o.tokens, o.contexts, how, _STEPS)
     info, attention = target.loaded.info, target.attention
     del target
     _free(device)
@@ -46,10 +48,7 @@ def measure(o: DeviceOptions) -> DeviceReport:
         wanted = Wanted("--draft-shape", o.draft_shape, o.draft_model, o.device, o.dtype)
         model = _model(o, wanted)
         draft = model.loaded.info.name
-        drafts = draft_times(
-            model, o.batches, o.num_speculative_tokens, o.contexts, modes, bandwidth,
-            o.repeats, failures,
-        )  # fmt: skip
+        drafts = draft_times(model, o.batches, o.num_speculative_tokens, o.contexts, how, _DRAFTS)
         del model
         _free(device)
     judging = []

@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
+from typing import NamedTuple, TypeVar
 
 from flyspec.bench.device.calls import count_calls
 from flyspec.bench.device.models import BenchModel, Mode, noted
 from flyspec.bench.device.report import DraftTime, StepTime, bound_ms
-from flyspec.bench.device.timing import measure_times
+from flyspec.bench.device.timing import Allowance, measure_times
 from flyspec.engine.model import Draw, Step
 from flyspec.progress import progress
 from flyspec.values.tokens import SamplingParams
+
+Cell = TypeVar("Cell")
+Cost = TypeVar("Cost")
+
+
+class Measuring(NamedTuple):
+    """How to measure. `failures` gets what could not be, and why; `bandwidth` is in bytes/s."""
+
+    modes: Sequence[Mode]
+    bandwidth: float
+    repeats: int
+    allowance: Allowance
+    failures: dict[str, str]
+
+    def each(
+        self,
+        model: BenchModel,
+        what: str,
+        cells: Sequence[Cell],
+        measure: Callable[[Mode, Cell], Cost],
+        until: float,
+    ) -> list[Cost]:
+        """Measure all cells in each mode, up to this share of the allowed time.
+
+        Modes have equal parts of it: the last one, which compiles, is not left without.
+        """
+        found = []
+        begin = self.allowance.spent
+        with progress(what, len(cells) * len(self.modes)) as advance:
+            for number, mode in enumerate(model.turn_on(self.modes, self.failures), 1):
+                end = begin + (until - begin) * number / len(self.modes)
+                for cell in cells:
+                    name = f"{what}, {mode}, {cell}"
+                    if self.allowance.spent > end:
+                        self.failures[f"{name} and what follows"] = "out of time"
+                        break
+                    with noted(self.failures, name):
+                        found.append(measure(mode, cell))
+                    advance()
+        return found
 
 
 def step_times(
@@ -20,32 +61,22 @@ def step_times(
     batches: Sequence[int],
     tokens: Sequence[int],
     contexts: Sequence[int],
-    modes: Sequence[Mode],
-    bandwidth: float,
-    repeats: int,
-    failures: dict[str, str],
+    how: Measuring,
+    until: float,
 ) -> list[StepTime]:
-    """Time every kind of step in each mode. `failures` gets the modes that cannot be."""
-    cells = list(product(contexts, batches, tokens))
-    found = []
-    with progress("steps", len(cells) * len(modes)) as advance:
-        for mode in model.turn_on(modes, failures):
-            for context, batch, count in cells:
-                name = f"{mode}, {batch} x {count} after {context}"
-                with noted(failures, name):
-                    model.keep(batch, context)
-                    steps = model.steps(batch, context, count)
-                    times = measure_times(
-                        partial(model.runner.forward, steps), model.device, repeats
-                    )
-                    cached = model.read_bytes(batch, context)
-                    bound = bound_ms(model.weights + cached, bandwidth)
-                    found.append(StepTime(
-                        mode, batch, count, context, *times,
-                        model.weights, cached, bound, times.step_ms / bound,
-                    ))  # fmt: skip
-                advance()
-    return found
+    """Time every kind of step in each mode."""
+
+    def measure(mode: Mode, cell: tuple[int, int, int]) -> StepTime:
+        context, batch, count = cell
+        model.keep(batch, context)
+        steps = model.steps(batch, context, count)
+        times = measure_times(partial(model.runner.forward, steps), model.device, how.repeats)
+        cached = model.read_bytes(batch, context)
+        bound = bound_ms(model.weights + cached, how.bandwidth)
+        ratio = times.step_ms / bound
+        return StepTime(mode, batch, count, context, *times, model.weights, cached, bound, ratio)
+
+    return how.each(model, "steps", [*product(contexts, batches, tokens)], measure, until)
 
 
 def draft_times(
@@ -53,34 +84,28 @@ def draft_times(
     batches: Sequence[int],
     k: int,
     contexts: Sequence[int],
-    modes: Sequence[Mode],
-    bandwidth: float,
-    repeats: int,
-    failures: dict[str, str],
+    how: Measuring,
+    until: float,
 ) -> list[DraftTime]:
     """Time proposals of K greedy tokens per sequence: K steps that read weights and cache."""
-    cells = list(product(contexts, batches))
-    found = []
     on_cuda = model.device.type == "cuda"
-    with progress("proposals", len(cells) * len(modes)) as advance:
-        for mode in model.turn_on(modes, failures):
-            for context, batch in cells:
-                with noted(failures, f"{mode}, {batch} proposals of {k} after {context}"):
-                    model.keep(batch, context)
-                    draws = [
-                        Draw(Step(slot, context, ids[context : context + 1]), SamplingParams(),
-                             max_tokens=k)
-                        for slot, ids in enumerate(model.token_ids[:batch])
-                    ]  # fmt: skip
-                    work = partial(model.runner.draw, draws)
-                    times = measure_times(work, model.device, repeats)
-                    cached = model.read_bytes(batch, context)
-                    bound = k * bound_ms(model.weights + cached, bandwidth)
-                    found.append(DraftTime(
-                        mode, batch, k, context, *times,
-                        model.weights, cached, bound, times.step_ms / bound,
-                        token_ms=times.answer_ms / k,
-                        waits=count_calls(work).waits if on_cuda else None,
-                    ))  # fmt: skip
-                advance()
-    return found
+
+    def measure(mode: Mode, cell: tuple[int, int]) -> DraftTime:
+        context, batch = cell
+        model.keep(batch, context)
+        draws = [
+            Draw(Step(slot, context, ids[context : context + 1]), SamplingParams(), max_tokens=k)
+            for slot, ids in enumerate(model.token_ids[:batch])
+        ]
+        work = partial(model.runner.draw, draws)
+        times = measure_times(work, model.device, how.repeats)
+        cached = model.read_bytes(batch, context)
+        bound = k * bound_ms(model.weights + cached, how.bandwidth)
+        return DraftTime(
+            mode, batch, k, context, *times,
+            model.weights, cached, bound, times.step_ms / bound,
+            token_ms=times.answer_ms / k,
+            waits=count_calls(work).waits if on_cuda else None,
+        )  # fmt: skip
+
+    return how.each(model, "proposals", [*product(contexts, batches)], measure, until)

@@ -13,6 +13,19 @@ IN_A_ROW = 4
 """Runs between two events: the host prepares the next while the device works, as in a service."""
 WARM_UP = 3
 
+
+class Allowance:
+    """The time that measuring may take, from now on; 0 seconds: any."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began = seconds, time.monotonic()
+
+    @property
+    def spent(self) -> float:
+        """The share of it that has passed."""
+        return (time.monotonic() - self._began) / self._seconds if self._seconds else 0.0
+
+
 Work = Callable[[], object]
 
 
