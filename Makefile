@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients wheel-test \
-	gpu-test gpu-bench bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
+	gpu-test gpu-bench gpu-wheels bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -94,11 +94,25 @@ wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere and try the RE
 test-full: $(VENV)/.installed-dev prometheus ## run every test in its long form (hours)
 	@$(BIN)/python -m pytest -m "not gpu and not clients" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
 
-gpu-test: $(VENV)/.installed-dev ## run the tests that need a CUDA device, or skip them
+# Either runs without the virtual environment, too, for example GPU_PYTHON=python3: docs/gpu.md.
+GPU_PYTHON ?= $(BIN)/python
+GPU_SITE ?= build/gpu-site
+gpu-env = PYTHONPATH="$(GPU_SITE):$$PWD$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=8
+gpu-needs := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.installed-dev)
+gpu-test: $(gpu-needs) ## run the tests that need a CUDA device, or skip them
 	@echo "== pytest: tests that need a CUDA device"
-	@$(BIN)/python -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
+	@$(gpu-env) $(GPU_PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
 		|| echo "torch finds no CUDA device: the tests are skipped"
-	@$(BIN)/python -m pytest -m gpu -rs $(PYTEST_ARGS)
+	@$(gpu-env) $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu tests/engine tests/rules $(PYTEST_ARGS)
+
+gpu-wheels: ## collect what a machine with only torch and transformers lacks in build/gpu-wheels
+	@mkdir -p build/gpu-wheels
+	@rm -f build/gpu-wheels/*.whl
+	@$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+		--python-version 3.12 --implementation cp \
+		$(foreach glibc,17 27 28 34,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64 \
+		-c constraints.txt -r bench/gpu/wheels.txt -d build/gpu-wheels
+	@du -sh build/gpu-wheels
 
 stubs: $(VENV)/.installed-dev ## regenerate flyspec/v1 from protos/
 	PATH="$(BIN):$$PATH" $(BIN)/python protos/generate.py
@@ -205,11 +219,26 @@ $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed
 performance: $(VENV)/.installed-dev ## write its tables and plots from build/performance
 	@$(BIN)/python -m bench.performance $(PERFORMANCE)
 
-# Needs neither network nor docs; both models on one device, half of the prompts. Writes build/performance-gpu.
-gpu-bench: ## measure part of it on a CUDA device (ten minutes)
-	@$(MAKE) --no-print-directory PERFORMANCE=build/performance-gpu PROMPTS=6 REPEATS=3 PEERS=greedy,assisted \
-		BATCHES=8,32 KS=auto,0,4,15 ARGS="--device cuda $(ARGS)" \
-		$(foreach piece,problems gsm8k humaneval random batches,build/performance-gpu/$(piece).json)
+# Each piece has its share of ten minutes; one that fails or takes longer leaves the others alone.
+GPU_RESULTS ?= build/gpu
+GPU_DEVICE ?= cuda
+gpu-limit-bundled = 100
+gpu-bundled = device --max-seconds 70
+gpu-limit-llama-8b = 230
+gpu-llama-8b = device --shape llama-8b --draft-shape llama-1b --max-seconds 180
+gpu-limit-speed = 90
+gpu-speed = --problems 6 --rules plain,exact,fly --num-speculative-tokens auto,15 --repeats 3 --batch 1,8
+gpu-limit-pair = 160
+gpu-pair = pair --shape llama-8b --draft-shape llama-1b --replay-drafter 0.2 --rules exact,fly --problems 3 \
+	--max-tokens 128 --repeats 2
+GPU_PIECES ?= bundled llama-8b speed pair
+GPU_DOCUMENT ?= docs/gpu.md
+gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CUDA device (ten minutes)
+	@mkdir -p $(GPU_RESULTS)
+	@$(foreach piece,$(GPU_PIECES),echo "== flyspec bench: $(piece)"; $(gpu-env) timeout $(gpu-limit-$(piece)) \
+		$(GPU_PYTHON) -m flyspec.cli bench $(gpu-$(piece)) --device $(GPU_DEVICE) $(ARGS) \
+		--output $(GPU_RESULTS)/$(piece).json || echo "$(piece) failed or took too long";)
+	@$(gpu-env) $(GPU_PYTHON) -m bench.gpu $(GPU_RESULTS) --document $(GPU_DOCUMENT)
 
 TP ?= 1,2,4
 bench-engine: $(VENV)/.installed-dev ## measure engine steps, concurrent requests, long prompts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -34,5 +35,14 @@ def this_machine() -> dict[str, Any]:
         "instruction_sets": [name for name in _RELEVANT if name in flags],
         "cores": os.cpu_count() or 1,
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "driver": _driver() if torch.cuda.is_available() else "",
         "versions": versions,
     }
+
+
+def _driver() -> str:
+    """The version of NVIDIA's driver, as its kernel module tells it; empty if unknown."""
+    path = Path("/proc/driver/nvidia/version")
+    text = path.read_text() if path.is_file() else ""
+    found = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", text)
+    return found[1] if found else ""

@@ -23,7 +23,7 @@ from flyspec.bench.conditions import (
 )
 from flyspec.bench.openai import parse_against
 from flyspec.bench.peers import parse_peers
-from flyspec.flags import Dtype, Flag
+from flyspec.flags import AttentionBackendName, Dtype, Flag
 from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.ranges import Range
 from flyspec.rules import Rule
@@ -253,6 +253,44 @@ class EngineOptions(ModelOptions):
 
 
 @dataclass(frozen=True)
+class DeviceOptions(ModelOptions):
+    """`flyspec bench device`. Without a shape or a model, the bundled pair."""
+
+    shape: Annotated[str, Flag(
+        "Use a target with random weights of this shape, made on the device: llama-1b, llama-8b, "
+        "llama-70b or tiny.",
+    )] = ""
+    draft_model: Annotated[str, Flag("Draft model: a directory or hub id.")] = ""
+    draft_shape: Annotated[str, Flag("The same as --shape, for a draft model.")] = ""
+    batches: Annotated[tuple[int, ...], numbers_flag(
+        "Sequences per step", name="--batch",
+    )] = (1, 8, 32)
+    tokens: Annotated[tuple[int, ...], numbers_flag(
+        "Tokens of each sequence in a step (1: plain decoding; else K + 1)",
+    )] = (1, 5, 9, 16)
+    contexts: Annotated[tuple[int, ...], numbers_flag(
+        "Cached tokens per sequence", name="--context",
+    )] = (512, 4096)
+    num_speculative_tokens: Annotated[int, Flag(
+        "K: drafted tokens per proposal and per judged round.", min=1,
+    )] = 15
+    vocab_size: Annotated[int, Flag("Vocabulary size for judging.", min=64)] = 128_256
+    modes: Annotated[tuple[str, ...], Flag(
+        "Ways to run steps: eager, captured, compiled (captured, with compiled layers).",
+        name="--mode", metavar="NAME,...", listed=True, default="all",
+        read=names_of(("eager", "captured", "compiled")),
+    )] = ("eager", "captured", "compiled")
+    attention_backend: Annotated[AttentionBackendName, Flag(
+        "Attention over blocks: auto, flashinfer, flex or sdpa.",
+    )] = "auto"
+    block_size: Annotated[int, Flag("Tokens per block of the KV cache.", min=1)] = 32
+    repeats: Repeats = 12
+    max_seconds: Annotated[int, Flag(
+        "Leave out what has not been measured by then, roughly.", min=0, default="no limit",
+    )] = 0
+
+
+@dataclass(frozen=True)
 class StallOptions(ModelOptions):
     """`flyspec bench prefill-stall`.
 
@@ -345,8 +383,11 @@ class PairOptions:
     """`flyspec bench pair`."""
 
     shape: Annotated[str, Flag(
-        "Use a target with random weights of this shape (llama-1b or tiny) and --model's "
-        "tokenizer.",
+        "Use a target with random weights of this shape (llama-1b, llama-8b, llama-70b or tiny) "
+        "and --model's tokenizer.",
+    )] = ""
+    draft_shape: Annotated[str, Flag(
+        "With --replay-drafter: drafts take the time of a model of this shape.",
     )] = ""
     pad_target_layers: Annotated[WantedPadding | None, Flag(
         "Add N no-op layers to the target. auto:R: as many as make a verify step R times as long "

@@ -37,8 +37,9 @@ class PairReport:
 
     `cost_ratio` is a verify step over a draft step. `bound` and `share` are for rounds that cost
     only the verify step, `bound_in_turn` and `share_in_turn` for those that also wait for the draft
-    model. `same` and `same_as_plain` count the generations with the tokens of the uncounted run,
-    and of plain decoding in it.
+    model. `worst_prompt` is the one with the lowest speedup, `worst_speedup`. `same` and
+    `same_as_plain` count the generations with the tokens of the uncounted run, and of plain
+    decoding in it.
     """
 
     mode: str
@@ -59,6 +60,8 @@ class PairReport:
     distribution_bytes_per_round: float
     judge_ms: float
     round_ms: float
+    worst_speedup: float
+    worst_prompt: int
     same: int
     same_as_plain: int
     generations: int
@@ -123,9 +126,8 @@ def report(samples: Sequence[Sample]) -> list[PairReport]:
         name: [s for s in of if s.repeat > 0]
         for name, of in grouped(samples, lambda s: s.mode).items()
     }
-    plain = _total(modes[PLAIN])
     names = sorted(modes, key=lambda name: (name != PLAIN, name))
-    return [_report(name, modes[name], plain, before) for name in names]
+    return [_report(name, modes[name], modes[PLAIN], before) for name in names]
 
 
 def _total(samples: Sequence[Sample]) -> Mapping[str, float]:
@@ -141,13 +143,19 @@ def _total(samples: Sequence[Sample]) -> Mapping[str, float]:
     }
 
 
+def _rates(samples: Sequence[Sample]) -> dict[int, float]:
+    """Return the median tokens per second of each prompt."""
+    prompts = grouped(samples, lambda s: s.prompt)
+    return {p: statistics.median(s.tokens / s.seconds for s in of) for p, of in prompts.items()}
+
+
 def _report(
     name: str,
     samples: Sequence[Sample],
-    plain: Mapping[str, float],
+    plain_samples: Sequence[Sample],
     before: Mapping[tuple[str, int], Sequence[int]],
 ) -> PairReport:
-    total = _total(samples)
+    total, plain = _total(samples), _total(plain_samples)
     all_rounds, tokens = sum(s.rounds for s in samples), sum(s.tokens for s in samples)
     plain_step = plain["target_ns"] / plain["tokens"]
     verify_step = total["target_ns"] / total["rounds"]
@@ -155,6 +163,9 @@ def _report(
     per_round = total["tokens"] / total["rounds"]
     speedup = (total["tokens"] / total["seconds"]) / (plain["tokens"] / plain["seconds"])
     bound = per_round * plain_step / verify_step
+    rates, plain_rates = _rates(samples), _rates(plain_samples)
+    ratios = {prompt: rate / plain_rates[prompt] for prompt, rate in rates.items()}
+    worst_speedup, worst_prompt = min((ratio, prompt) for prompt, ratio in ratios.items())
     in_turn = per_round * plain_step / (verify_step + total["draft_ns"] / total["rounds"])
     return PairReport(
         mode=name,
@@ -175,6 +186,8 @@ def _report(
         distribution_bytes_per_round=sum(s.distribution_bytes for s in samples) / all_rounds,
         judge_ms=sum(s.judge_ns for s in samples) / all_rounds / 1e6,
         round_ms=1e3 * total["seconds"] / total["rounds"],
+        worst_speedup=worst_speedup,
+        worst_prompt=worst_prompt,
         same=sum(s.token_ids == before[name, s.prompt] for s in samples),
         same_as_plain=sum(s.token_ids == before[PLAIN, s.prompt] for s in samples),
         generations=len(samples),
@@ -207,6 +220,7 @@ _COLUMNS: tuple[Column, ...] = (
     ("verify", "{.verify_step_ms:.2f} ms"),
     ("verify/draft", "{.cost_ratio:.1f}"),
     ("x plain", "{.speedup:.2f}"),
+    ("slowest", "{0.worst_speedup:.2f} #{0.worst_prompt}"),
     ("bound", "{.bound:.2f}"),
     ("share", "{.share:.0%}"),
     ("in turn", "{.share_in_turn:.0%}"),
@@ -218,10 +232,11 @@ _COLUMNS: tuple[Column, ...] = (
 )
 PAIR_NOTES = (
     "tok/round: mean tokens per round; plain, verify: the target's forward pass, per token of "
-    "plain decoding and per round; x plain: rate relative to plain decoding's; bound: tok/round x "
-    "plain / verify; share: the part of it reached; in turn: the same for the bound that includes "
-    "the draft model's time; B/round: bytes of a round's messages; judge: the rule and sampling, "
-    "per round; same: texts equal to the uncounted run's; as plain: equal to plain decoding's in it"
+    "plain decoding and per round; x plain: rate relative to plain decoding's; slowest: that of "
+    "the prompt where it is lowest, and its number; bound: tok/round x plain / verify; share: the "
+    "part of it reached; in turn: the same for the bound that includes the draft model's time; "
+    "B/round: bytes of a round's messages; judge: the rule and sampling, per round; same: texts "
+    "equal to the uncounted run's; as plain: equal to plain decoding's in it"
 )
 
 

@@ -8,66 +8,22 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from flyspec.bench.shapes import ModelShape, fill
 from flyspec.errors import ConfigError
 
 CONFIG = "config.json"
 _LAYERS = "model.layers."
 _ZEROED = ("self_attn.o_proj.", "mlp.down_proj.")
 """The two outputs of a layer to the residual stream."""
-_LOGIT_DEVIATION = 4.0
-"""Standard deviation of the logits of random weights. About half of the positions are then as
-uncertain as the rule fly requires (normalized entropy about 1 - 16 / (2 log |V|), 0.32 at 128,256
-tokens); with initialised weights all of them would be."""
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a Llama model."""
-
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    context_length: int = 4096
-
-    def config(self, **known: Any) -> LlamaConfig:
-        """Return transformers' configuration: tied embeddings, bfloat16, and `known`."""
-        return LlamaConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=self.context_length,
-            tie_word_embeddings=True,
-            dtype="bfloat16",
-            architectures=["LlamaForCausalLM"],
-            **known,
-        )
-
-
-SHAPES: Mapping[str, ModelShape] = {
-    # Meta's Llama 3.2 1B (config.json), except for the context length.
-    "llama-1b": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256),
-    "tiny": ModelShape(2, 64, 128, 4, 2, 16, 6_000, 512),
-}
-"""Shapes by name. `tiny` is for tests; it, too, has more tokens than the bundled tokenizer."""
 
 
 def pad_layers(source: Path, target: Path, num_layers: int) -> Path:
@@ -105,11 +61,18 @@ def pad_layers(source: Path, target: Path, num_layers: int) -> Path:
     return target
 
 
-def write_random(shape: ModelShape, target: Path, tokenizer_of: Path, seed: int = 0) -> Path:
+def write_random(
+    shape: ModelShape,
+    target: Path,
+    tokenizer_of: Path,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+) -> Path:
     """Write a model with random weights and another's tokenizer to `target`; return `target`.
 
     It may have more ids than the tokenizer; those stand for no text. Everything except
-    configuration and weights is copied from `tokenizer_of`.
+    configuration and weights is copied from `tokenizer_of`. The weights are made on `device`, which
+    takes a GPU seconds for billions; those of a seed differ between kinds of devices.
     """
     _copy_all_but_weights(tokenizer_of, target)
     ends = json.loads((tokenizer_of / CONFIG).read_text())
@@ -122,7 +85,7 @@ def write_random(shape: ModelShape, target: Path, tokenizer_of: Path, seed: int 
             for name, parameter in AutoModelForCausalLM.from_config(config).named_parameters()
         }
     weight_map: dict[str, str] = {}
-    for file, shard in _shards(names, torch.Generator().manual_seed(seed)):
+    for file, shard in _shards(names, torch.Generator(device).manual_seed(seed)):
         save_file(shard, str(target / file), {"format": "pt"})
         weight_map |= dict.fromkeys(shard, file)
     _write_index(target, weight_map)
@@ -138,17 +101,11 @@ def _shards(
         part = name.removeprefix(_LAYERS).split(".")[0] if name.startswith(_LAYERS) else "ends"
         groups.setdefault(part, []).append(name)
     for part, members in groups.items():
-        tensors = {name: _random(name, names[name], generator) for name in members}
+        tensors = {}
+        for name in members:
+            made = torch.empty(names[name], dtype=torch.bfloat16, device=generator.device)
+            tensors[name] = fill(name, made, generator).cpu()
         yield f"random-{part}.safetensors", tensors
-
-
-def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Make norms of ones, or rows whose products with normed hidden states have deviation 1."""
-    if len(shape) == 1:
-        scale = _LOGIT_DEVIATION if name == "model.norm.weight" else 1.0
-        return torch.full(shape, scale, dtype=torch.bfloat16)
-    weights = torch.randn(shape, generator=generator, dtype=torch.bfloat16)
-    return weights.mul_(float(shape[-1]) ** -0.5)
 
 
 def _copies(name: str, tensor: Tensor, own: int, num_layers: int) -> dict[str, Tensor]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
+from flyspec.engine.cache_table import CacheTable
 from flyspec.engine.distributions import round_off
-from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, Model, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import TokenSequence
@@ -77,7 +78,8 @@ class ReplayModel:
 
     `eos_token_ids` are never drafted by error. `num_asked` counts tokens requested from the target.
     Without `asks_after_errors`, drafts after an error are arbitrary, which only token-exact rules
-    never notice.
+    never notice. `pace` is a model that runs every draw as well, and whose tokens are dropped: then
+    a draft costs what one of that model does.
     """
 
     def __init__(
@@ -88,10 +90,14 @@ class ReplayModel:
         ask: Ask,
         eos_token_ids: Sequence[int] = (),
         asks_after_errors: bool = True,
+        pace: Model | None = None,
     ) -> None:
         self.info = info
-        self.cache = SlotTable(num_slots, info.context_length)
-        self.num_asked = self.bytes_per_token = 0
+        self.cache: CacheTable = SlotTable(num_slots, info.context_length)
+        if pace is not None:
+            self.cache = pace.cache
+        self.num_asked = 0
+        self._pace = pace
         self._errors, self._ask, self._eos = errors, ask, frozenset(eos_token_ids)
         self._said: dict[int, Said] = {}
         self._gone_on: set[int] = set()
@@ -99,11 +105,19 @@ class ReplayModel:
         self._erred: set[int] = set()  # hashes of sequences with an error, unless it asks after it
         self._distributions: dict[tuple[int, DistributionSpec], TokenDistribution] = {}
 
+    @property
+    def bytes_per_token(self) -> int:
+        return 0 if self._pace is None else self._pace.bytes_per_token
+
     def warm_up(self) -> None:
-        """Do nothing."""
+        """Warm up the model that it keeps pace with, if any."""
+        if self._pace is not None:
+            self._pace.warm_up()
 
     def synchronize(self) -> None:
-        """Do nothing."""
+        """Wait for that model's device."""
+        if self._pace is not None:
+            self._pace.synchronize()
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """Raise `InvalidArgumentError`: there are no logits."""
@@ -111,7 +125,10 @@ class ReplayModel:
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """As `Model.draw`. Raises `InvalidArgumentError` for sampling."""
-        self.cache.pending_copies.clear()
+        if self._pace is None:
+            self.cache.pending_copies.clear()
+        else:
+            self._pace.draw(draws, interrupt)
         return [self._draw(draw) for draw in draws]
 
     def _draw(self, draw: Draw) -> Drafted:

@@ -22,6 +22,8 @@ from draft_service.telemetry import DraftTelemetry
 from flyspec.bench.replay import DraftErrors, ReplayModel, Said
 from flyspec.client import AsyncClient
 from flyspec.config import DraftSettings, from_command_line
+from flyspec.engine.model import Model
+from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec.startup import end_on_sigterm
 from flyspec.values.admin import ModelInfo
@@ -39,6 +41,7 @@ class ReplaySettings(DraftSettings):
     error_rate: float = Field(0.0, ge=0, le=1, description="fraction of wrong drafts")
     error_seed: int = Field(0, description="seed of their positions")
     exact_only: bool = Field(False, description="only rules that accept no errors")
+    paced_by: str = Field("", description="draft model that takes its time for every draft")
     address_file: str = Field("", description="file with the orchestrator's address")
 
 
@@ -95,13 +98,36 @@ async def build(
     )
     target = AskedTarget(Path(settings.address_file), asyncio.get_running_loop())
     errors = DraftErrors(settings.error_rate, settings.error_seed)
+    pace = _paced_by(settings, info) if settings.paced_by else None
     model = ReplayModel(
-        info, settings.max_sessions, errors, target, bundle.eos_token_ids, not settings.exact_only
+        info,
+        settings.max_sessions,
+        errors,
+        target,
+        bundle.eos_token_ids,
+        not settings.exact_only,
+        pace,
     )
     engine = Engine(model, on_step=observer.engine_metrics.step)
     await asyncio.wrap_future(engine.start())
     drafter = ModelDrafter(model, bundle.eos_token_ids)
     return Sessions([drafter], engine, settings), engine
+
+
+def _paced_by(settings: ReplaySettings, target: ModelInfo) -> Model:
+    """Load the model that drafting keeps pace with. Raises `ConfigError`."""
+    from flyspec.engine.loading import load_model
+    from flyspec.engine.native.choice import choose_model
+
+    loaded = load_model(
+        settings.paced_by, settings.device, settings.dtype, settings.max_model_len, identify=False
+    )
+    if loaded.info.vocab_size < target.vocab_size:
+        raise ConfigError(
+            f"--paced-by {settings.paced_by}: has {loaded.info.vocab_size} tokens, fewer than the "
+            f"target's {target.vocab_size}"
+        )
+    return choose_model(loaded, settings)
 
 
 def main() -> None:

@@ -20,13 +20,15 @@ from draft_service.proposal import SessionState, propose
 from flyspec.bench.modes import Sample
 from flyspec.bench.options import WantedPadding
 from flyspec.bench.pair import pair_table, report
-from flyspec.bench.pair_checkpoints import SHAPES, pad_layers, write_random
+from flyspec.bench.pair_checkpoints import pad_layers, write_random
 from flyspec.bench.pair_padding import choose_padding
 from flyspec.bench.replay import DraftErrors, ReplayModel, Said
+from flyspec.bench.shapes import SHAPES
 from flyspec.cli.main import app
 from flyspec.engine.loading import load_model
 from flyspec.engine.loop import Ran
 from flyspec.engine.model import Draw, Step
+from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
@@ -245,6 +247,21 @@ def test_distributions_have_the_draft_first() -> None:
     assert found.distributions == [TokenDistribution()]
 
 
+@pytest.mark.parametrize("paging", [None, Paging(16)], ids=["slots", "blocks"])
+def test_a_pace_changes_no_drafts(target: Path, paging: Paging | None) -> None:
+    pace = ModelRunner(load_model(str(target), "cpu", "float32", 120), 2, paging=paging)
+    alone, _ = model_of(0.3)
+    paced = ReplayModel(INFO, 2, DraftErrors(0.3), Asked(), (1,), pace=pace)
+    assert paced.cache is pace.cache
+    text = [5, 6, 7]
+    for _ in range(4):
+        drafts = drawn(alone, text, 6)
+        assert drawn(paced, text, 6) == drafts
+        assert paced.cache.held(0) == [*text, *drafts[:-1]]
+        text += [*drafts[:3], 9]
+    assert paced.bytes_per_token == pace.bytes_per_token > 0
+
+
 def test_what_was_decoded_greedily_is_no_sample() -> None:
     model, _ = model_of(0.0)
     with pytest.raises(InvalidArgumentError, match="leave sampling out"):
@@ -311,6 +328,7 @@ def test_the_bound_and_the_share_that_is_reached() -> None:
     assert exact.share == pytest.approx(0.8)
     assert exact.judge_ms == pytest.approx(20)
     assert exact.bytes_per_round == 250
+    assert (exact.worst_prompt, exact.worst_speedup) == (0, pytest.approx(10 * (40 + 40 / 3) / 200))
     assert (exact.same, exact.same_as_plain, exact.generations) == (1, 1, 2)
     assert pair_table(reports, "a pair").row_count == 2
 
@@ -347,12 +365,26 @@ def test_a_random_target_with_a_replaying_drafter(target: Path, tmp_path: Path) 
     assert document["target"] == "random tiny, 2 extra layers in the target"
 
 
+def test_drafts_that_take_the_time_of_a_model(target: Path) -> None:
+    document = run(*SMALL, "--model", str(target), "--shape", "tiny", "--draft-shape", "tiny",
+                   "--replay-drafter", "0.2", "--rules", "exact,fly")  # fmt: skip
+    modes = {mode["mode"]: mode for mode in document["modes"]}
+    assert document["target"] == "random tiny, drafts at the pace of a tiny"
+    assert modes["exact"]["same_as_plain"] == 2
+    assert 1 < modes["exact"]["tokens_per_round"] < 8
+    for mode in modes.values():
+        assert mode["worst_speedup"] <= mode["speedup"] * (1 + 1e-9)
+        assert mode["worst_prompt"] in (0, 1)
+
+
 def test_pair_refuses_before_it_starts_anything(target: Path) -> None:
-    with pytest.raises(ConfigError, match="--shape huge: must be one of llama-1b, tiny"):
+    with pytest.raises(ConfigError, match=r"--shape huge: must be one of llama-1b, .*tiny"):
         run("--model", str(target), "--shape", "huge")
     for layers in ("-1", "many", "auto:", "auto:0", "auto:inf", "x,auto:3", "auto:3,4"):
         with pytest.raises(ValueError, match=f"^{layers}: "):
             WantedPadding.read(layers)
+    with pytest.raises(ConfigError, match=r"--draft-shape: .*; add --replay-drafter"):
+        run("--model", str(target), "--shape", "tiny", "--draft-shape", "tiny")
     with pytest.raises(ConfigError, match="needs a draft model"):
         run("--model", str(target), "--draft-model", str(target), "--replay-drafter", "0",
             "--pad-target-layers", "auto:3.6")  # fmt: skip

@@ -6,6 +6,7 @@ import typer
 
 from flyspec.bench.options import SpeedOptions
 from flyspec.cli.bench.common import Address, Local
+from flyspec.cli.bench.device import bench_device
 from flyspec.cli.bench.engine import bench_engine, bench_judge, bench_stall, bench_throughput
 from flyspec.cli.bench.pair import bench_pair
 from flyspec.cli.bench.prediction import bench_prediction
@@ -18,6 +19,7 @@ from flyspec.credentials import Credentials
 app = typer.Typer(invoke_without_command=True)
 app.command("judge")(bench_judge)
 app.command("engine")(bench_engine)
+app.command("device")(bench_device)
 app.command("throughput")(bench_throughput)
 app.command("prefill-stall")(bench_stall)
 app.command("pair")(bench_pair)

@@ -52,7 +52,7 @@ async def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
         for more, whose in zip(layers, ("target", "draft model"), strict=True):
             facts["target"] += f", {more} extra layers in the {whose}" if more else ""
         with pair.padded(*layers) as stack:
-            samples = await _run(stack, o)
+            samples = await _run(stack, o, pair.paced_by)
     reports = report(samples)
     title = f"{facts['target']}, {o.problems} prompts, K {o.num_speculative_tokens}"
     return BenchReport(
@@ -74,27 +74,44 @@ def _prepare(models: ModelFlags, o: PairOptions, folder: Path) -> tuple[_Pair, d
 
     Raises `ConfigError`.
     """
-    from flyspec.bench.pair_checkpoints import SHAPES, write_random
+    from flyspec.bench.machine import this_machine
+    from flyspec.bench.pair_checkpoints import write_random
+    from flyspec.bench.shapes import shape_named
+    from flyspec.engine.loading import resolve_device
     from flyspec.progress import error_console
 
     stack = StackOptions(**vars(models), log_level="warning", max_sessions=8).resolved()
     if not o.shape:
         return _Pair(stack, folder), {"target": Path(str(stack.model)).name}
-    if o.shape not in SHAPES:
-        raise ConfigError(f"--shape {o.shape}: must be one of {', '.join(SHAPES)}")
+    shape = shape_named("--shape", o.shape)
     error_console().print(f"writing random weights of shape {o.shape}")
-    shape, tokenizer = SHAPES[o.shape], Path(models.model or DEMO_MODELS / "target")
-    random = write_random(shape, folder / o.shape, tokenizer, o.replay_seed)
-    facts = {"target": f"random {o.shape}", "shape": asdict(shape)}
-    return _Pair(replace(stack, model=str(random)), folder), facts
+    tokenizer = Path(models.model or DEMO_MODELS / "target")
+    device = resolve_device(models.device)
+    random = write_random(shape, folder / o.shape, tokenizer, o.replay_seed, device)
+    facts: dict[str, Any] = {"target": f"random {o.shape}", "shape": asdict(shape)}
+    facts |= {"device": str(device), "machine": this_machine()}
+    paced_by = ""
+    if o.draft_shape:
+        if o.replay_drafter is None:
+            raise ConfigError("--draft-shape: only the time of such a model means something; add "
+                              "--replay-drafter")  # fmt: skip
+        draft = shape_named("--draft-shape", o.draft_shape)
+        written = write_random(draft, folder / "draft", tokenizer, o.replay_seed, device)
+        paced_by = str(written)
+        facts["target"] += f", drafts at the pace of a {o.draft_shape}"
+    return _Pair(replace(stack, model=str(random)), folder, paced_by), facts
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two models; checkpoints derived from them go to `folder`."""
+    """Two models; checkpoints derived from them go to `folder`.
+
+    A replaying drafter takes the time of the model `paced_by`, if it is not empty.
+    """
 
     stack: StackOptions
     folder: Path
+    paced_by: str = ""
 
     @contextmanager
     def padded(self, target_layers: int, draft_layers: int) -> Iterator[StackOptions]:
@@ -129,7 +146,7 @@ class _Pair:
         return ratio
 
 
-async def _run(options: StackOptions, o: PairOptions) -> list[Sample]:
+async def _run(options: StackOptions, o: PairOptions, paced_by: str = "") -> list[Sample]:
     """Start the stack, with the replaying drafter if requested, and measure."""
     from flyspec.bench.pair import measure
     from flyspec.cli.runtime import with_server
@@ -143,6 +160,7 @@ async def _run(options: StackOptions, o: PairOptions) -> list[Sample]:
             flags = to_flags(
                 error_rate=o.replay_drafter, error_seed=o.replay_seed, address_file=address_file
             )
+            flags += to_flags(paced_by=paced_by) if paced_by else []
             flags += ["--exact-only"] * all(c.rule.name in exact for c in o.rules)
             options = replace(
                 options,

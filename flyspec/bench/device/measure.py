@@ -1,0 +1,88 @@
+"""`flyspec bench device`: everything it measures, in order."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from flyspec.bench.device.judging import judging_times
+from flyspec.bench.device.models import MODES, BenchModel, Wanted, build, noted
+from flyspec.bench.device.report import DeviceReport, DraftTime
+from flyspec.bench.device.steps import Measuring, draft_times, step_times
+from flyspec.bench.device.timing import Allowance, copy_bandwidth
+from flyspec.bench.machine import this_machine
+from flyspec.bench.options import DeviceOptions
+from flyspec.engine.loading import resolve_device
+
+_COPIED = {"cuda": 4 << 30, "cpu": 64 << 20}
+"""Bytes of the copy, by kind of device: far more than its caches."""
+_STEPS, _DRAFTS = 0.65, 0.85
+"""Shares of the allowed time by which these end; the rest is for judging."""
+
+
+def measure(o: DeviceOptions) -> DeviceReport:
+    """Measure the copy bandwidth, the target's steps, the draft model's proposals, and judging.
+
+    What fails is noted, and the rest is measured. Raises `ConfigError` for models that do not load.
+    """
+    if o.threads:
+        torch.set_num_threads(o.threads)
+    disable_progress_bar()
+    allowance = Allowance(o.max_seconds)
+    device = resolve_device(o.device)
+    copied = _COPIED.get(device.type, _COPIED["cpu"])
+    bandwidth = copy_bandwidth(device, copied)
+    failures: dict[str, str] = {}
+    modes = [mode for mode in MODES if mode in o.modes]
+    how = Measuring(modes, bandwidth, o.repeats, allowance, failures)
+    target = _model(o, Wanted("--shape", o.shape, o.model, o.device, o.dtype))
+    steps = step_times(target, o.batches, o.tokens, o.contexts, how, _STEPS)
+    info, attention = target.loaded.info, target.attention
+    del target
+    _free(device)
+    drafts: list[DraftTime] = []
+    draft = ""
+    if o.draft_shape or o.draft_model:
+        wanted = Wanted("--draft-shape", o.draft_shape, o.draft_model, o.device, o.dtype)
+        model = _model(o, wanted)
+        draft = model.loaded.info.name
+        drafts = draft_times(model, o.batches, o.num_speculative_tokens, o.contexts, how, _DRAFTS)
+        del model
+        _free(device)
+    judging = []
+    with noted(failures, "judging"), torch.inference_mode():
+        judging = judging_times(
+            device, torch.bfloat16, o.vocab_size, o.num_speculative_tokens, o.batches, o.repeats
+        )
+    return DeviceReport(
+        device=str(device),
+        dtype=info.dtype,
+        target=info.name,
+        draft=draft,
+        target_parameters=info.num_parameters,
+        attention=attention,
+        block_size=o.block_size,
+        vocab_size=o.vocab_size,
+        repeats=o.repeats,
+        bandwidth=bandwidth,
+        copied_bytes=copied,
+        machine=this_machine(),
+        failures=failures,
+        steps=steps,
+        drafts=drafts,
+        judging=judging,
+    )
+
+
+def _model(o: DeviceOptions, wanted: Wanted) -> BenchModel:
+    # A step's tokens, or a proposal's, after the longest context.
+    length = max(o.contexts) + max(*o.tokens, o.num_speculative_tokens + 1)
+    return BenchModel(build(wanted, length), max(o.batches), o.block_size, o.attention_backend)
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

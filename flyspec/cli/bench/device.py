@@ -1,0 +1,28 @@
+"""`flyspec bench device`: steps, proposals and judging on a device, against its bandwidth."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flyspec.bench.options import DeviceOptions
+from flyspec.cli.options import with_flags
+from flyspec.cli.results import BenchReport, Results, notes
+from flyspec.cli.stack import StackOptions
+
+
+@with_flags
+def bench_device(options: DeviceOptions, results: Results) -> None:
+    """Time steps, proposals and judging on a device, and compare with reading its memory once."""
+    from flyspec.bench.device.measure import measure
+    from flyspec.bench.device.tables import NOTES, device_shown
+
+    def use() -> BenchReport:
+        o = options
+        if not o.shape and not o.model:
+            bundled = StackOptions().resolved()
+            o = replace(o, model=str(bundled.model), draft_model=str(bundled.draft_model))
+        found = measure(o)
+        document = {"kind": "device", "options": vars(o), **vars(found)}
+        return BenchReport(document, [*device_shown(found), notes(NOTES)])
+
+    results.of(use)
