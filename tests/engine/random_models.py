@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._inductor.codegen.common  # its tables of types, before `float64_throughout`
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 

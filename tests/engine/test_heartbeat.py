@@ -14,6 +14,7 @@ from flyspec.config import STEP_TOKEN_S
 from flyspec.engine.heartbeat import TICK_S, Call, StepWatch
 from flyspec.engine.loop import StepLoop, Work
 from flyspec.engine.model import Draw, Step
+from flyspec.engine.slots import SlotTable
 from flyspec.errors import ModelFailureError, ModelLostError
 
 WAIT_S = 30.0
@@ -50,7 +51,7 @@ class Loop(StepLoop[int]):
     service = "test"
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(Mock(), **options)
+        super().__init__(Mock(cache=SlotTable(16, 64)), **options)
         self.entered, self.go, self.left = (threading.Event() for _ in range(3))
         self.spoiled_slots: list[int] = []
 
