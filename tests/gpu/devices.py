@@ -24,6 +24,7 @@ DEVICE = torch.device(os.environ.get("FLYSPEC_TEST_DEVICE", "cuda"))
 ON_CUDA = DEVICE.type == "cuda"
 MARKS = [
     pytest.mark.gpu,
+    pytest.mark.timeout(500),  # compiling takes minutes, at most
     pytest.mark.skipif(ON_CUDA and not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 VOCABULARY, LENGTH, BLOCK = 400, 640, 32
