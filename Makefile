@@ -98,12 +98,15 @@ test-full: $(VENV)/.installed-dev prometheus ## run every test in its long form 
 GPU_PYTHON ?= $(BIN)/python
 GPU_SITE ?= build/gpu-site
 gpu-env = PYTHONPATH="$(GPU_SITE):$$PWD$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=8
+# Compiling takes most of the time, and a test's runs on one core.
+GPU_WORKERS ?= 4
 gpu-needs := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.installed-dev)
 gpu-test: $(gpu-needs) ## run the tests that need a CUDA device, or skip them
 	@echo "== pytest: tests that need a CUDA device"
 	@$(gpu-env) $(GPU_PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' \
 		|| echo "torch finds no CUDA device: the tests are skipped"
-	@$(gpu-env) $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu tests/engine tests/rules $(PYTEST_ARGS)
+	@$(gpu-env) TORCHINDUCTOR_COMPILE_THREADS=4 $(GPU_PYTHON) -m pytest -m gpu -rs tests/gpu tests/engine tests/rules \
+		-n $(GPU_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 gpu-wheels: ## collect what a machine with only torch and transformers lacks in build/gpu-wheels
 	@mkdir -p build/gpu-wheels
@@ -220,15 +223,16 @@ performance: $(VENV)/.installed-dev ## write its tables and plots from build/per
 	@$(BIN)/python -m bench.performance $(PERFORMANCE)
 
 # Each piece has its share of ten minutes; one that fails or takes longer leaves the others alone.
+# For one alone: make gpu-bench GPU_PIECES=pair gpu-limit-pair=580
 GPU_RESULTS ?= build/gpu
 GPU_DEVICE ?= cuda
-gpu-limit-bundled = 100
-gpu-bundled = device --max-seconds 70
-gpu-limit-llama-8b = 230
-gpu-llama-8b = device --shape llama-8b --draft-shape llama-1b --max-seconds 180
-gpu-limit-speed = 90
-gpu-speed = --problems 6 --rules plain,exact,fly --num-speculative-tokens auto,15 --repeats 3 --batch 1,8
-gpu-limit-pair = 160
+gpu-limit-bundled = 75
+gpu-bundled = device --max-seconds 55
+gpu-limit-llama-8b = 190
+gpu-llama-8b = device --shape llama-8b --draft-shape llama-1b --max-seconds 150
+gpu-limit-speed = 130
+gpu-speed = --problems 6 --rules plain,exact,fly --num-speculative-tokens auto,15 --repeats 3
+gpu-limit-pair = 185
 gpu-pair = pair --shape llama-8b --draft-shape llama-1b --replay-drafter 0.2 --rules exact,fly --problems 3 \
 	--max-tokens 128 --repeats 2
 GPU_PIECES ?= bundled llama-8b speed pair

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.captured.graphs import Capture, CudaCapture, eagerly
+from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.runner import ModelRunner, Paging
 from tests.engine.random_models import loaded_model, make_model
 
@@ -23,6 +24,7 @@ DEVICE = torch.device(os.environ.get("FLYSPEC_TEST_DEVICE", "cuda"))
 ON_CUDA = DEVICE.type == "cuda"
 MARKS = [
     pytest.mark.gpu,
+    pytest.mark.timeout(500),  # compiling takes minutes, at most
     pytest.mark.skipif(ON_CUDA and not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 VOCABULARY, LENGTH, BLOCK = 400, 640, 32
@@ -40,9 +42,8 @@ SIZES = {
 }
 """Heads of a size that all attention over blocks has kernels for, four to a KV head as in Llama."""
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.05}
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.05}
 """Maximum difference as a share of the largest logit. Norms are in float32 whatever the type."""
-TOLERANCE[torch.float64] = 1e-5
 
 
 def capture() -> Capture:
@@ -95,9 +96,9 @@ def runner_of(
     model = copy.deepcopy(random_weights(dtype)).to(DEVICE)
     paging = Paging(BLOCK, num_blocks, attention)
     runner = ModelRunner(loaded_model(model, LENGTH), num_slots, paging=paging)
-    if way != "exact":
+    if way != "exact" and isinstance(runner._steps, CapturedSteps):
         runner.accelerate(eagerly if way == "fixed" else capture(), compiled=way == "compiled")
-        assert runner._steps._graphs.fixed, "a step could not be captured"  # type: ignore[union-attr]
+        assert runner._steps._graphs.fixed, "a step could not be captured"
         runner.cache.forget()
     return runner
 

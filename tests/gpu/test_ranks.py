@@ -35,6 +35,7 @@ async def test_ranks_that_share_a_gpu(
         async with client_of(running.service.facts["port"]) as client:
             await generates(client, texts_of(model))
         await ends_in_order(running)
+    assert re.search(f"loaded .*, float32 on {DEVICE.type}", "\n".join(running.log))
     if size > 1:
         held = re.findall(r"rank (\d) of 4 holds ([\d.]+) of ([\d.]+) MB", "\n".join(running.log))
         assert sorted(rank for rank, *_ in held) == ["0", "1", "2", "3"]

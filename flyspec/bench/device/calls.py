@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
+
+log = logging.getLogger(__name__)
 
 _RANGE = "flyspec: counted"
 _KERNELS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel")
@@ -58,6 +61,21 @@ def count_calls(work: Callable[[], object]) -> DeviceCalls:
     return counted_within((spans[0].start, spans[0].end), [
         (event.name, event.time_range.start) for event in events
     ])  # fmt: skip
+
+
+def calls_on(device: torch.device, work: Callable[[], object]) -> DeviceCalls | None:
+    """Return what `work` asks of a CUDA device; None elsewhere, or if it cannot be observed.
+
+    An error of `work` itself is raised.
+    """
+    if device.type != "cuda":
+        return None
+    work()
+    try:
+        return count_calls(work)
+    except RuntimeError as error:
+        log.warning("calls of CUDA cannot be counted here: %s", error)
+        return None
 
 
 def counted_within(span: tuple[float, float], calls: list[tuple[str, float]]) -> DeviceCalls:

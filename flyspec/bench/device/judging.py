@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flyspec.bench import rounds
-from flyspec.bench.device.calls import count_calls
+from flyspec.bench.device.calls import calls_on
 from flyspec.bench.device.report import JudgingTime
 from flyspec.bench.device.timing import WARM_UP, answer_times
 from flyspec.bench.rounds import SEED, START_POSITION, RandomRound, make_round
@@ -57,7 +57,7 @@ def judging_times(
                     for _ in range(WARM_UP):
                         work()
                     times = answer_times(work, device, repeats)
-                    calls = count_calls(work) if device.type == "cuda" else None
+                    calls = calls_on(device, work)
                     found.append(JudgingTime(
                         name, temperature, k, batch, statistics.median(times), max(times),
                         calls and calls.launches, calls and calls.waits,

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 from typing import NamedTuple, TypeVar
 
-from flyspec.bench.device.calls import count_calls
+from flyspec.bench.device.calls import calls_on
 from flyspec.bench.device.models import BenchModel, Mode, noted
 from flyspec.bench.device.report import DraftTime, StepTime, bound_ms
 from flyspec.bench.device.timing import Allowance, measure_times
@@ -88,7 +88,6 @@ def draft_times(
     until: float,
 ) -> list[DraftTime]:
     """Time proposals of K greedy tokens per sequence: K steps that read weights and cache."""
-    on_cuda = model.device.type == "cuda"
 
     def measure(mode: Mode, cell: tuple[int, int]) -> DraftTime:
         context, batch = cell
@@ -100,12 +99,13 @@ def draft_times(
         work = partial(model.runner.draw, draws)
         times = measure_times(work, model.device, how.repeats)
         cached = model.read_bytes(batch, context)
+        calls = calls_on(model.device, work)
         bound = k * bound_ms(model.weights + cached, how.bandwidth)
         return DraftTime(
             mode, batch, k, context, *times,
             model.weights, cached, bound, times.step_ms / bound,
             token_ms=times.answer_ms / k,
-            waits=count_calls(work).waits if on_cuda else None,
+            waits=calls and calls.waits,
         )  # fmt: skip
 
     return how.each(model, "proposals", [*product(contexts, batches)], measure, until)

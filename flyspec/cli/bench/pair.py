@@ -80,7 +80,7 @@ def _prepare(models: ModelFlags, o: PairOptions, folder: Path) -> tuple[_Pair, d
     from flyspec.engine.loading import resolve_device
     from flyspec.progress import error_console
 
-    stack = StackOptions(**vars(models), log_level="warning", max_sessions=8).resolved()
+    stack = StackOptions(**vars(models), log_level="warning", max_sessions=4).resolved()
     if not o.shape:
         return _Pair(stack, folder), {"target": Path(str(stack.model)).name}
     shape = shape_named("--shape", o.shape)
