@@ -24,6 +24,8 @@ QUERY_BLOCK = 128
 """Queries that share a list of blocks, FlexAttention's own default."""
 
 
+TILE = 64
+"""Queries and keys of a tile where queries are many; no more keys than a block has."""
 SHAPES = 256
 """Shapes of steps that FlexAttention is compiled for: beyond torch's limit, a few, it would compute
 all scores."""
@@ -35,6 +37,23 @@ def _compiled() -> Callable[..., Any]:
     limits.recompile_limit = max(SHAPES, limits.recompile_limit)
     limits.accumulated_recompile_limit = max(SHAPES, limits.accumulated_recompile_limit)
     return torch.compile(flex_attention, dynamic=False)
+
+
+def kernel_options(longest: int, group: int, block_size: int) -> dict[str, Any]:
+    """Return which of FlexAttention's two Triton kernels to use for queries of this length.
+
+    The one for few queries, its own choice, holds all rows of a KV head in one tile of a power of
+    two, which must divide `QUERY_BLOCK`. The general one's tiles must divide our blocks; its own
+    defaults do not.
+    """
+    if longest * group <= QUERY_BLOCK and longest < QUERY_BLOCK and not group & (group - 1):
+        return {}
+    return {
+        "FORCE_USE_FLEX_ATTENTION": True,
+        "BLOCK_M": TILE,
+        "BLOCK_N": min(TILE, block_size),
+        "num_warps": 4,
+    }
 
 
 class FlexAttention(PagedAttention):
@@ -73,6 +92,7 @@ class _FlexStep(PagedStep):
     def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
         heads, _, dim = query.shape
         sequences, longest, tokens = self._shape
+        size = self.backend.cache.block_size
         keys, values = (rows.transpose(0, 1)[None] for rows in layer.rows)
         out = self.backend.function(
             query.view(heads, sequences, longest, dim).transpose(0, 1),
@@ -80,20 +100,12 @@ class _FlexStep(PagedStep):
             values,
             score_mod=None if how.softcap is None else _capped(how.softcap),
             block_mask=self._mask(how.window),
-            kernel_options=self._options(heads // layer.num_heads),
+            kernel_options=kernel_options(longest, heads // layer.num_heads, size),
             scale=how.scale,
             enable_gqa=heads != layer.num_heads,
         )
         result: Tensor = out.transpose(1, 2).reshape(tokens, heads, -1)
         return result
-
-    def _options(self, group: int) -> dict[str, Any]:
-        """A tile of keys is at most a block; short queries have a kernel of their own, whose tile
-        of queries, rounded up to a power of two, has to divide `QUERY_BLOCK`."""
-        options: dict[str, Any] = {"BLOCK_N": self.backend.cache.block_size}
-        if self._shape.longest * group > QUERY_BLOCK:
-            options |= {"FORCE_USE_FLEX_ATTENTION": True, "BLOCK_M": QUERY_BLOCK // 2}
-        return options
 
     def _mask(self, window: int | None) -> BlockMask:
         if window not in self._masks:

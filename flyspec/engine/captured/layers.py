@@ -27,6 +27,8 @@ def compile_layers(model: Any, cache: KVCache) -> int:
     """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if layers:
+        # Else a layer's index is a constant to compile for, and torch gives up after 8 layers.
+        torch._dynamo.config.allow_unspec_int_on_nn_module = True
         AttentionInterface.register(_UNCOMPILED, torch.compiler.disable(hook.forward))
         model.set_attn_implementation(_UNCOMPILED)
         cache.update = torch.compiler.disable(cache.update)  # type: ignore[method-assign]
