@@ -33,8 +33,14 @@ class Claim(NamedTuple):
     num_tokens: int
 
 
+ZEROS = -1
+
+
 class Copy(NamedTuple):
-    """Copy the first `length` tokens of `source` to `target`, which are slots or blocks."""
+    """Copy the first `length` tokens of `source` to `target`, which are slots or blocks.
+
+    A source of `ZEROS` clears them.
+    """
 
     source: int
     target: int

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from flyspec.engine.cache_table import Copy, Moves
+from flyspec.engine.cache_table import ZEROS, Copy, Moves
 from flyspec.engine.lazy_memory import lazy_zeros
 
 
@@ -67,7 +67,11 @@ class KVLayer(CacheLayerMixin):
 
     def copy(self, copy: Copy) -> None:
         for states in (self.keys, self.values):
-            if states is not None:
+            if states is None:
+                continue
+            if copy.source == ZEROS:
+                states[copy.target, : copy.length] = 0
+            else:
                 states[copy.target, : copy.length] = states[copy.source, : copy.length]
 
     @property

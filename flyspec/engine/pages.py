@@ -16,6 +16,7 @@ import numpy as np
 
 from flyspec.engine.block_pool import BlockPool, Content
 from flyspec.engine.cache_table import (
+    ZEROS,
     BlockChange,
     CacheTable,
     Claim,
@@ -102,6 +103,9 @@ class PageTable(CacheTable):
         for each in range(self.num_slots) if slot is None else (slot,):
             for block in self._rows[each].blocks:
                 self._pool.hide(block)
+                if slot is not None and not self._pool.is_shared(block):
+                    # A step may have failed for NaN, which no mask hides from the next sequence.
+                    self.pending_copies.append(Copy(ZEROS, block, self.block_size))
             self._clear(each)
         if slot is None:
             self._pool.hide_all()

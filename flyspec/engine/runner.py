@@ -47,6 +47,13 @@ log = logging.getLogger(__name__)
 _NOTHING = nullcontext()
 
 
+def rounded_blocks(num_blocks: int) -> int:
+    """Return somewhat fewer blocks, the same whatever little memory is free: what is compiled for
+    their number is found again at the next start."""
+    step = 1 << max(0, num_blocks.bit_length() - 6)
+    return (num_blocks + 1) // step * step - 1
+
+
 class Paging(NamedTuple):
     """Blocks instead of slots: their size in tokens and their number (0: enough for all slots).
 
@@ -125,7 +132,8 @@ class ModelRunner:
             plan = plan_cache(loaded, settings, tensor_parallel_size, measure, agree)
             paging = None
             if plan.block_size:
-                paging = Paging(plan.block_size, plan.num_blocks, settings.attention_backend)
+                blocks = rounded_blocks(plan.num_blocks) if plan.num_blocks else 0
+                paging = Paging(plan.block_size, blocks, settings.attention_backend)
             runner = cls(loaded, plan.num_slots, batch_invariant=batch_invariant, paging=paging)
         if runner._device.type == "cuda" and not settings.enforce_eager and captures_collectives():
             runner._capture = CudaCapture()
@@ -139,8 +147,7 @@ class ModelRunner:
         what captured steps share, about that of the largest of them."""
         info, device = loaded.info, loaded.model.device
         length, size = info.context_length, block_size(settings, device)
-        paging = Paging(size, attention=settings.attention_backend) if size else None
-        runner = cls(loaded, 1, paging=paging)
+        runner = cls(loaded, 1)  # over a slot: attention over blocks would be compiled for it
         tokens = min(settings.max_num_batched_tokens, length)
         piece = min(settings.prefill_chunk, length)
         ids = [i % info.vocab_size for i in range(tokens)]
@@ -154,6 +161,7 @@ class ModelRunner:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
+            log.warning("could not measure steps: %s", error)
             return 0  # the trial reports what is wrong with the model
 
     def _by_segment(self) -> SegmentAttention:

@@ -203,10 +203,10 @@ def test_a_program_reads_nothing_and_keeps_its_storage(kind: str, attention: Any
     runner.accelerate(watched, compiled=False)
     watched.programs.clear()
     rng = random.Random(3)
-    slots = [runner.cache.acquire(text(rng, 20)).slot for _ in range(3)]
+    slots = [runner.cache.acquire(text(rng, 14)).slot for _ in range(3)]
     for sampling in SAMPLINGS:
         for _ in range(2):
-            steps = [Step(slot, 0, text(rng, 20)) for slot in slots]
+            steps = [Step(slot, 0, text(rng, 14)) for slot in slots]
             draws = [Draw(step, sampling, max_tokens=8, min_confidence=1e-9) for step in steps]
             runner.draw(draws)
             runner.forward(steps)

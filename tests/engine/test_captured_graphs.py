@@ -91,13 +91,14 @@ def test_a_proposal_is_read_once(target: str, sampling: SamplingParams) -> None:
             ids = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 2]))]
             step = Step(slot, 0, ids)
             draws.append(Draw(step, sampling, 7 + slot, max_tokens=count, confidences=True))
-        for _ in range(2):  # the first time captures
-            with counting() as counts:
-                found = device.draw(draws)
+        first = device.draw(draws)  # captures
+        with counting() as counts:
+            found = device.draw(draws)
         assert counts.reads == counts.synchronizations == 1, counts.where
         parts = 1 + count.bit_length()
         assert counts.writes <= parts + 1, counts.where  # one per program, and the block table
         assert counts.operations <= 6 * parts
+        assert [drafted.token_ids for drafted in first] == [d.token_ids for d in found]
         for one, other in zip(found, cpu.draw(draws), strict=True):
             assert one.token_ids == other.token_ids
             assert one.confidences == pytest.approx(other.confidences, abs=1e-9)

@@ -48,8 +48,10 @@ class Wrapper:
         paged_kv_indptr_buf: Tensor | None = None,
         paged_kv_indices_buf: Tensor | None = None,
         paged_kv_last_page_len_buf: Tensor | None = None,
+        backend: str = "auto",
     ) -> None:
-        assert use_cuda_graph
+        assert backend in ("auto", "fa2")
+        self._captured = use_cuda_graph
         assert kv_layout == "NHD"
         assert float_workspace_buffer.dtype == torch.uint8
         self._buffers = qo_indptr_buf, paged_kv_indptr_buf, paged_kv_last_page_len_buf
@@ -74,6 +76,9 @@ class Wrapper:
         q_data_type: Any = "float16",
     ) -> None:
         given = qo_indptr, paged_kv_indptr, paged_kv_last_page_len
+        if not self._captured:  # buffers as they come, of any size
+            self._buffers = tuple(values.clone() for values in given)
+            self._indices, self._rows = paged_kv_indices.clone(), None
         for buffer, values in zip(self._buffers, given, strict=True):
             assert values.dtype == torch.int32
             assert values.device.type == "cpu", "planned on the host"

@@ -8,7 +8,7 @@ a padded shape has too many rows goes to one more sequence, which reads block 0.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,11 +23,16 @@ from flyspec.engine.kv_memory import KVLayer
 from flyspec.engine.paged_cache import PagedCache
 from flyspec.engine.upload import upload
 
-WORKSPACE_BYTES = 128 << 20
-"""FlashInfer's recommendation; shared by all steps, which run one after the other."""
+WORKSPACE_BYTES = 384 << 20
+"""For partial sums; shared by all steps, which run one after the other. Steps in graphs always
+divide their keys among processors, which takes more than FlashInfer's recommendation, 128 MiB."""
 TYPES = (torch.float16, torch.bfloat16)
 HEAD_SIZES = (64, 128, 256)
 """Types and head sizes that FlashInfer's kernels exist for."""
+
+
+Kind: TypeAlias = tuple[Attending, int, int]
+"""What a layer asks for, its query heads and their size."""
 
 
 def unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
@@ -38,8 +43,8 @@ def unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str
         return f"FlashInfer has no kernels for {dtype} with heads of {head_size}"
     try:
         importlib.import_module("flashinfer")
-    except (ImportError, OSError) as error:
-        return f"FlashInfer is not installed (pip install flashinfer-python): {error}"
+    except Exception as error:  # of its many native parts, too
+        return f"FlashInfer cannot be imported (pip install flashinfer-python): {error}"
     return None
 
 
@@ -55,9 +60,28 @@ class FlashInferAttention(PagedAttention):
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         self._flex = FlexAttention(cache, compiled=device.type != "cpu")
         self._flex.windows = self.windows
+        self._uncaptured: dict[Kind, Any] = {}
+        self._planned: torch.cuda.Event | None = None
 
-    def step(self, shape: StepShape, places: Places) -> PagedStep:
-        return _FlashInferStep(self, shape)
+    def step(self, shape: StepShape, places: Places, once: bool = False) -> PagedStep:
+        return _FlashInferStep(self, shape, once)
+
+    def uncaptured(self, kind: Kind) -> Any:
+        """Return the wrapper that steps that run once share."""
+        if kind not in self._uncaptured:
+            wrapper = self.library.BatchPrefillWithPagedKVCacheWrapper(self.workspace, "NHD")
+            self._uncaptured[kind] = wrapper
+        return self._uncaptured[kind]
+
+    def wait(self) -> None:
+        """Wait until the last plan is on the device: its host memory is the next one's."""
+        if self._planned is not None:
+            self._planned.synchronize()
+
+    def planned(self) -> None:
+        if self.workspace.is_cuda:
+            stream = torch.cuda.current_stream(self.workspace.device)
+            self._planned = stream.record_event(self._planned)
 
     def following(self, shape: StepShape, places: Places) -> PagedStep:
         return self._flex.step(shape, places)
@@ -68,11 +92,11 @@ class _FlashInferStep(PagedStep):
 
     backend: FlashInferAttention
 
-    def __init__(self, backend: FlashInferAttention, shape: StepShape) -> None:
+    def __init__(self, backend: FlashInferAttention, shape: StepShape, once: bool) -> None:
         super().__init__(backend)
-        self._shape = shape
-        self._wrappers: dict[tuple[Attending, int, int], Any] = {}
-        self._types: dict[tuple[Attending, int, int], torch.dtype] = {}
+        self._shape, self._once = shape, once
+        self._wrappers: dict[Kind, Any] = {}
+        self._types: dict[Kind, torch.dtype] = {}
         self._places: HostPlaces | None = None
 
     def plan(self, places: HostPlaces) -> None:
@@ -86,7 +110,7 @@ class _FlashInferStep(PagedStep):
         kind = (how, query.shape[0], query.shape[2])
         if kind not in self._wrappers:
             self._types[kind] = query.dtype
-            self._wrappers[kind] = self._wrapper()
+            self._wrappers[kind] = self.backend.uncaptured(kind) if self._once else self._wrapper()
             self._plan(*kind)
         out: Tensor = self._wrappers[kind].run(
             query.transpose(0, 1).contiguous(), (layer.keys, layer.values)
@@ -109,6 +133,8 @@ class _FlashInferStep(PagedStep):
             paged_kv_indptr_buf=buffer(batch + 1),
             paged_kv_indices_buf=buffer(most),
             paged_kv_last_page_len_buf=buffer(batch),
+            # Hopper's own kernels neither divide keys nor join the heads that share some.
+            backend="fa2",
         )
 
     def _plan(self, how: Attending, heads: int, dim: int) -> None:
@@ -117,6 +143,7 @@ class _FlashInferStep(PagedStep):
         cache, device = self.backend.cache, self.backend.workspace.device
         table = page_lists(self._places, cache.blocks, cache.block_size, self._shape.tokens)
         layer = cache.kv_layers[0]
+        self.backend.wait()
         self._wrappers[kind].plan(
             torch.from_numpy(table.query_ends),
             torch.from_numpy(table.block_ends),
@@ -132,6 +159,7 @@ class _FlashInferStep(PagedStep):
             logits_soft_cap=how.softcap,
             q_data_type=self._types[kind],
         )
+        self.backend.planned()
 
 
 class PageLists:

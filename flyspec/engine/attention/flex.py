@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from flyspec.engine.attention.base import Attending
 from flyspec.engine.attention.paged import PagedAttention, PagedStep, Places
 from flyspec.engine.captured.shapes import StepShape
+from flyspec.engine.compiling import allow_many_shapes
 from flyspec.engine.kv_memory import KVLayer
 
 QUERY_BLOCK = 128
@@ -26,33 +27,36 @@ QUERY_BLOCK = 128
 
 TILE = 64
 """Queries and keys of a tile where queries are many; no more keys than a block has."""
-SHAPES = 256
-"""Shapes of steps that FlexAttention is compiled for: beyond torch's limit, a few, it would compute
-all scores."""
 
 
 @lru_cache(maxsize=1)
 def _compiled() -> Callable[..., Any]:
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(SHAPES, limits.recompile_limit)
-    limits.accumulated_recompile_limit = max(SHAPES, limits.accumulated_recompile_limit)
+    allow_many_shapes()
     return torch.compile(flex_attention, dynamic=False)
 
 
-def kernel_options(longest: int, group: int, block_size: int) -> dict[str, Any]:
+def kernel_options(
+    longest: int, group: int, block_size: int, head_size: int, dtype: torch.dtype
+) -> dict[str, Any]:
     """Return which of FlexAttention's two Triton kernels to use for queries of this length.
 
     The one for few queries, its own choice, holds all rows of a KV head in one tile of a power of
-    two, which must divide `QUERY_BLOCK`. The general one's tiles must divide our blocks; its own
-    defaults do not.
+    two, which must divide `QUERY_BLOCK`; its default of two warps and one stage spills registers
+    (16 kB of 128 rows of 128, compiled for an H100). The general one's tiles must divide our
+    blocks; its own defaults do not.
     """
+    large = dtype == torch.float32
+    stages = 2 if large or head_size >= 256 else 3
     if longest * group <= QUERY_BLOCK and longest < QUERY_BLOCK and not group & (group - 1):
-        return {}
+        rows = longest * group
+        warps = 8 if large or rows > 64 else 4 if rows > 16 else 2
+        return {"num_warps": warps, "num_stages": stages}
     return {
         "FORCE_USE_FLEX_ATTENTION": True,
         "BLOCK_M": TILE,
         "BLOCK_N": min(TILE, block_size),
-        "num_warps": 4,
+        "num_warps": 8 if large else 4,
+        "num_stages": stages,
     }
 
 
@@ -65,7 +69,7 @@ class FlexAttention(PagedAttention):
         super().__init__(cache)
         self.function: Any = _compiled() if compiled else flex_attention
 
-    def step(self, shape: StepShape, places: Places) -> PagedStep:
+    def step(self, shape: StepShape, places: Places, once: bool = False) -> PagedStep:
         return _FlexStep(self, shape, places)
 
 
@@ -89,10 +93,13 @@ class _FlexStep(PagedStep):
         self._tables = tables
         self._masks: dict[int | None, BlockMask] = {}
 
+    def end(self) -> None:
+        del self._index, self._tables, self._masks
+
     def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
         heads, _, dim = query.shape
         sequences, longest, tokens = self._shape
-        size = self.backend.cache.block_size
+        size, group = self.backend.cache.block_size, heads // layer.num_heads
         keys, values = (rows.transpose(0, 1)[None] for rows in layer.rows)
         out = self.backend.function(
             query.view(heads, sequences, longest, dim).transpose(0, 1),
@@ -100,9 +107,9 @@ class _FlexStep(PagedStep):
             values,
             score_mod=None if how.softcap is None else _capped(how.softcap),
             block_mask=self._mask(how.window),
-            kernel_options=kernel_options(longest, heads // layer.num_heads, size),
+            kernel_options=kernel_options(longest, group, size, dim, query.dtype),
             scale=how.scale,
-            enable_gqa=heads != layer.num_heads,
+            enable_gqa=group > 1,
         )
         result: Tensor = out.transpose(1, 2).reshape(tokens, heads, -1)
         return result
@@ -143,7 +150,7 @@ class _FlexStep(PagedStep):
         # FlexAttention wants a column for each block; those beyond `count` are not read.
         padding = listed.new_zeros(every)
         listed = torch.cat([listed.flatten(), padding]).as_strided(
-            (sequences, 1, pieces, every), (pieces * width, width, width, 1)
+            (sequences, 1, pieces, every), (pieces * width, pieces * width, width, 1)
         )
         return BlockMask.from_kv_blocks(
             count[:, None].to(torch.int32),

@@ -18,7 +18,7 @@ class GatheredAttention(PagedAttention):
 
     name = "sdpa"
 
-    def step(self, shape: StepShape, places: Places) -> PagedStep:
+    def step(self, shape: StepShape, places: Places, once: bool = False) -> PagedStep:
         return _GatheredStep(self, shape, places)
 
 
@@ -35,12 +35,18 @@ class _GatheredStep(PagedStep):
         self._rows = (tables.long()[:, :, None] * size + within).flatten()
         self._masks: dict[int | None, Tensor] = {}
 
+    def end(self) -> None:
+        del self._rows, self._masks
+
     def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
         heads, _, dim = query.shape
         sequences, longest, _ = self._shape
         group = heads // layer.num_heads
         q = query.view(heads, sequences, longest, dim).transpose(0, 1)
         q = q.reshape(sequences, layer.num_heads, group * longest, dim)
+        for states in (layer.keys, layer.values):
+            if states is not None:
+                states[0].zero_()  # what padding wrote is read too, and a mask hides no NaN
         keys, values = (
             rows.index_select(0, self._rows).view(sequences, -1, *rows.shape[1:]).transpose(1, 2)
             for rows in layer.rows

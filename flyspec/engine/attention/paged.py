@@ -52,6 +52,9 @@ class PagedStep(StepAttention):
     def begin(self) -> None:
         """Compute what all layers need from the places, on the device, before the first layer."""
 
+    def end(self) -> None:
+        """Let go of what `begin` computed, after the last layer: it is the graph's, if any."""
+
 
 class PagedAttention(AttentionBackend):
     """A way to attend over the blocks of a `PagedCache`."""
@@ -63,8 +66,11 @@ class PagedAttention(AttentionBackend):
     cache: PagedCache
 
     @abstractmethod
-    def step(self, shape: StepShape, places: Places) -> PagedStep:
-        """Return the attention of steps of this shape, which reads `places` anew in each."""
+    def step(self, shape: StepShape, places: Places, once: bool = False) -> PagedStep:
+        """Return the attention of steps of this shape, which reads `places` anew in each.
+
+        `once`: of a single step, which is not captured.
+        """
 
     def following(self, shape: StepShape, places: Places) -> PagedStep:
         """Like `step`, for single tokens drawn on the device, which nothing is planned for."""
@@ -85,6 +91,10 @@ class GroupedStep(PagedStep):
     def begin(self) -> None:
         for step, _ in self._steps:
             step.begin()
+
+    def end(self) -> None:
+        for step, _ in self._steps:
+            step.end()
 
     def attend(self, query: Tensor, layer: KVLayer, how: Attending) -> Tensor:
         queries = query.split([tokens for _, tokens in self._steps], dim=1)

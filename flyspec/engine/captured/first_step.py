@@ -47,6 +47,9 @@ class FirstStep(Program):
         sizes |= dict.fromkeys(("wanted", "keys", "owner"), rows) | {"last": self._sequences}
         sizes |= dict.fromkeys(RowSampling._fields, self._sequences)
         self.inputs = Inputs(sizes, FLOATS, machine.device, pinned=self._captured)
+        # Outside of the graphs' memory, which others overwrite before this is read.
+        self.outcome = torch.zeros(2, rows, dtype=torch.float64, device=machine.device)
+        """Tokens and probabilities drawn from each row."""
         steps = []
         at = 0
         for index, shape in enumerate(shapes):
@@ -55,7 +58,8 @@ class FirstStep(Program):
                 self.inputs[f"ends{index}"],
                 self.inputs["positions"][at : at + shape.tokens],
             )
-            steps.append((machine.attention.step(shape, places), shape.tokens))
+            once = not self._captured
+            steps.append((machine.attention.step(shape, places, once), shape.tokens))
             at += shape.tokens
         self._steps = [step for step, _ in steps]
         only = self._steps[0] if len(steps) == 1 else None
@@ -137,4 +141,5 @@ class FirstStep(Program):
         tokens, chances = self.draw(logits, self._drawing, inputs["keys"], inputs["owner"])
         last = tokens.index_select(0, inputs["last"])[: len(machine.latest)]
         machine.latest[: len(last)].copy_(last.clamp_(min=0))
-        self.outcome = torch.stack([tokens.double(), chances])
+        self.outcome[0].copy_(tokens)
+        self.outcome[1].copy_(chances)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
@@ -34,6 +35,10 @@ def captures_collectives() -> bool:
     return str(distributed.get_backend()) == "nccl"
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""torch allows one capture in a process."""
+
+
 class CudaCapture:
     """Captures CUDA graphs (HIP graphs on ROCm) that share one pool of memory.
 
@@ -43,21 +48,23 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool: Any = None
+        self._stream: Any = None  # one: libraries keep workspaces for each
 
     def __call__(self, run: Callable[[], None]) -> Replay:
-        # Libraries set themselves up in the first runs, which must not be captured.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
+        with _ONE_AT_A_TIME:
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+                self._stream = torch.cuda.Stream()
+            side, graph = self._stream, torch.cuda.CUDAGraph()
+            # Libraries set themselves up in the first runs, which must not be captured.
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(2):
+                    run()
+            torch.cuda.current_stream().wait_stream(side)
+            # Other threads may use the device meanwhile: another model of this process.
+            with torch.cuda.graph(graph, self._pool, side, capture_error_mode="thread_local"):
                 run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
-        # Other threads may use the device meanwhile: another model of this process.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            run()
         return graph.replay
 
 
@@ -68,7 +75,7 @@ class Graphs:
     """
 
     def __init__(self, capture: Capture | None = None) -> None:
-        self._capture = capture
+        self._capture, self._captured = capture, 0
         self._programs: dict[Hashable, tuple[Any, Replay]] = {}
 
     @property
@@ -90,13 +97,19 @@ class Graphs:
     def _replay(self, program: Program) -> Replay:
         if self._capture is None:
             return program.run
+        program.idle()
         try:
-            program.idle()
-            return self._capture(program.run)
+            replay = self._capture(program.run)
+        except torch.OutOfMemoryError:
+            log.warning("no memory to capture a step; lower --gpu-memory-utilization")
+            return program.run
         except RuntimeError as error:
             log.warning(
                 "steps are not captured as graphs, which makes them slower: the model does what a "
                 "graph cannot: %s", " ".join(str(error).split())[:300]
             )  # fmt: skip
-            self._capture = None
+            if not self._captured:
+                self._capture = None
             return program.run
+        self._captured += 1
+        return replay

@@ -7,6 +7,7 @@ attention and the cache's writes stay outside of it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,9 +15,19 @@ from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from flyspec.engine.attention import hook
+from flyspec.engine.compiling import allow_many_shapes
 from flyspec.engine.kv_memory import KVCache
 
 _UNCOMPILED = f"{hook.NAME}_uncompiled"
+
+
+@lru_cache(maxsize=1)
+def _prepare() -> None:
+    """Register attention that is not compiled, once: layers are compiled for what they call."""
+    allow_many_shapes()
+    # Else a layer's index is a constant to compile for, and torch gives up after 8 layers.
+    torch._dynamo.config.allow_unspec_int_on_nn_module = True
+    AttentionInterface.register(_UNCOMPILED, torch.compiler.disable(hook.forward))
 
 
 def compile_layers(model: Any, cache: KVCache) -> int:
@@ -27,9 +38,7 @@ def compile_layers(model: Any, cache: KVCache) -> int:
     """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if layers:
-        # Else a layer's index is a constant to compile for, and torch gives up after 8 layers.
-        torch._dynamo.config.allow_unspec_int_on_nn_module = True
-        AttentionInterface.register(_UNCOMPILED, torch.compiler.disable(hook.forward))
+        _prepare()
         model.set_attn_implementation(_UNCOMPILED)
         cache.update = torch.compiler.disable(cache.update)  # type: ignore[method-assign]
     for layer in layers:

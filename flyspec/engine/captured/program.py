@@ -67,7 +67,7 @@ class Machine:
         """Run the model on [T] tokens at these positions, written to these rows of the cache."""
         step.begin()
         self.cache.begin(writes)
-        return self.model(
+        output = self.model(
             input_ids=token_ids[None],
             position_ids=positions[None],
             past_key_values=self.cache,
@@ -75,6 +75,8 @@ class Machine:
             layout=step,
             **options,
         )
+        step.end()
+        return output
 
     def keep(self, logits: Tensor) -> Tensor:
         """Copy the logits of a captured step [T, vocab] to where those of all of them go.

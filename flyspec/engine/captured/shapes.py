@@ -21,8 +21,10 @@ CONTINUATIONS = (16, 8, 4, 2, 1)
 some, each once."""
 AHEAD = (32, 16)
 """Sequences, and tokens of each, up to which steps are captured before the first request."""
+MAX_SAMPLED = 128
+"""Maximum tokens of a captured step that samples: noise and sorting take memory for all of them."""
 LONG = 128
-"""Tokens of a sequence from which a padded step runs it by itself, in multiples of them."""
+"""Tokens of a sequence from which a padded step runs it by itself, padded to a power of two."""
 
 
 class StepShape(NamedTuple):
@@ -80,7 +82,7 @@ def exact_shapes(lengths: Sequence[int], ragged: bool) -> list[tuple[list[int], 
         return [([*every], StepShape(len(lengths), 0, sum(lengths)))]
     short = [index for index in every if lengths[index] < LONG]
     groups = [
-        ([index], padded(1, -(-lengths[index] // LONG) * LONG))
+        ([index], padded(1, 1 << (lengths[index] - 1).bit_length()))
         for index in every
         if lengths[index] >= LONG
     ]

@@ -30,6 +30,9 @@ class SingleSteps(Program):
             tuple(self.inputs[name].view(count, sequences)[index] for name in each)
             for index in range(count)
         ]
+        # Outside of the graphs' memory, which others overwrite before this is read.
+        self.outcome = torch.zeros(count, 2, sequences, dtype=torch.float64, device=machine.device)
+        """Tokens and probabilities drawn in each step."""
         shape = padded(sequences, 1)
         self._steps = [
             machine.attention.following(shape, Places(self.inputs["rows"], ends, positions))
@@ -66,11 +69,10 @@ class SingleSteps(Program):
 
     def run(self) -> None:
         latest = self.machine.latest[: self._sequences]
-        outcomes = []
-        for step, (positions, writes, _, keys) in zip(self._steps, self._each, strict=True):
+        each = zip(self._steps, self._each, self.outcome, strict=True)
+        for step, (positions, writes, _, keys), outcome in each:
             output = self.machine.forward(latest, positions, writes, step)
             tokens, chances = self.draw(output.logits[0], self._drawing, keys, None)
             latest.copy_(tokens.clamp(min=0))
-            outcomes.append(torch.stack([tokens.double(), chances]))
-        self.outcome = torch.stack(outcomes)
-        """Tokens and probabilities, float64 [count, 2, sequences]."""
+            outcome[0].copy_(tokens)
+            outcome[1].copy_(chances)

@@ -16,6 +16,7 @@ from flyspec.engine.captured.shapes import (
     AHEAD,
     CONTINUATIONS,
     LENGTHS,
+    MAX_SAMPLED,
     SEQUENCES,
     captured_shape,
     continuations,
@@ -98,17 +99,18 @@ class CapturedSteps:
             return [*self.draw(draws[:most]), *self.draw(draws[most:])]
         drawing = Drawing.of(draws)
         steps = [draw.step for draw in draws]
+        longest, drawn = max((d.max_tokens for d in draws if d.sampling), default=1), 1
+        counts = continuations(min(longest, MAX_DRAWN) - 1)
+        # Before any is run: to capture one overwrites what is drawn.
         program, replay = self._first(steps, drawing)
+        singles = [self._single(len(draws), count, drawing) for count in counts]
         rows = program.fill(steps, draws)
         replay()
-        outcomes, counts = [program.outcome], []
-        longest, drawn = max((d.max_tokens for d in draws if d.sampling), default=1), 1
-        for count in continuations(min(longest, MAX_DRAWN) - 1):
-            single, replay = self._single(len(draws), count, drawing)
+        outcomes = [program.outcome]
+        for count, (single, replay_single) in zip(counts, singles, strict=True):
             single.fill(draws, drawn)
-            replay()
+            replay_single()
             outcomes.append(single.outcome)
-            counts.append(count)
             drawn += count
         numbers = torch.cat([outcome.flatten() for outcome in outcomes]).cpu()
         first, *later = numbers.split([outcome.numel() for outcome in outcomes])
@@ -148,6 +150,8 @@ class CapturedSteps:
         """The program of a shape that holds these lengths, if it is worth to capture one."""
         shape = captured_shape(lengths, self._ragged)
         if shape is None or not self._graphs.fixed:
+            return None
+        if drawing not in (Drawing.NONE, Drawing.GREEDY) and shape.tokens > MAX_SAMPLED:
             return None
         return self._graphs.get(
             (shape, drawing), lambda: FirstStep(self._machine, [((), shape)], drawing)
