@@ -111,6 +111,8 @@ class KVLayer(CacheLayerMixin):
 class KVCache(Cache):
     """The memory of all layers. Subclasses are also the table that says which rows hold what."""
 
+    pending_copies: list[Copy]
+
     def __init__(self, kv_layers: Sequence[KVLayer]) -> None:
         super().__init__(layers=list(kv_layers))
         self.kv_layers = list(kv_layers)
@@ -126,9 +128,15 @@ class KVCache(Cache):
 
         Copies run in the order requested: only earlier ones have changed a copy's source since.
         """
-        for copy in moves.copies:
-            for layer in self.kv_layers:
-                layer.copy(copy)
+        done = 0
+        try:
+            for copy in moves.copies:
+                for layer in self.kv_layers:
+                    layer.copy(copy)
+                done += 1
+        except Exception:
+            self.pending_copies[:0] = moves.copies[done:]  # for the next try
+            raise
 
     def begin(self, index: Tensor) -> None:
         """The next forward's rows go to the memory's rows `index` [T]."""

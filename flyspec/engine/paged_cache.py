@@ -49,6 +49,7 @@ class PagedCache(KVCache, PageTable):
         PageTable.__init__(self, num_slots, max_length, num_blocks, block_size)
         KVCache.__init__(self, [PagedLayer(self) for _ in range(num_layers)])
         self._mirror: Tensor | None = None
+        self._stale = False
 
     def mirror(self, device: torch.device) -> Tensor:
         """The block table on a device: int32 [1 + slots, blocks of the longest sequence].
@@ -62,9 +63,13 @@ class PagedCache(KVCache, PageTable):
 
     def carry_out(self, moves: Moves) -> None:
         """Copy blocks, and repeat the table's changes on the device."""
+        stale, self._stale = self._stale, True  # if any of this fails
         super().carry_out(moves)
-        if self._mirror is not None and moves.changes:
+        if self._mirror is not None and stale:
+            self._mirror[1:].copy_(torch.from_numpy(self.blocks))
+        elif self._mirror is not None and moves.changes:
             self._repeat(moves.changes)
+        self._stale = False
 
     def _repeat(self, changes: Sequence[BlockChange]) -> None:
         assert self._mirror is not None

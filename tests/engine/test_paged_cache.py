@@ -14,6 +14,7 @@ from torch.nn.attention import flex_attention
 
 from flyspec.engine.cache_table import Claim
 from flyspec.engine.captured.graphs import eagerly
+from flyspec.engine.kv_memory import KVLayer
 from flyspec.engine.model import Draw, Step
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.errors import ResourceExhaustedError
@@ -146,3 +147,49 @@ def test_many_short_sessions_take_a_tenth_of_the_memory_of_slots() -> None:
     layers = [runner.cache.kv_layers[0] for runner in (slots, paged)]
     sizes = [layer.keys.untyped_storage().nbytes() for layer in layers]
     assert sizes[1] < sizes[0] / 10
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "flex"])
+def test_numbers_that_are_none_end_with_their_session(attention: Any) -> None:
+    """A step that failed leaves NaN in its blocks; the next sequence in them must not see it."""
+    model = make_model("llama")
+    runner = ModelRunner(loaded_model(model), 2, paging=Paging(16, attention=attention))
+    rng = random.Random(0)
+    ids = text(rng, 40)
+    slot = runner.cache.acquire(ids).slot
+    (before,) = runner.forward([Step(slot, 0, ids, 40)])
+    expected = before.logits.clone()
+    for layer in runner.cache.kv_layers:
+        for states in (layer.keys, layer.values):
+            states[torch.from_numpy(runner.cache.blocks[slot, :3]).long()] = torch.nan
+    (rows,) = runner.forward([Step(slot, 39, ids[39:])])
+    assert rows.logits.isnan().any()
+    runner.cache.forget(slot)
+    runner.cache.release(slot)
+    for _ in range(2):
+        slot = runner.cache.acquire(ids).slot
+        (rows,) = runner.forward([Step(slot, 0, ids, 40)])
+        torch.testing.assert_close(rows.logits, expected)
+
+
+def test_moves_that_fail_are_made_at_the_next_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ModelRunner(loaded_model(make_model("llama")), 3, paging=Paging(16, attention="sdpa"))
+    rng = random.Random(0)
+    ids = text(rng, 32)
+    slots = [runner.cache.acquire(ids).slot]
+    runner.forward([Step(slots[0], 0, ids, 0)])
+    expected = runner.forward([Step(slots[0], 31, ids[31:])])[0].logits.clone()
+    slots.append(runner.cache.acquire(ids).slot)  # shares its blocks, and must copy the last one
+    copy, calls = KVLayer.copy, iter([True])
+
+    def fails_once(self: KVLayer, move: Any) -> None:
+        if next(calls, False):
+            raise RuntimeError("no memory")
+        copy(self, move)
+
+    monkeypatch.setattr(KVLayer, "copy", fails_once)
+    with pytest.raises(RuntimeError, match="no memory"):
+        runner.forward([Step(slots[1], 31, ids[31:])])
+    for slot in slots[::-1]:
+        torch.testing.assert_close(runner.forward([Step(slot, 31, ids[31:])])[0].logits, expected)
