@@ -30,6 +30,7 @@ from flyspec.engine.captured.shapes import MAX_TOKENS
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
 from flyspec.engine.loading import LoadedModel
+from flyspec.engine.memory import blocks_of
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.numerics import torch_numerics
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
@@ -47,11 +48,11 @@ log = logging.getLogger(__name__)
 _NOTHING = nullcontext()
 
 
-def rounded_blocks(num_blocks: int) -> int:
-    """Return somewhat fewer blocks, the same whatever little memory is free: what is compiled for
-    their number is found again at the next start."""
+def rounded_blocks(num_blocks: int, least: int) -> int:
+    """Return somewhat fewer blocks, at least `least`: the same number if a little less memory is
+    free at the next start, which then finds what was compiled for it."""
     step = 1 << max(0, num_blocks.bit_length() - 6)
-    return (num_blocks + 1) // step * step - 1
+    return max(least, (num_blocks + 1) // step * step - 1)
 
 
 class Paging(NamedTuple):
@@ -101,7 +102,7 @@ class ModelRunner:
             self._padded = self._device.type == "cuda" if padded is None else padded
         else:
             size = paging.block_size
-            num_blocks = paging.num_blocks or num_slots * -(-length // size)
+            num_blocks = paging.num_blocks or num_slots * blocks_of(length, size)
             self.cache = PagedCache(config.num_hidden_layers, num_slots, length, num_blocks, size)
             self._padded = False
             paged = choose_attention(paging.attention, self.cache, self.model)
@@ -132,7 +133,8 @@ class ModelRunner:
             plan = plan_cache(loaded, settings, tensor_parallel_size, measure, agree)
             paging = None
             if plan.block_size:
-                blocks = rounded_blocks(plan.num_blocks) if plan.num_blocks else 0
+                least = blocks_of(plan.max_length, plan.block_size)
+                blocks = rounded_blocks(plan.num_blocks, least)
                 paging = Paging(plan.block_size, blocks, settings.attention_backend)
             runner = cls(loaded, plan.num_slots, batch_invariant=batch_invariant, paging=paging)
         if runner._device.type == "cuda" and not settings.enforce_eager and captures_collectives():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention
 
 
 @pytest.fixture
@@ -13,6 +14,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """FlexAttention's own formula, which exists in float64."""
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 @pytest.fixture(params=[True, False], ids=["inference", "ordinary"])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch._ops import HigherOrderOperator
-from torch.nn.attention import flex_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flyspec.engine.captured.graphs import Replay, eagerly
@@ -35,7 +34,7 @@ from tests.engine.random_models import (
     reference_logits,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "uncompiled")
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -55,12 +54,6 @@ SAMPLINGS = [
     SamplingParams(temperature=0.7, top_p=0.6, min_p=0.05),
 ]
 SIZE = 16
-
-
-@pytest.fixture(autouse=True)
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlexAttention's own formula, which exists in float64."""
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 @lru_cache(maxsize=8)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention
 
 from flyspec.engine.attention import choice
 from flyspec.engine.attention.flashinfer import FlashInferAttention, unavailable
@@ -31,7 +30,7 @@ from tests.engine.random_models import (
 )
 from tests.engine.test_captured import KINDS, models
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "uncompiled")
 
 SIZE = 16
 
@@ -124,7 +123,6 @@ class Wrapper:
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
     monkeypatch.setitem(__import__("sys").modules, "flashinfer", module)
     monkeypatch.setattr(choice.flashinfer, "unavailable", lambda *args: None)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, run_state_machine_as_test
-from torch.nn.attention import flex_attention
+from hypothesis.stateful import initialize
 
+from flyspec.config import VerifySettings
 from flyspec.engine.cache_table import Claim
 from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.kv_memory import KVLayer
@@ -19,17 +18,12 @@ from flyspec.engine.model import Draw, Step
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.errors import ResourceExhaustedError
 from flyspec.values.tokens import SamplingParams
-from tests.engine.random_models import VOCABULARY, loaded_model, make_model
-from tests.engine.test_slot_cache import KINDS, MAX_LENGTH, Session, Slots, models
+from tests.engine.random_models import loaded_model, make_model
+from tests.engine.test_captured import text
+from tests.engine.test_slot_cache import KINDS, MAX_LENGTH, Session, Slots, drive, models
 from tests.examples import examples
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlexAttention's own formula, which exists in float64."""
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+pytestmark = pytest.mark.usefixtures("one_thread", "uncompiled")
 
 
 class Blocks(Slots):
@@ -81,29 +75,14 @@ class Blocks(Slots):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_history_gives_the_logits_of_recomputing(kind: str) -> None:
-    drive(kind, examples(12), 25)
+    drive(kind, examples(12), 25, Blocks)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_long_history_gives_the_logits_of_recomputing(kind: str) -> None:
-    drive(kind, 300, 50)
-
-
-def drive(kind: str, count: int, steps: int) -> None:
-    run_state_machine_as_test(
-        type("Machine", (Blocks,), {"kind": kind}),
-        settings=settings(
-            max_examples=count,
-            stateful_step_count=steps,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
-def text(rng: random.Random, length: int) -> list[int]:
-    return [rng.randrange(VOCABULARY) for _ in range(length)]
+    drive(kind, 300, 50, Blocks)
 
 
 def test_a_batch_invariant_model_has_the_same_bits_in_blocks() -> None:
@@ -193,3 +172,13 @@ def test_moves_that_fail_are_made_at_the_next_try(monkeypatch: pytest.MonkeyPatc
         runner.forward([Step(slots[1], 31, ids[31:])])
     for slot in slots[::-1]:
         torch.testing.assert_close(runner.forward([Step(slot, 31, ids[31:])])[0].logits, expected)
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 40])
+def test_a_service_has_blocks_for_a_whole_context_at_least(sessions: int) -> None:
+    settings = VerifySettings(model="x", max_sessions=sessions, block_size=16)
+    loaded = loaded_model(make_model("llama", max_position_embeddings=2048), 2048)
+    cache = ModelRunner.planned(loaded, settings).cache
+    assert cache.num_slots == sessions
+    assert 128 <= cache.num_blocks <= sessions * 128
+    assert cache.num_blocks > 0.96 * sessions * 128

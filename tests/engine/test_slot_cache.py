@@ -284,8 +284,8 @@ class Slots(RuleBasedStateMachine):
                 self.compare(session, rows.logits)
 
 
-def drive(kind: str, examples: int, steps: int, **options: Any) -> None:
-    machine = type("Machine", (Slots,), {"kind": kind})
+def drive(kind: str, examples: int, steps: int, of: type[Slots] = Slots, **options: Any) -> None:
+    machine = type("Machine", (of,), {"kind": kind})
     run_state_machine_as_test(
         machine,
         settings=settings(
