@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from draft_service.drafters.base import DrafterSession, Drafting, Scored
+from flyspec.engine.drawn import still_needed
 from flyspec.engine.model import Draw, History, Model, Step
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted
-
-NEVER = 1e-30
-"""A probability below that of any drawn token."""
-
-
-def still_needed(min_confidence: float, confidences: Sequence[float]) -> float:
-    """Return the minimum probability of the rest of a proposal after tokens of these."""
-    for confidence in confidences if min_confidence > 0 else ():
-        min_confidence /= max(confidence, NEVER)
-    return min_confidence
 
 
 def sure(min_confidence: float, confidences: Sequence[float], count: int) -> int:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draft_service.drafters.base import DrafterSession, Drafting
-from draft_service.drafters.model import ModelDrafter, ModelSession, still_needed, sure
+from draft_service.drafters.model import ModelDrafter, ModelSession, sure
+from flyspec.engine.drawn import still_needed
 from flyspec.engine.model import Model
 from flyspec.lookup import PromptLookup
 from flyspec.prefix import num_same

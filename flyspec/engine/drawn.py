@@ -1,4 +1,4 @@
-"""The result of a draw in `Model.draw`'s form, from tokens drawn without the host in between."""
+"""What a draw keeps of its tokens, and its result in `Model.draw`'s form. No torch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from flyspec.prefix import num_same
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 
+def still_needed(min_confidence: float, chances: Sequence[float]) -> float:
+    """Return the minimum probability of the rest of a draw after tokens of these; above 1, it ends.
+
+    A token drawn from a rounded distribution may have probability 0.
+    """
+    for chance in chances if min_confidence > 0 else ():
+        min_confidence = min_confidence / chance if chance else math.inf
+    return min_confidence
+
+
 def ends_after(draw: Draw, token_ids: Sequence[int], chances: Sequence[float]) -> int:
     """Return how many of a draw's tokens it keeps: up to a stop, or the one that makes it unsure.
 
@@ -19,11 +29,9 @@ def ends_after(draw: Draw, token_ids: Sequence[int], chances: Sequence[float]) -
     for count, (token_id, chance) in enumerate(zip(token_ids, chances, strict=True), 1):
         if token_id in draw.stop_token_ids:
             return count
-        if left > 0:
-            # A token drawn from a rounded distribution may have probability 0.
-            left = left / chance if chance else math.inf
-            if left > 1:
-                return count
+        left = still_needed(left, [chance])
+        if left > 1:
+            return count
     return len(token_ids)
 
 

@@ -5,13 +5,13 @@ Finished sequences drop out of the batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import round_off
+from flyspec.engine.drawn import still_needed
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.sampling import checked, choose_processed
@@ -71,12 +71,9 @@ def _going_on(draw: Draw, tokens: list[int], confidences: Sequence[float]) -> Dr
     """The rest of a draw of several steps after the first one's token; None at its end."""
     if draw.max_tokens <= 1 or tokens[0] in draw.stop_token_ids:
         return None
-    left = draw.min_confidence
-    if left > 0:
-        # A token drawn from a rounded distribution may have probability 0.
-        left = left / confidences[0] if confidences[0] else math.inf
-        if left > 1:
-            return None
+    left = still_needed(draw.min_confidence, confidences[:1])
+    if left > 1:
+        return None
     step, history = draw.step, draw.history
     if history is not None:
         history = history._replace(token_ids=[*history.token_ids, *tokens])

@@ -8,7 +8,7 @@ a padded shape has too many rows goes to one more sequence, which reads block 0.
 from __future__ import annotations
 
 import importlib
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -97,10 +97,13 @@ class _FlashInferStep(PagedStep):
         self._shape, self._once = shape, once
         self._wrappers: dict[Kind, Any] = {}
         self._types: dict[Kind, torch.dtype] = {}
-        self._places: HostPlaces | None = None
+        self._arguments: tuple[Tensor, ...] = ()
 
     def plan(self, places: HostPlaces) -> None:
-        self._places = places
+        cache = self.backend.cache
+        lists = page_lists(places, cache.blocks, cache.block_size, self._shape.tokens)
+        queries, ends, blocks, last = map(torch.from_numpy, lists)
+        self._arguments = queries, ends, upload(blocks, self.backend.workspace.device), last
         for kind in self._wrappers:
             self._plan(*kind)
 
@@ -138,19 +141,12 @@ class _FlashInferStep(PagedStep):
         )
 
     def _plan(self, how: Attending, heads: int, dim: int) -> None:
-        assert self._places is not None, "a step is planned before it runs"
-        kind = (how, heads, dim)
-        cache, device = self.backend.cache, self.backend.workspace.device
-        table = page_lists(self._places, cache.blocks, cache.block_size, self._shape.tokens)
-        layer = cache.kv_layers[0]
+        kind, cache = (how, heads, dim), self.backend.cache
         self.backend.wait()
         self._wrappers[kind].plan(
-            torch.from_numpy(table.query_ends),
-            torch.from_numpy(table.block_ends),
-            upload(torch.from_numpy(table.blocks), device),
-            torch.from_numpy(table.last_lengths),
+            *self._arguments,
             heads,
-            layer.num_heads,
+            cache.kv_layers[0].num_heads,
             dim,
             cache.block_size,
             causal=True,
@@ -162,19 +158,14 @@ class _FlashInferStep(PagedStep):
         self.backend.planned()
 
 
-class PageLists:
+class PageLists(NamedTuple):
     """What FlashInfer's `plan` takes, int32: ends of each sequence's queries and of its blocks,
     both from 0 on; the blocks; the tokens in the last block of each."""
 
-    def __init__(
-        self,
-        query_ends: NDArray[np.int32],
-        block_ends: NDArray[np.int32],
-        blocks: NDArray[np.int32],
-        last_lengths: NDArray[np.int32],
-    ) -> None:
-        self.query_ends, self.block_ends = query_ends, block_ends
-        self.blocks, self.last_lengths = blocks, last_lengths
+    query_ends: NDArray[np.int32]
+    block_ends: NDArray[np.int32]
+    blocks: NDArray[np.int32]
+    last_lengths: NDArray[np.int32]
 
 
 def page_lists(

@@ -23,8 +23,6 @@ from flyspec.engine.kv_memory import KVLayer
 
 QUERY_BLOCK = 128
 """Queries that share a list of blocks, FlexAttention's own default."""
-
-
 TILE = 64
 """Queries and keys of a tile where queries are many; no more keys than a block has."""
 

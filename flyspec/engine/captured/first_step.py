@@ -92,7 +92,7 @@ class FirstStep(Program):
                 found[index] = slice(stop - step.num_logits, stop)
             padding = [0] * (shape.sequences - len(own))
             counts = np.array([*lengths, *padding], np.int64)
-            self._steps[number].plan(HostPlaces(rows.copy(), ends.copy(), counts))
+            self._steps[number].plan(HostPlaces(rows, ends, counts))
             at += shape.tokens
         self.rows = found
         if not self._captured:

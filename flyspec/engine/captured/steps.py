@@ -26,6 +26,7 @@ from flyspec.engine.captured.shapes import (
 )
 from flyspec.engine.captured.single_steps import SingleSteps
 from flyspec.engine.drawn import drafted, ends_after
+from flyspec.engine.logits import adjusts
 from flyspec.engine.model import Draw, Rows, Step
 from flyspec.engine.paged_cache import PagedCache
 from flyspec.engine.sampling import checked
@@ -71,9 +72,7 @@ class CapturedSteps:
         sampling, spec = draw.sampling, draw.distribution
         if sampling is None:
             return True
-        if sampling.logit_bias or sampling.needs_history:
-            return False
-        return spec is None or (spec.draw_from_it and sampling.greedy)
+        return not adjusts(sampling) and (spec is None or (spec.draw_from_it and sampling.greedy))
 
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """Return each step's rows, valid until the next call."""

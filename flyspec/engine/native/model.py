@@ -17,6 +17,7 @@ from flyspec.engine import stepwise
 from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.loading import LoadedModel
+from flyspec.engine.logits import adjusts
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.native.library import BatchStruct, Library
 from flyspec.engine.native.weights import PANEL, PackedWeights
@@ -193,5 +194,4 @@ def _is_plain(draw: Draw) -> bool:
     sampling, spec = draw.sampling, draw.distribution
     if sampling is None:
         return True
-    adjusted = sampling.logit_bias or sampling.needs_history
-    return sampling.greedy and not adjusted and (spec is None or spec.draw_from_it)
+    return sampling.greedy and not adjusts(sampling) and (spec is None or spec.draw_from_it)
