@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.documents import read_documents
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.device.tables import MODE_NAMES
-from flyspec.errors import ConfigError
 from flyspec.tables import Column, cell, markdown
 
 Document = Mapping[str, Any]
@@ -25,12 +24,7 @@ def read_reports(folder: Path) -> dict[str, list[Document]]:
     Raises `ConfigError` for a file that is no JSON.
     """
     found: dict[str, list[Document]] = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            document = json.loads(path.read_text())
-        except ValueError as error:
-            raise ConfigError(f"{path}: not JSON: {error}") from None
-        kind = next((k for name, k in _FIELDS.items() if name in document), "")
+    for _, kind, document in read_documents(folder, _FIELDS):
         if kind and str(document.get("device", "")).startswith("cuda"):
             found.setdefault(kind, []).append(document)
     return found

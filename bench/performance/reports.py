@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from bench.documents import read_documents
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.modes import Sample
 from flyspec.bench.report import report
@@ -29,12 +29,7 @@ def read_reports(folder: Path) -> dict[str, list[Document]]:
     """
     found: dict[str, list[Document]] = {}
     runs: dict[str, list[Document]] = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            document = json.loads(path.read_text())
-        except ValueError as error:
-            raise ConfigError(f"{path}: not JSON: {error}") from None
-        kind = next((k for field, k in _KINDS.items() if field in document), "")
+    for path, kind, document in read_documents(folder, _KINDS):
         if not kind and "modes" in document:
             kind = "pair"
         if not kind:
