@@ -300,7 +300,10 @@ class _Module:
 @lru_cache(maxsize=1)
 def register() -> torch.device:
     """Make the device known to torch, for the rest of the process, and return it."""
+    # Not as the machine's accelerator, on which transformers would put its meshes.
+    accelerator = torch._C._get_accelerator()
     _setup_privateuseone_for_python_backend(NAME, _Module())
+    torch._C._get_accelerator = lambda *_: accelerator
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     # All that torch asks of the device itself: the rest reaches `__torch_dispatch__`.
