@@ -87,7 +87,7 @@ http-clients: $(CLIENTS)/.installed ## run others' clients against the HTTP API 
 	@echo "== clients of the HTTP API"
 	@CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients -rs tests/http_clients $(PYTEST_ARGS)
 
-wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere and try the README's examples (needs npm, curl)
+wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands, README, examples (needs npm, curl)
 	@echo "== the wheel, outside the checkout"
 	@$(BIN)/python -m pytest -m clients -rs tests/wheel $(PYTEST_ARGS)
 

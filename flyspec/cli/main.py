@@ -11,6 +11,7 @@ from typer.main import get_group
 
 from flyspec.cli.help import HelpCommand, HelpGroup
 from flyspec.cli.program import program, run
+from flyspec.version import __version__
 
 _COMMANDS = {
     "serve": ("serve", "Run all services on this machine until Ctrl-C."),
@@ -50,12 +51,7 @@ for _name, (_, _help) in _COMMANDS.items():
 
 def _version(show: bool) -> None:
     if show:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print(version("flyspec"))
-        except PackageNotFoundError:
-            print("not installed")
+        print(__version__)
         raise typer.Exit
 
 

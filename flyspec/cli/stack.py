@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
+from flyspec import bundled
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.preflight import check_port, check_security
-from flyspec.cli.service import ROOT, Child, ServiceDiedError
+from flyspec.cli.service import Child, ServiceDiedError
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import (
     NO_PORT,
@@ -33,7 +34,6 @@ from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation
 
 T = TypeVar("T")
 
-DEMO_MODELS = ROOT / "demo" / "models"
 LOOPBACK = "127.0.0.1"
 _MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrator": "orchestrator"}
 _PORTS_OF = {
@@ -100,15 +100,14 @@ class StackOptions(ModelFlags):
         """Return a copy with models, devices and memory shares filled in."""
         changes: dict[str, Any] = {}
         if self.model is None:
-            target, draft = DEMO_MODELS / "target", DEMO_MODELS / "draft"
-            if not (target / "model.safetensors").is_file():
+            if not (bundled.TARGET / "model.safetensors").is_file():
                 raise ConfigError(
-                    f"no --model given, and no bundled models in {DEMO_MODELS}; "
+                    f"no --model given, and no bundled models in {bundled.MODELS}; "
                     "pass --model DIR and --draft-model DIR"
                 )
-            changes["model"] = str(target)
+            changes["model"] = str(bundled.TARGET)
             if self.draft_model is None:
-                changes["draft_model"] = str(draft)
+                changes["draft_model"] = str(bundled.DRAFT)
         elif self.draft_model is None:
             changes["draft_model"] = ""
         if self.draft_device is None:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from flyspec.bundled import TARGET
 from flyspec.cli.render import visible
-from flyspec.cli.stack import DEMO_MODELS, ROOT, ServiceDiedError, Stack, StackOptions
+from flyspec.cli.service import ROOT
+from flyspec.cli.stack import ServiceDiedError, Stack, StackOptions
 from flyspec.client import AsyncClient
 from flyspec.errors import ConfigError
 from tests.cli.processes import (
@@ -480,7 +482,7 @@ async def test_guard_raises_why_a_service_died(models: list[str]) -> None:
 
 
 @pytest.mark.skipif(
-    not (DEMO_MODELS / "target" / "model.safetensors").is_file(),
+    not (TARGET / "model.safetensors").is_file(),
     reason="the bundled models are not trained yet: make models",
 )
 async def test_local_generation_on_the_bundled_pair() -> None:

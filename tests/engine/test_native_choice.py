@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flyspec.cli.stack import DEMO_MODELS
+from flyspec.bundled import MODELS
 from flyspec.config import DraftSettings, ModelServerSettings
 from flyspec.engine import loading
 from flyspec.engine.loading import load_model, resolve_dtype
@@ -67,7 +67,7 @@ def test_models_of_the_family_in_bfloat16_are_served_natively(
 @needs_step
 @pytest.mark.parametrize("name", ["target", "draft", "draft-bytes"])
 def test_the_bundled_models_pass_their_trial_over_many_rows(name: str, found: None) -> None:
-    loaded = load_model(str(DEMO_MODELS / name), "cpu", "auto")
+    loaded = load_model(str(MODELS / name), "cpu", "auto")
     assert loaded.info.dtype == "bfloat16"
     model = NativeModel(loaded, 2, compiled(SETS[0]))
     outcome = trial.try_out(model, loaded)

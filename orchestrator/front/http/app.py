@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +18,7 @@ from flyspec.telemetry import request_id
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import Event, Models
 from flyspec.values.requests import GenerationRequest
+from flyspec.version import __version__
 from orchestrator.admission.clients import Caller, network_of
 from orchestrator.fleet.target import Target
 from orchestrator.front.access import key_of_call
@@ -50,13 +50,11 @@ from orchestrator.front.http.tool_calls import parser_for, stops_of
 from orchestrator.generation.prompt import encode_prompt
 from orchestrator.generations import Generations
 
-VERSION = version("flyspec")
-
 
 def make_app(generations: Generations) -> FastAPI:
     """Return the application."""
     app = _App(
-        title="flyspec", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False,
+        title="flyspec", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
         summary="Speculative decoding as a service, by OpenAI's API.",
     )  # fmt: skip
     errors.handle_errors(app)
@@ -241,7 +239,7 @@ class _Face:
 
     async def version(self) -> dict[str, str]:
         """Return flyspec's version."""
-        return {"version": VERSION}
+        return {"version": __version__}
 
 
 def _caller(request: Request) -> Caller:
