@@ -48,10 +48,26 @@ test("drafts that a failed window drops count as rolled back", () => {
   assert.deepEqual(recording.tokens.map((token) => token.round), [0, 1]);
 });
 
+test("a round without drafts may be several steps of plain decoding", () => {
+  const recording = new Recording();
+  recording.add({ elapsed_ms: 1, choices: [{ rounds: [round(4, "", 4), round(5, "", 12), round(13, "EE", 15)] }] });
+  recording.add({ elapsed_ms: 3, choices: [{ finish_reason: "length", prompt_token_ids: [1, 2, 3, 4] }] });
+  assert.deepEqual(recording.rounds.map(({ steps }) => steps), [1, 8, 1]);
+  assert.equal(recording.steps, 10);
+});
+
 test("so do drafts that a window drops within their own round", () => {
   const recording = new Recording();
   recording.add({ elapsed_ms: 1, choices: [{ rounds: [round(4, "EPEN", 5)] }] });
   recording.add({ elapsed_ms: 3, choices: [{ finish_reason: "length", prompt_token_ids: [1, 2, 3, 4] }] });
   const { exact, rolledBack, unreached } = recording.rounds[0];
   assert.deepEqual([exact, rolledBack, unreached], [1, 2, 1]);
+});
+
+test("tokens of plain decoding that were sent together came one by one", () => {
+  const recording = new Recording();
+  recording.add(frame(10, ["a"], ["PLAIN"]));
+  recording.add(frame(40, ["b", "c", "d"], ["PLAIN", "PLAIN", "PLAIN"]));
+  recording.add(frame(60, ["e", "f"], ["EXACT_MODEL", "BONUS"]));
+  assert.deepEqual(recording.tokens.map(({ ms }) => ms), [10, 20, 30, 40, 60, 60]);
 });

@@ -27,9 +27,10 @@ const OUTCOMES = {
 };
 
 /**
- * Describes a token: {title, rows}, rows being [name, value]. `labels` maps origins to words.
+ * Describes a token: {title, rows}, rows being [name, value]. `labels` maps origins to words, `measure` is
+ * what the rule takes entropies in.
  */
-export function describeToken(recording, index, labels) {
+export function describeToken(recording, index, { labels, measure }) {
   const token = recording.tokens[index];
   const round = recording.rounds[token.round];
   const rows = [["origin", labels[token.origin] ?? token.origin]];
@@ -38,7 +39,7 @@ export function describeToken(recording, index, labels) {
     if (token.draft !== null) {
       rows.push(["draft", `${token.draft + 1} of ${round.drafted} by ${round.drafter || "prompt lookup"}`]);
     }
-    rows.push(...choiceRows(round, token));
+    rows.push(...choiceRows(round, token, measure));
   }
   if (token.gap !== null && !rows.some(([name]) => name === "gap")) rows.push(["gap", nats(token.gap)]);
   rows.push(["position", `${index + 1} of ${recording.tokens.length}, after ${showTime(token.ms)}`]);
@@ -46,7 +47,7 @@ export function describeToken(recording, index, labels) {
 }
 
 /** What the target chose, and how sure it was: from the decision on the draft at this position. */
-function choiceRows(round, token) {
+function choiceRows(round, token, measure) {
   const place = token.draft ?? (round.keep_length >= round.start_length ? round.keep_length - round.start_length : -1);
   const decision = round.decisions[place];
   const rows = [];
@@ -57,12 +58,12 @@ function choiceRows(round, token) {
     const other = decision?.target_token_text ?? null;
     rows.push(["target's choice", other === null ? "the same" : `“${visible(other)}”`]);
   }
-  return [...rows, ...figureRows(decision)];
+  return [...rows, ...figureRows(decision, measure)];
 }
 
-function figureRows(decision) {
+function figureRows(decision, measure = "") {
   const rows = [];
-  if (isNumber(decision?.entropy)) rows.push(["entropy", decision.entropy.toFixed(3)]);
+  if (isNumber(decision?.entropy)) rows.push([measure ? `entropy, ${measure}` : "entropy", decision.entropy.toFixed(3)]);
   if (isNumber(decision?.gap_nats)) rows.push(["gap", nats(decision.gap_nats)]);
   if (isNumber(decision?.measure)) rows.push(["rule's measure", decision.measure.toFixed(3)]);
   return rows;
@@ -71,13 +72,17 @@ function figureRows(decision) {
 const isNumber = (value) => typeof value === "number";
 const nats = (value) => `${value.toFixed(3)} nats`;
 
+/** Returns the target's steps in a bar. */
+export const stepsOf = ({ rounds }, { first, last }) =>
+  rounds.slice(first, last + 1).reduce((sum, round) => sum + round.steps, 0);
+
 /** Describes a round, or a stretch of plain ones: {title, rows, drafts}; drafts are {text, fate, title}. */
 export function describeRound(recording, { first, last }) {
   const round = recording.rounds[first];
   if (round.drafted === 0) {
-    const tokens = last - first + 1;
-    const title = tokens === 1 ? `Round ${first + 1}` : `Rounds ${first + 1} to ${last + 1}`;
-    return { title, rows: [["no drafts", `${count(tokens, "token")} of plain decoding`]], drafts: [] };
+    const title = first === last ? `Round ${first + 1}` : `Rounds ${first + 1} to ${last + 1}`;
+    const tokens = count(stepsOf(recording, { first, last }), "token");
+    return { title, rows: [["no drafts", `${tokens} of plain decoding`]], drafts: [] };
   }
   const rows = [
     ["drafted", `${round.drafted} by ${round.drafter || "prompt lookup"}`],
@@ -87,7 +92,7 @@ export function describeRound(recording, { first, last }) {
   if (round.rejected) rows.push(...rejectedRows(round));
   if (round.unreached) rows.push(["not reached", `${round.unreached}`]);
   rows.push(["target added", `“${visible(round.next_token_text)}”`]);
-  if (round.open_window) rows.push(["open window", `${count(round.open_window.remaining_matches, "match")} still to come`.replace("matchs", "matches")]);
+  if (round.open_window) rows.push(["open window", `needed ${round.open_window.remaining_matches} more matches`]);
   rows.push(["judged after", showTime(round.ms)]);
   const drafts = round.draft_token_texts.map((text, place) => ({
     text: visible(text), fate: round.fates[place], title: OUTCOMES[round.fates[place]],

@@ -32,7 +32,10 @@ export class Drafters {
 
   show(drafters, administers = false) {
     this.#onList(drafters.map((drafter) => drafter.name));
-    const rows = drafters.map((drafter) => this.#row(drafter, administers));
+    const canaries = drafters.reduce((sum, { share }) => sum + share, 0);
+    const rows = drafters.map((drafter) =>
+      this.#row({ ...drafter, share: drafter.active ? 1 - canaries : drafter.share }, administers),
+    );
     const nothing = make("tr", {}, make("td", { colSpan: 8, textContent: "No drafters: only prompt lookup by the orchestrator." }));
     byId("drafters").tBodies[0].replaceChildren(...(rows.length ? rows : [nothing]));
   }

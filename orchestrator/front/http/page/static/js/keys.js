@@ -5,6 +5,7 @@ import { byId } from "./dom.js";
 /** Binds a password field to session storage. Returns a function that reads the key. */
 export function keyField(id, onChange = () => {}) {
   const field = byId(id);
+  if (!field) return () => ""; // an installation without keys
   const name = `flyspec-${id}`;
   try {
     field.value = sessionStorage.getItem(name) ?? "";

@@ -53,13 +53,19 @@ export class Knobs {
     field.min = range?.minimum ?? "";
     field.max = range?.maximum ?? "";
     const unit = parameter.unit ? ` ${parameter.unit}` : "";
-    const text = range ? `${range.minimum} to ${range.maximum}${unit}` : `not with ${measure}`;
+    const text = range ? ` (${range.minimum} to ${range.maximum}${unit})` : ` (not with ${measure})`;
     field.closest(".field").querySelector(".range").textContent = text;
   }
 
   #valueOf(name) {
     const given = this.#fieldset.querySelector(`[name="${name}"]`)?.value;
     return given || this.#rules[byId("rule").value].parameters.find((one) => one.name === name)?.default;
+  }
+
+  /** Returns the name of the measure in which a rule takes entropies, if it does. */
+  measureOf(settings) {
+    const parameter = this.#rules[settings.rule]?.parameters.find(({ name }) => name === "entropy_measure");
+    return settings.entropy_measure ?? parameter?.default ?? "";
   }
 
   /** Offers drafters to choose from; keeps the choice. */
@@ -77,7 +83,6 @@ export class Knobs {
     settings.prompt = byId("prompt").value;
     settings.num_speculative_tokens = byId("k-auto").checked ? "auto" : byId("k").value;
     for (const field of this.#fieldset?.querySelectorAll("[name]:enabled") ?? []) settings[field.name] = field.value;
-    if (settings.repeats === "1") settings.repeats = "";
     return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== ""));
   }
 
@@ -119,7 +124,7 @@ export class Knobs {
     else speculation.num_speculative_tokens = Number(settings.num_speculative_tokens);
     const path = settings.api === "chat" ? "v1/chat/completions" : "v1/completions";
     const plain = { num_speculative_tokens: 0 };
-    return { path, body, speculation: { plain, rule: speculation }, repeats: Number(settings.repeats ?? 1) };
+    return { path, body, speculation: { plain, rule: speculation }, repeats: settings.repeats ? Number(settings.repeats) : null };
   }
 }
 

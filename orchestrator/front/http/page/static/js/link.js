@@ -33,7 +33,9 @@ export function decodeRounds(text) {
  */
 export function encodeLink(settings, run) {
   const fragment = new URLSearchParams();
-  for (const [name, value] of Object.entries(settings)) if (value !== "") fragment.set(name, value);
+  for (const name of Object.keys(settings).sort()) {
+    if (settings[name] !== "") fragment.set(name, settings[name]);
+  }
   if (run.rounds.length) fragment.set("rounds", encodeRounds(run.rounds));
   fragment.set("model", run.model);
   fragment.set("texts", run.texts.map(digest).join("-"));

@@ -15,6 +15,7 @@ import { Rounds } from "./rounds.js";
 import { judgeRace } from "./verdict.js";
 
 const SIDES = ["plain", "rule"];
+const DRAW_MS = 200;
 const data = JSON.parse(byId("page-data").textContent);
 const labels = Object.fromEntries(data.origins.map(({ name, label }) => [name, label]));
 const root = document.documentElement;
@@ -34,7 +35,7 @@ const drafters = new Drafters(generateKey, adminKey, (names) => knobs.offerDraft
 
 let linked = null; // {settings, run}: what the page's link asks to be repeated
 let running = null; // the AbortController of the race in progress
-let race = null; // {plain, rule, verdict, settings, seed, first}
+let race = null; // {plain, rule, ratios, verdict, settings, repeated}
 
 const stateIs = (state) => (root.dataset.state = state);
 
@@ -50,7 +51,8 @@ async function start() {
   race = null;
   replay.pause();
   card.hide();
-  for (const id of ["problem", "controls", "link-row"]) byId(id).hidden = true;
+  for (const id of ["problem", "link-row"]) byId(id).hidden = true;
+  byId("controls").disabled = true;
   byId("verdict").textContent = "";
   byId("link-note").textContent = "";
   for (const side of SIDES) {
@@ -60,8 +62,8 @@ async function start() {
   byId("race-button").textContent = "Stop";
   try {
     const options = { key: generateKey(), signal: running.signal };
-    const recordings = await runRace(setup, watchers(settings, setup.repeats), options);
-    show({ ...recordings, settings: { ...settings, seed: String(seed) }, repeated, repeats: setup.repeats });
+    const recorded = await runRace(setup, watchers(settings), options);
+    show({ ...recorded, settings: { ...settings, seed: String(seed) }, repeated });
   } catch (error) {
     fail(error);
   } finally {
@@ -71,31 +73,31 @@ async function start() {
   }
 }
 
-/** Watches the recordings; drawing waits for the next frame of the screen. */
-function watchers(settings, repeats) {
+/** Watches the recordings; draws seldom, since the server may need the cores that drawing takes. */
+function watchers(settings) {
   let due = null;
-  const draw = (side, recording) => {
-    if (due === null) requestAnimationFrame(() => {
-      const [last, what] = due;
-      due = null;
-      if (!running || root.dataset.state !== `recording-${last}`) return;
-      runners[last].progress(what);
-      lanes[last].progress(what);
-    });
-    due = [side, recording];
+  const draw = () => {
+    const [side, recording] = due;
+    due = null;
+    if (!running || root.dataset.state !== `recording-${side}`) return;
+    runners[side].progress(recording);
+    lanes[side].progress(recording);
   };
   return {
     begin(side, turn) {
       const name = side === "plain" ? "plain decoding" : settings.rule;
       stateIs(`recording-${side}`);
-      if (turn) lanes[side].begin();
+      lanes[side].begin();
+      if (turn || side === "rule") runners[side === "rule" ? "plain" : "rule"].state = "recorded";
       runners[side].begin("recording");
-      if (side === "rule") runners.plain.begin("");
-      const which = repeats > 1 ? `, run ${turn + 1} of ${repeats}` : "";
-      byId("facts").textContent = `${side === "plain" ? "1" : "2"} of 2: recording ${name}${which}. The replay follows.`;
+      const which = turn ? `, run ${turn + 1}` : "";
+      byId("facts").textContent = `Recording ${name}${which}. The replay follows.`;
       if (!turn) announce(`Recording ${name}.`);
     },
-    progress: draw,
+    progress(side, recording) {
+      if (due === null) setTimeout(draw, DRAW_MS);
+      due = [side, recording];
+    },
     silent: (side, seconds, ready) => lanes[side].silent(seconds, ready),
   };
 }
@@ -116,15 +118,15 @@ function fail(error) {
 function show(recorded) {
   const { plain, rule, settings } = recorded;
   const verdict = judgeRace(plain, rule, settings.prompt);
-  race = { ...recorded, verdict, first: rule.ms < plain.ms ? "rule" : "plain" };
+  race = { ...recorded, verdict };
   SIDES.forEach((side, place) => {
-    runners[side].load(race[side]);
+    runners[side].load(race[side], race[SIDES[1 - place]]);
     lanes[side].load(race[side], verdict.marks[place]);
   });
-  rounds.load(rule);
+  rounds.load(rule, settings.num_speculative_tokens === "auto");
   showLegend();
   showLink();
-  byId("controls").hidden = false;
+  byId("controls").disabled = false;
   byId("facts").textContent = `Both are recorded: replaying them on one clock.`;
   replay.load(Math.max(plain.ms, rule.ms));
   if (calm.matches) replay.skip();
@@ -137,12 +139,13 @@ function play() {
   stateIs("replaying");
   byId("verdict").textContent = "";
   byId("pause").textContent = "Pause";
+  byId("skip").disabled = false;
   replay.play();
 }
 
 function onTick(ms) {
   for (const side of SIDES) {
-    runners[side].showUntil(ms, race.first === side);
+    runners[side].showUntil(ms);
     lanes[side].showUntil(ms);
   }
   byId("clock").value = (1000 * ms) / Math.max(1, replay.duration);
@@ -155,6 +158,7 @@ function onTick(ms) {
 
 function onEnd() {
   stateIs("finished");
+  byId("skip").disabled = true;
   byId("pause").textContent = "Play";
   const { speed, loss, outcome, agree, sentence } = race.verdict;
   byId("verdict").replaceChildren(
@@ -165,13 +169,15 @@ function onEnd() {
   announce(`${sentence}.`);
 }
 
-function factsOf({ plain, rule, settings, repeats, verdict }) {
+function factsOf({ plain, rule, settings, ratios, verdict }) {
   const one = (name, run) => `${name} ${showRate(run.tokensPerSecond)} tokens/s`;
   const drafted = rule.rounds.filter((round) => round.drafted).length;
   const differ = verdict.marks[1].filter(Boolean).length;
+  const range = [Math.min(...ratios), Math.max(...ratios)].map((ratio) => ratio.toFixed(1)).join(" to ");
   const parts = [
-    `${one("Plain", plain)}, ${one(settings.rule, rule)}${repeats > 1 ? ` (medians of ${repeats})` : ""}`,
-    `${count(plain.rounds.length, "step")} of the target against ${rule.rounds.length}, ${drafted} of them with drafts`,
+    `${one("Plain", plain)}, ${one(settings.rule, rule)}`,
+    ...(ratios.length > 1 ? [`medians of ${ratios.length} runs each, whose ratios were ${range}`] : []),
+    `${count(plain.steps, "step")} of the target against ${rule.steps}, ${drafted} of them with drafts`,
     plain.text === rule.text ? "the texts are equal" : `${differ} of ${count(rule.tokens.length, "token")} differ`,
   ];
   if (rule.metrics?.num_rollbacks) parts.push(count(rule.metrics.num_rollbacks, "rollback"));
@@ -180,7 +186,7 @@ function factsOf({ plain, rule, settings, repeats, verdict }) {
 }
 
 function showLegend() {
-  const counts = { differs: race.verdict.marks.flat().filter(Boolean).length };
+  const counts = { differs: race.verdict.marks[1].filter(Boolean).length };
   for (const { origin } of race.rule.tokens) counts[origin] = (counts[origin] ?? 0) + 1;
   for (const item of document.querySelectorAll("#legend li")) {
     item.querySelector(".count").textContent = counts[item.dataset.origin] ?? "";
@@ -195,7 +201,7 @@ function onToken(side, index, element, byKey) {
     if (race) lanes[side].markRound(race[side], null);
     return;
   }
-  const description = describeToken(race[side], index, labels);
+  const description = describeToken(race[side], index, { labels, measure: knobs.measureOf(race.settings) });
   card.show(description, element.getBoundingClientRect());
   lanes[side].markRound(race[side], race[side].tokens[index].draft === null ? null : race[side].tokens[index].round);
   if (byKey) announce(inOneLine(description));
@@ -253,8 +259,9 @@ function openLink() {
 
 function onSettings() {
   const { rule } = knobs.read();
-  const k = byId("k-auto").checked ? "as many drafts per step as pay off" : `up to ${byId("k").value} drafts per step`;
+  const k = byId("k-auto").checked ? "as many drafts per step as pay off" : `up to ${count(Number(byId("k").value), "draft")} per step`;
   runners.rule.name = rule;
+  byId("prompt").classList.toggle("code", byId("api").value === "completions");
   byId("lead-rule").textContent = rule;
   byId("rule-note").textContent = k;
 }
@@ -282,6 +289,7 @@ for (const example of document.querySelectorAll(".example")) {
   example.addEventListener("click", () => {
     byId("prompt").value = example.dataset.prompt;
     byId("api").value = example.dataset.api;
+    byId("max-tokens").value = example.dataset.maxTokens;
     byId("prompt").dispatchEvent(new Event("input", { bubbles: true }));
   });
 }

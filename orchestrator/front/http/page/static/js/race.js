@@ -4,22 +4,30 @@ import { Recording } from "./recording.js";
 import { readFrames, request } from "./stream.js";
 
 const SILENT_MS = 600;
+const WARM_UP_TOKENS = 16;
+const SETTLE_MS = 80; // so that drawing the page does not take the cores from a run
+const SHORT_MS = 1000;
+const SHORT_REPEATS = 3;
 
 /**
- * Runs a race: `setup` is {path, body, speculation: {plain, rule}, repeats}.
+ * Runs a race: `setup` is {path, body, speculation: {plain, rule}, repeats}; `repeats` null: several
+ * if the runs are short, since their times vary most.
  *
- * The prompt is read once beforehand, so that neither run has the advantage of the other's cache.
- * Watchers: `begin(side, turn)`, `progress(side, recording)`, `silent(side, seconds, ready)`. Returns
- * the recordings {plain, rule}; of several, those of median speed.
+ * Both models read the prompt once beforehand, so that neither run has the advantage of the other's
+ * cache and a refused rule is refused at once; who goes first takes turns. Watchers: `begin(side, turn)`, `progress(side, recording)`,
+ * `silent(side, seconds, ready)`. Returns {plain, rule, ratios}: the recordings, of several those of
+ * median speed, and how much faster the rule was in each turn.
  */
 export async function runRace(setup, watchers, { key, signal }) {
   const ask = { method: "POST", key, signal };
-  const warmUp = { ...setup.body, max_tokens: 1, speculation: setup.speculation.plain };
+  const warmUp = { ...setup.body, max_tokens: Math.min(WARM_UP_TOKENS, setup.body.max_tokens), speculation: setup.speculation.rule };
   await (await request(setup.path, { ...ask, body: warmUp })).json();
   const runs = { plain: [], rule: [] };
-  for (let turn = 0; turn < setup.repeats; turn += 1) {
-    for (const side of ["plain", "rule"]) {
+  let repeats = setup.repeats ?? 1;
+  for (let turn = 0; turn < repeats; turn += 1) {
+    for (const side of turn % 2 ? ["rule", "plain"] : ["plain", "rule"]) {
       watchers.begin(side, turn);
+      await settled(signal);
       const body = {
         ...setup.body, speculation: setup.speculation[side], stream: true, return_origins: true,
         return_token_ids: true, return_token_texts: true, return_rounds: true,
@@ -27,8 +35,17 @@ export async function runRace(setup, watchers, { key, signal }) {
       };
       runs[side].push(await record(setup.path, { ...ask, body }, side, watchers));
     }
+    const ms = runs.plain[0].ms + runs.rule[0].ms;
+    if (setup.repeats === null && ms < SHORT_MS) repeats = SHORT_REPEATS;
   }
-  return { plain: median(runs.plain), rule: median(runs.rule) };
+  const ratios = runs.plain.map((run, turn) => runs.rule[turn].tokensPerSecond / run.tokensPerSecond);
+  return { plain: median(runs.plain), rule: median(runs.rule), ratios };
+}
+
+/** Waits until the page has been drawn. */
+async function settled(signal) {
+  await new Promise((resolve) => setTimeout(resolve, SETTLE_MS));
+  signal.throwIfAborted();
 }
 
 async function record(path, ask, side, watchers) {

@@ -32,10 +32,13 @@ export class Recording {
   #addChoice(choice, ms) {
     for (const round of choice.rounds ?? []) this.rounds.push({ ...round, ms });
     const gaps = [...(choice.loose_gaps_nats ?? [])];
-    (choice.token_ids ?? []).forEach((id, index) => {
+    const ids = choice.token_ids ?? [];
+    const times = timesOf(choice.origins ?? [], this.ms, ms);
+    ids.forEach((id, index) => {
       const origin = choice.origins[index];
       const gap = origin === "LOOSE" ? gaps.shift() : null;
-      this.tokens.push({ text: choice.token_texts[index], id, origin, gap, ms, round: null, draft: null });
+      const text = choice.token_texts[index];
+      this.tokens.push({ text, id, origin, gap, ms: times[index], round: null, draft: null });
     });
     if (!choice.finish_reason) return;
     this.finishReason = choice.finish_reason;
@@ -63,6 +66,11 @@ export class Recording {
     return rate(this.tokens.length, this.ms);
   }
 
+  /** Steps of the target. */
+  get steps() {
+    return this.rounds.reduce((sum, round) => sum + round.steps, 0);
+  }
+
   get numLoose() {
     return this.tokens.filter((token) => token.origin === "LOOSE").length;
   }
@@ -72,13 +80,23 @@ export class Recording {
   }
 }
 
+/**
+ * Returns the times of a message's tokens. Those of a round came at once; those of plain decoding came
+ * one by one and were sent together, so they are spread over the time since the message before.
+ */
+function timesOf(origins, before, now) {
+  const plain = origins.every((origin) => origin === "PLAIN");
+  return origins.map((_, index) => (plain ? before + ((now - before) * (index + 1)) / origins.length : now));
+}
+
 export function rate(count, ms) {
   return ms > 0 ? (1000 * count) / ms : 0;
 }
 
 /**
  * Returns the rounds with `drafted` and what became of the drafts: `exact`, `loose`, `rejected`,
- * `unreached`, `rolledBack`; their sum is `drafted`. Notes at each token the round it came from.
+ * `unreached`, `rolledBack`; their sum is `drafted`. `steps` are the target's: a round without drafts
+ * may be several tokens of plain decoding. Notes at each token the round it came from.
  *
  * Rolled back are drafts that were accepted at first and dropped when their window failed.
  */
@@ -96,7 +114,8 @@ export function withOutcomes(rounds, tokens, promptLength) {
       return outcome === "EXACT" ? "exact" : "loose";
     });
     for (const fate of fates) counts[fate] += 1;
-    return { ...round, index, drafted, ...counts, fates };
+    const steps = drafted ? 1 : Math.max(1, round.keep_length - round.start_length + 1);
+    return { ...round, index, drafted, steps, ...counts, fates };
   });
   for (const round of counted) {
     const start = round.start_length - promptLength;

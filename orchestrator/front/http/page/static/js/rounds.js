@@ -1,13 +1,13 @@
 // Rounds as bars (uPlot), and as a table.
 
 import { byId, colorOf, count, make } from "./dom.js";
-import { describeRound, inOneLine } from "./describe.js";
+import { describeRound, inOneLine, stepsOf } from "./describe.js";
 
 const FATES = ["exact", "loose", "rolledBack", "rejected", "unreached"]; // from the bottom up
 const COLORS = {
   exact: "exact-model", loose: "loose", rolledBack: "rolled-back", rejected: "rejected", unreached: "unreached",
 };
-const HEIGHT = 210;
+const HEIGHT = 225;
 
 /** Fills a rectangle of a canvas: each fate has a pattern besides its colour. */
 function paint(context, fate, color, x, y, width, height) {
@@ -34,6 +34,16 @@ function paint(context, fate, color, x, y, width, height) {
   context.restore();
 }
 
+/** Marks a bar's drafter below it: the first has a line, the second dots, the third dashes, ... */
+function paintDrafter(context, drafter, color, x, y, width) {
+  context.save();
+  context.strokeStyle = color;
+  context.lineWidth = 3 * devicePixelRatio;
+  context.setLineDash([[], [2, 2], [6, 3], [6, 2, 2, 2]][drafter % 4].map((length) => length * devicePixelRatio));
+  line(context, x, y, x + width, y);
+  context.restore();
+}
+
 function line(context, ...[x0, y0, x1, y1]) {
   context.beginPath();
   context.moveTo(x0, y0);
@@ -57,6 +67,7 @@ export class Rounds {
   #recording = null;
   #bars = [];
   #plot = null;
+  #drafters = [];
   #selected = null;
   #onPoint;
 
@@ -71,21 +82,25 @@ export class Rounds {
     this.#paintSwatches();
   }
 
-  load(recording) {
+  /** Shows a recording's rounds; `adapts`: its K did. */
+  load(recording, adapts) {
     this.#recording = recording;
     this.#bars = barsOf(recording.rounds);
     this.#selected = null;
     const drafted = recording.rounds.filter((round) => round.drafted);
     const total = (name) => drafted.reduce((sum, round) => sum + round[name], 0);
     const accepted = total("exact") + total("loose");
+    const plainSteps = recording.steps - drafted.length;
     const drafters = [...new Set(drafted.map((round) => round.drafter || "prompt lookup"))];
     byId("rounds-summary").textContent = drafted.length
       ? `${count(drafted.length, "round")} with drafts: ${total("drafted")} drafted by ${drafters.join(", ")}, ` +
         `${accepted} accepted (${total("loose")} loosely), ${total("rolledBack")} rolled back; ` +
-        `${count(recording.rounds.length - drafted.length, "step")} without drafts. Point at a bar, or use the arrow keys.`
-      : `No drafts: all ${count(recording.rounds.length, "step")} were plain decoding, since drafts would not have paid off.`;
+        `${count(plainSteps, "step")} without drafts. Point at a bar, or use the arrow keys.`
+      : `No drafts: ${count(plainSteps, "step")} of plain decoding${adapts ? ", since drafts promised no gain" : ""}.`;
     byId("rounds-details").hidden = recording.rounds.length === 0;
+    this.#drafters = drafters;
     this.#fillTable(recording);
+    this.#showDrafters();
     Object.assign(this.#root, { tabIndex: 0, role: "slider", ariaLabel: "Rounds, one after the other" });
     Object.assign(this.#root, { ariaValueMin: 1, ariaValueMax: Math.max(1, this.#bars.length) });
     this.#tellValue(0);
@@ -95,6 +110,18 @@ export class Rounds {
   #tellValue(place) {
     this.#root.ariaValueNow = place + 1;
     if (this.#bars[place]) this.#root.ariaValueText = inOneLine(describeRound(this.#recording, this.#bars[place]));
+  }
+
+  /** Adds the drafters' marks to the legend, if there are several. */
+  #showDrafters() {
+    const legend = byId("fates");
+    for (const item of legend.querySelectorAll(".of-drafter")) item.remove();
+    if (this.#drafters.length < 2) return;
+    const items = this.#drafters.map((name, place) => {
+      const canvas = make("canvas", { className: "swatch", width: 36, height: 24, ariaHidden: "true", data: { drafter: place } });
+      return make("li", { className: "of-drafter" }, canvas, `by ${name}`);
+    });
+    legend.append(...items);
   }
 
   #fillTable({ rounds }) {
@@ -112,10 +139,11 @@ export class Rounds {
 
   #paintSwatches() {
     for (const canvas of document.querySelectorAll(".swatch")) {
-      const { fate } = canvas.dataset;
+      const { fate, drafter } = canvas.dataset;
       const context = canvas.getContext("2d");
       context.clearRect(0, 0, canvas.width, canvas.height);
-      paint(context, fate, colorOf(COLORS[fate]), 0, 0, canvas.width, canvas.height);
+      if (fate) paint(context, fate, colorOf(COLORS[fate]), 0, 0, canvas.width, canvas.height);
+      else paintDrafter(context, Number(drafter), colorOf("ink"), 0, canvas.height / 2, canvas.width);
     }
   }
 
@@ -133,14 +161,18 @@ export class Rounds {
     this.#plot = new uPlot(
       {
         width: this.#root.clientWidth, height: HEIGHT, legend: { show: false },
-        cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
+        cursor: { x: false, y: false, drag: { x: false, y: false }, points: { show: false } },
         scales: { x: { time: false, range: [-0.6, xs.length - 0.4] }, y: { range: [0, most * 1.04] } },
         axes: [
           {
-            stroke: quiet, font, grid: { show: false }, ticks: { show: false }, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 500],
+            stroke: quiet, font, grid: { show: false }, ticks: { show: false }, size: 26, label: "round", labelSize: 16, labelFont: font, labelGap: 0,
+            incrs: [1, 2, 5, 10, 20, 50, 100, 500],
             values: (_, splits) => splits.map((at) => (this.#bars[at] ? this.#bars[at].first + 1 : "")),
           },
-          { stroke: quiet, font, grid, ticks: { show: false }, size: 34, incrs: [1, 2, 5, 10] },
+          {
+            stroke: quiet, font, grid, ticks: { show: false }, size: 30, incrs: [1, 2, 5, 10],
+            label: "tokens drafted", labelSize: 16, labelFont: font, labelGap: 0,
+          },
         ],
         series: [{}, { paths: () => null, points: { show: false } }],
         hooks: { draw: [(plot) => this.#paintBars(plot)], setCursor: [(plot) => this.#onCursor(plot)] },
@@ -152,7 +184,7 @@ export class Rounds {
 
   #paintBars(plot) {
     const colors = Object.fromEntries(FATES.map((fate) => [fate, colorOf(COLORS[fate])]));
-    const [plain, quiet] = [colorOf("plain"), colorOf("quiet")];
+    const [plain, quiet, ink] = ["plain", "quiet", "ink"].map(colorOf);
     const slot = plot.valToPos(1, "x", true) - plot.valToPos(0, "x", true);
     const width = Math.max(1, Math.min(slot * 0.78, 34 * devicePixelRatio));
     const context = plot.ctx;
@@ -168,17 +200,32 @@ export class Rounds {
         paint(context, fate, colors[fate], left, top, width, base - top);
         base = top;
       }
+      if (round.drafted && this.#drafters.length > 1) {
+        const drafter = this.#drafters.indexOf(round.drafter || "prompt lookup");
+        paintDrafter(context, drafter, ink, left, plot.valToPos(0, "y", true) + 3 * devicePixelRatio, width);
+      }
       if (round.drafted) return;
       const height = 5 * devicePixelRatio;
       context.fillStyle = plain;
       context.fillRect(left, base - height, width, height);
-      const steps = bar.last - bar.first + 1;
+      const steps = stepsOf(this.#recording, bar);
       if (steps === 1 || slot < 18 * devicePixelRatio) return;
       context.fillStyle = quiet;
       context.textAlign = "center";
       context.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
       context.fillText(`×${steps}`, left + width / 2, base - height - 4 * devicePixelRatio);
     });
+  }
+
+  /** Marks the slot of a bar; null: none. */
+  #mark(place) {
+    const mark = this.#plot.over.querySelector(".slot") ?? make("div", { className: "slot" });
+    this.#plot.over.append(mark);
+    mark.hidden = place === null;
+    if (place === null) return;
+    const [left, right] = [place - 0.5, place + 0.5].map((at) => this.#plot.valToPos(at, "x"));
+    mark.style.left = `${left}px`;
+    mark.style.width = `${right - left}px`;
   }
 
   #rectOf(place) {
@@ -190,7 +237,9 @@ export class Rounds {
   #onCursor(plot) {
     const place = plot.cursor.left >= 0 ? plot.cursor.idx : null;
     if (place === null || place === undefined) {
-      if (this.#selected === null) this.#onPoint(null);
+      if (this.#selected !== null) return;
+      if (this.#plot) this.#mark(null);
+      this.#onPoint(null);
       return;
     }
     this.#point(place);
@@ -198,6 +247,7 @@ export class Rounds {
 
   #point(place) {
     const bar = this.#bars[place];
+    this.#mark(place);
     this.#onPoint(bar, describeRound(this.#recording, bar), this.#rectOf(place));
   }
 
@@ -216,7 +266,10 @@ export class Rounds {
 
   #select(place) {
     this.#selected = place;
-    if (place === null) return this.#onPoint(null);
+    if (place === null) {
+      if (this.#plot) this.#mark(null);
+      return this.#onPoint(null);
+    }
     this.#tellValue(place);
     this.#point(place);
   }
