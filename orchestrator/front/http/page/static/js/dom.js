@@ -32,7 +32,9 @@ export const showRate = (tokensPerSecond) =>
 
 export const showTime = (ms) => (ms < 1000 ? `${ms.toFixed(1)} ms` : `${(ms / 1000).toFixed(2)} s`);
 
-export const count = (number, noun) => `${whole.format(number)} ${noun}${number === 1 ? "" : "s"}`;
+export const number = (value) => whole.format(value);
+
+export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "" : "s"}`;
 
 /** Shows spaces at the ends of a token, and its line breaks. */
 export const visible = (text) =>

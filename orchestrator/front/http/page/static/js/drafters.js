@@ -48,7 +48,7 @@ export class Drafters {
     const reason = drafter.usable ? null : make("span", { className: "reason", textContent: drafter.reason ?? "" });
     const size = model?.num_parameters ? `, ${(model.num_parameters / 1e6).toPrecision(3)} M` : "";
     const button = make("button", {
-      type: "button", className: "plain-button", textContent: "Activate", disabled: !drafter.usable,
+      type: "button", className: "plain-button", textContent: "Activate", disabled: !drafter.usable || drafter.share === 1,
       ariaLabel: `Activate ${drafter.name}`,
     });
     button.addEventListener("click", () => this.#activate(drafter.name));

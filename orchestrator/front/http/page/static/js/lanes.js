@@ -73,8 +73,9 @@ export class Lane {
       this.#text.append(this.#notice);
     }
     this.#notice.dataset.seconds = seconds.toFixed(1);
-    const what = ready ? "Waiting for the server" : "The target is gone; waiting until it is back";
+    const what = ready ? "Waiting for the server" : "The target is lost; the stream waits until it is back";
     this.#notice.textContent = `${what}: ${seconds.toFixed(1)} s`;
+    this.#text.scrollTop = this.#text.scrollHeight;
   }
 
   /** Shows a whole recording, its recoveries, and which tokens the other text does not have. */

@@ -16,6 +16,7 @@ import { judgeRace } from "./verdict.js";
 
 const SIDES = ["plain", "rule"];
 const DRAW_MS = 200;
+const LOST = "The target is lost. The stream waits until it is back.";
 const data = JSON.parse(byId("page-data").textContent);
 const labels = Object.fromEntries(data.origins.map(({ name, label }) => [name, label]));
 const root = document.documentElement;
@@ -98,7 +99,10 @@ function watchers(settings) {
       if (due === null) setTimeout(draw, DRAW_MS);
       due = [side, recording];
     },
-    silent: (side, seconds, ready) => lanes[side].silent(seconds, ready),
+    silent(side, seconds, ready) {
+      lanes[side].silent(seconds, ready);
+      if (!ready && byId("announcer").textContent !== LOST) announce(LOST);
+    },
   };
 }
 
@@ -107,12 +111,14 @@ function fail(error) {
   for (const side of SIDES) runners[side].begin("");
   byId("facts").textContent = error.name === "AbortError" ? "Stopped." : "";
   if (error.name === "AbortError") return;
-  if (error.status === 401 || error.status === 403) {
+  let message = error.message;
+  if (error.status === 401) {
     byId("api-key-row").hidden = false;
     byId("api-key").focus();
-  } else if (!error.status) console.error(error);
+    if (!generateKey()) message = "This server asks for an API key: type it at the top of the page.";
+  } else if (error.status === undefined) console.error(error);
   byId("problem").hidden = false;
-  byId("problem").textContent = error.message;
+  byId("problem").textContent = message;
 }
 
 function show(recorded) {
@@ -181,6 +187,10 @@ function factsOf({ plain, rule, settings, ratios, verdict }) {
     plain.text === rule.text ? "the texts are equal" : `${differ} of ${count(rule.tokens.length, "token")} differ`,
   ];
   if (rule.metrics?.num_rollbacks) parts.push(count(rule.metrics.num_rollbacks, "rollback"));
+  for (const [name, { recoveries }] of [["plain", plain], [settings.rule, rule]]) {
+    const waited = recoveries.reduce((sum, { delay_ns: delay }) => sum + delay / 1e6, 0);
+    if (waited) parts.push(`${name} waited ${showTime(waited)} for lost services`);
+  }
   if ([plain, rule].some((run) => run.finishReason === "length")) parts.push(`cut at ${settings.max_tokens} tokens`);
   return `${[...parts, `seed ${settings.seed}`, ...rule.warnings].join("; ")}.`;
 }

@@ -4,6 +4,7 @@ import { Recording } from "./recording.js";
 import { readFrames, request } from "./stream.js";
 
 const SILENT_MS = 600;
+const ASK_MS = 1000; // between questions whether the server is ready
 const WARM_UP_TOKENS = 16;
 const SETTLE_MS = 80; // so that drawing the page does not take the cores from a run
 const SHORT_MS = 1000;
@@ -51,15 +52,17 @@ async function settled(signal) {
 async function record(path, ask, side, watchers) {
   const recording = new Recording();
   let heard = performance.now();
-  let asking = false;
+  let asked = -Infinity;
+  let ready = true;
   const watch = setInterval(async () => {
+    if (performance.now() - heard < SILENT_MS) return;
+    if (performance.now() - asked >= ASK_MS) {
+      asked = performance.now();
+      ready = await fetch("health").then((answer) => answer.ok, () => false);
+    }
     const silentMs = performance.now() - heard;
-    if (silentMs < SILENT_MS || asking) return;
-    asking = true;
-    const ready = await fetch("health").then((answer) => answer.ok, () => false);
-    asking = false;
-    if (performance.now() - heard >= SILENT_MS) watchers.silent(side, silentMs / 1000, ready);
-  }, 250);
+    if (silentMs >= SILENT_MS) watchers.silent(side, silentMs / 1000, ready);
+  }, 200);
   try {
     for await (const frame of readFrames(await request(path, ask))) {
       heard = performance.now();

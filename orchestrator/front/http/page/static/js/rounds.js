@@ -1,6 +1,6 @@
 // Rounds as bars (uPlot), and as a table.
 
-import { byId, colorOf, count, make } from "./dom.js";
+import { byId, colorOf, count, make, number } from "./dom.js";
 import { describeRound, inOneLine, stepsOf } from "./describe.js";
 
 const FATES = ["exact", "loose", "rolledBack", "rejected", "unreached"]; // from the bottom up
@@ -8,6 +8,8 @@ const COLORS = {
   exact: "exact-model", loose: "loose", rolledBack: "rolled-back", rejected: "rejected", unreached: "unreached",
 };
 const HEIGHT = 225;
+const NARROWEST = 5; // pixels per bar; wider charts scroll
+const WIDEST = 16_000; // pixels of a canvas
 
 /** Fills a rectangle of a canvas: each fate has a pattern besides its colour. */
 function paint(context, fate, color, x, y, width, height) {
@@ -30,7 +32,11 @@ function paint(context, fate, color, x, y, width, height) {
   if (fate === "rolledBack") {
     for (let at = x - (x % step); at < x + width + height; at += step) line(context, at, y + height, at - height, y);
   }
-  if (fate === "loose" || fate === "unreached") context.strokeRect(x, y, width, height);
+  if (fate === "unreached") {
+    context.globalAlpha = 0.35;
+    context.fillRect(x, y, width, height);
+  }
+  if (fate === "loose") context.strokeRect(x, y, width, height);
   context.restore();
 }
 
@@ -78,8 +84,13 @@ export class Rounds {
     this.#root.addEventListener("blur", () => this.#select(null));
     document.documentElement.addEventListener("themechange", () => this.#draw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#draw());
-    new ResizeObserver(() => this.#plot?.setSize({ width: this.#root.clientWidth, height: HEIGHT })).observe(this.#root);
+    new ResizeObserver(() => this.#plot?.setSize(this.#size)).observe(this.#root);
     this.#paintSwatches();
+  }
+
+  get #size() {
+    const wished = Math.min(WIDEST, this.#bars.length * NARROWEST + 60);
+    return { width: Math.max(this.#root.clientWidth, wished), height: HEIGHT };
   }
 
   /** Shows a recording's rounds; `adapts`: its K did. */
@@ -88,13 +99,12 @@ export class Rounds {
     this.#bars = barsOf(recording.rounds);
     this.#selected = null;
     const drafted = recording.rounds.filter((round) => round.drafted);
-    const total = (name) => drafted.reduce((sum, round) => sum + round[name], 0);
-    const accepted = total("exact") + total("loose");
+    const total = (...names) => number(drafted.reduce((sum, round) => sum + names.reduce((all, name) => all + round[name], 0), 0));
     const plainSteps = recording.steps - drafted.length;
     const drafters = [...new Set(drafted.map((round) => round.drafter || "prompt lookup"))];
     byId("rounds-summary").textContent = drafted.length
       ? `${count(drafted.length, "round")} with drafts: ${total("drafted")} drafted by ${drafters.join(", ")}, ` +
-        `${accepted} accepted (${total("loose")} loosely), ${total("rolledBack")} rolled back; ` +
+        `${total("exact", "loose")} accepted (${total("loose")} loosely), ${total("rolledBack")} rolled back; ` +
         `${count(plainSteps, "step")} without drafts. Point at a bar, or use the arrow keys.`
       : `No drafts: ${count(plainSteps, "step")} of plain decoding${adapts ? ", since drafts promised no gain" : ""}.`;
     byId("rounds-details").hidden = recording.rounds.length === 0;
@@ -160,7 +170,7 @@ export class Rounds {
     const grid = { stroke: colorOf("line"), width: 1 };
     this.#plot = new uPlot(
       {
-        width: this.#root.clientWidth, height: HEIGHT, legend: { show: false },
+        ...this.#size, legend: { show: false },
         cursor: { x: false, y: false, drag: { x: false, y: false }, points: { show: false } },
         scales: { x: { time: false, range: [-0.6, xs.length - 0.4] }, y: { range: [0, most * 1.04] } },
         axes: [
@@ -266,6 +276,10 @@ export class Rounds {
 
   #select(place) {
     this.#selected = place;
+    if (place !== null && this.#plot) {
+      const at = this.#plot.valToPos(place, "x");
+      this.#root.scrollLeft = Math.max(0, at - this.#root.clientWidth / 2);
+    }
     if (place === null) {
       if (this.#plot) this.#mark(null);
       return this.#onPoint(null);
