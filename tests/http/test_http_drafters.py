@@ -31,13 +31,17 @@ def client_of(stack, key=""):
 async def test_operators_are_told_addresses_and_clients_are_not(keyed):
     stack, keys = keyed
     async with client_of(stack, keys["team"]) as team:
-        told = (await team.get(DRAFTERS)).json()["data"]
+        reply = (await team.get(DRAFTERS)).json()
+    told = reply["data"]
+    assert reply["administers"] is False
     names = {"name", "kind", "state", "active", "usable", "share", "translated"}
     assert all(set(drafter) == names for drafter in told)
     assert told[0]["state"] == "ACTIVE"
     assert told[0]["usable"] is True
     async with client_of(stack, keys["operator"]) as operator:
-        whole = (await operator.get(DRAFTERS)).json()["data"]
+        reply = (await operator.get(DRAFTERS)).json()
+    whole = reply["data"]
+    assert reply["administers"] is True
     assert [d["name"] for d in whole] == [d["name"] for d in told]
     (replica,) = whole[0]["replicas"]
     assert replica["address"] == whole[0]["address"] == f"127.0.0.1:{stack.draft_server.port}"
@@ -116,7 +120,9 @@ async def test_only_the_admin_scope_activates(keyed, key, code, message):
 
 
 async def test_without_keys_nobody_activates_over_http(served, bare):
-    (first, *_) = (await bare.get(DRAFTERS)).json()["data"]
+    reply = (await bare.get(DRAFTERS)).json()
+    (first, *_) = reply["data"]
+    assert reply["administers"] is False
     assert first["replicas"]  # both ports are on loopback
     for headers in ({}, {"authorization": "Bearer fsk_anything"}):
         reply = await bare.post(ACTIVATE, headers=headers)

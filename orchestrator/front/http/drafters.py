@@ -38,8 +38,12 @@ class DrafterEndpoints:
 
     async def list_drafters(self, request: Request) -> dict[str, Any]:
         """List the drafters, the active one first; operators get addresses and statistics."""
-        whole = self._operators.is_told_details(request.scope)
-        return {"object": "list", "data": self.documents(whole)}
+        operators, scope = self._operators, request.scope
+        return {
+            "object": "list",
+            "administers": operators.admits(scope),
+            "data": self.documents(operators.is_told_details(scope)),
+        }
 
     async def activate_drafter(
         self, name: str, request: Request, body: ActivationBody | None = None

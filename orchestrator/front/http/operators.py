@@ -69,8 +69,10 @@ class Operators:
 
         Without keys everybody is, if nobody but this machine reaches this port and the admin port.
         """
-        if not self._keys:
-            return self._is_closed
+        return self.admits(scope) if self._keys else self._is_closed
+
+    def admits(self, scope: Any) -> bool:
+        """Whether a request is an operator's."""
         try:
             self.admit(scope)
         except PermissionDeniedError:
