@@ -68,6 +68,14 @@ export class Knobs {
     return settings.entropy_measure ?? parameter?.default ?? "";
   }
 
+  /** Offers rules of which only the name is known, besides those of the table. */
+  offerRules(names) {
+    const select = byId("rule");
+    const known = new Set([...select.options].map((option) => option.value));
+    const fresh = names.filter((name) => !known.has(name));
+    select.append(...fresh.map((name) => make("option", { value: name, textContent: name })));
+  }
+
   /** Offers drafters to choose from; keeps the choice. */
   offerDrafters(names) {
     const select = byId("drafter");
@@ -92,7 +100,7 @@ export class Knobs {
     const { num_speculative_tokens: k = "auto", rule = byId("rule").value } = settings;
     setField(byId("rule"), rule, missing);
     this.#update();
-    const fields = this.#fieldset.querySelectorAll("[name]");
+    const fields = this.#fieldset?.querySelectorAll("[name]") ?? [];
     for (const field of fields) if (field.dataset.type === "choice") setField(field, settings[field.name] ?? "", missing);
     for (const field of fields) setField(field, settings[field.name] ?? "", missing);
     for (const [name, id] of Object.entries(SHARED)) {

@@ -3,12 +3,13 @@
 import { Card } from "./card.js";
 import { Runner } from "./course.js";
 import { describeToken, inOneLine } from "./describe.js";
-import { announce, byId, count, make, showRate, showTime } from "./dom.js";
+import { announce, byId, count, make, showTime } from "./dom.js";
 import { Drafters } from "./drafters.js";
+import { factsOf, repetitionOf } from "./facts.js";
 import { keyField } from "./keys.js";
 import { Knobs } from "./knobs.js";
 import { Lane } from "./lanes.js";
-import { decodeLink, digest, encodeLink } from "./link.js";
+import { decodeLink, encodeLink } from "./link.js";
 import { Replay } from "./replay.js";
 import { runRace } from "./race.js";
 import { Rounds } from "./rounds.js";
@@ -78,6 +79,7 @@ async function start() {
 function watchers(settings) {
   let due = null;
   const draw = () => {
+    if (due === null) return;
     const [side, recording] = due;
     due = null;
     if (!running || root.dataset.state !== `recording-${side}`) return;
@@ -98,6 +100,11 @@ function watchers(settings) {
     progress(side, recording) {
       if (due === null) setTimeout(draw, DRAW_MS);
       due = [side, recording];
+    },
+    done(side, recording) {
+      due = null;
+      runners[side].progress(recording);
+      lanes[side].progress(recording);
     },
     silent(side, seconds, ready) {
       lanes[side].silent(seconds, ready);
@@ -175,26 +182,6 @@ function onEnd() {
   announce(`${sentence}.`);
 }
 
-function factsOf({ plain, rule, settings, ratios, verdict }) {
-  const one = (name, run) => `${name} ${showRate(run.tokensPerSecond)} tokens/s`;
-  const drafted = rule.rounds.filter((round) => round.drafted).length;
-  const differ = verdict.marks[1].filter(Boolean).length;
-  const range = [Math.min(...ratios), Math.max(...ratios)].map((ratio) => ratio.toFixed(1)).join(" to ");
-  const parts = [
-    `${one("Plain", plain)}, ${one(settings.rule, rule)}`,
-    ...(ratios.length > 1 ? [`medians of ${ratios.length} runs each, whose ratios were ${range}`] : []),
-    `${count(plain.steps, "step")} of the target against ${rule.steps}, ${drafted} of them with drafts`,
-    plain.text === rule.text ? "the texts are equal" : `${differ} of ${count(rule.tokens.length, "token")} differ`,
-  ];
-  if (rule.metrics?.num_rollbacks) parts.push(count(rule.metrics.num_rollbacks, "rollback"));
-  for (const [name, { recoveries }] of [["plain", plain], [settings.rule, rule]]) {
-    const waited = recoveries.reduce((sum, { delay_ns: delay }) => sum + delay / 1e6, 0);
-    if (waited) parts.push(`${name} waited ${showTime(waited)} for lost services`);
-  }
-  if ([plain, rule].some((run) => run.finishReason === "length")) parts.push(`cut at ${settings.max_tokens} tokens`);
-  return `${[...parts, `seed ${settings.seed}`, ...rule.warnings].join("; ")}.`;
-}
-
 function showLegend() {
   const counts = { differs: race.verdict.marks[1].filter(Boolean).length };
   for (const { origin } of race.rule.tokens) counts[origin] = (counts[origin] ?? 0) + 1;
@@ -245,13 +232,7 @@ function showLink() {
   linked = decodeLink(fragment);
   byId("link").value = location.href;
   byId("link-row").hidden = false;
-  if (!repeated) return;
-  const same = texts.map((text, place) => digest(text) === repeated.texts[place]);
-  byId("link-note").textContent = same.every(Boolean)
-    ? "Reproduced: both texts are those of the linked run."
-    : `Not reproduced: ${same[0] ? "" : "the plain text "}${same.some(Boolean) ? "" : "and "}` +
-      `${same[1] ? "" : "the rule's text "}differ${same.some(Boolean) ? "s" : ""} from the linked run` +
-      `${repeated.model === rule.model ? "; other weights or numerics, or targets of several kinds" : `, made with ${repeated.model}`}.`;
+  if (repeated) byId("link-note").textContent = repetitionOf(race, repeated);
 }
 
 function openLink() {
@@ -280,8 +261,9 @@ async function listModels() {
   if (data.model) return;
   try {
     const response = await fetch("v1/models", { headers: { authorization: `Bearer ${generateKey()}` } });
-    const model = response.ok ? (await response.json()).data[0] : null;
-    byId("serves").replaceChildren(...(model ? ["serving ", make("b", { textContent: model.id })] : []));
+    const models = response.ok ? (await response.json()).data : [];
+    byId("serves").replaceChildren(...(models.length ? ["serving ", make("b", { textContent: models[0].id })] : []));
+    knobs.offerRules(models.slice(1).map((model) => model.rule));
   } catch {} // the race says what is wrong
 }
 
@@ -300,6 +282,7 @@ for (const example of document.querySelectorAll(".example")) {
     byId("prompt").value = example.dataset.prompt;
     byId("api").value = example.dataset.api;
     byId("max-tokens").value = example.dataset.maxTokens;
+    byId("k-auto").checked = example.dataset.k === "auto";
     byId("prompt").dispatchEvent(new Event("input", { bubbles: true }));
   });
 }

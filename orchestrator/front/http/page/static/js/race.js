@@ -16,7 +16,7 @@ const SHORT_REPEATS = 3;
  *
  * Both models read the prompt once beforehand, so that neither run has the advantage of the other's
  * cache and a refused rule is refused at once; who goes first takes turns. Watchers: `begin(side, turn)`, `progress(side, recording)`,
- * `silent(side, seconds, ready)`. Returns {plain, rule, ratios}: the recordings, of several those of
+ * `done(side, recording)`, `silent(side, seconds, ready)`. Returns {plain, rule, ratios}: the recordings, of several those of
  * median speed, and how much faster the rule was in each turn.
  */
 export async function runRace(setup, watchers, { key, signal }) {
@@ -34,7 +34,9 @@ export async function runRace(setup, watchers, { key, signal }) {
         return_token_ids: true, return_token_texts: true, return_rounds: true,
         stream_options: { include_usage: true, include_elapsed_ms: true },
       };
-      runs[side].push(await record(setup.path, { ...ask, body }, side, watchers));
+      const recording = await record(setup.path, { ...ask, body }, side, watchers);
+      runs[side].push(recording);
+      watchers.done(side, recording);
     }
     const ms = runs.plain[0].ms + runs.rule[0].ms;
     if (setup.repeats === null && ms < SHORT_MS) repeats = SHORT_REPEATS;
