@@ -7,7 +7,7 @@ const SILENT_MS = 600;
 const ASK_MS = 1000; // between questions whether the server is ready
 const WARM_UP_TOKENS = 16;
 const SETTLE_MS = 80; // so that drawing the page does not take the cores from a run
-const SHORT_MS = 1000;
+const SHORT_MS = 2000;
 const SHORT_REPEATS = 3;
 
 /**
