@@ -24,7 +24,8 @@ export class Drafters {
       const key = this.#adminKey() || this.#generateKey();
       const list = await (await request("v1/drafters", { key })).json();
       this.show(list.data, list.administers);
-      byId("drafters-message").textContent = "";
+      const refused = this.#adminKey() && !list.administers;
+      byId("drafters-message").textContent = refused ? "This admin key does not have the scope admin." : "";
     } catch (error) {
       byId("drafters-message").textContent = error.message;
     }
