@@ -63,7 +63,7 @@ function choiceRows(round, token, measure) {
 
 function figureRows(decision, measure = "") {
   const rows = [];
-  if (isNumber(decision?.entropy)) rows.push([measure ? `entropy, ${measure}` : "entropy", decision.entropy.toFixed(3)]);
+  if (isNumber(decision?.entropy)) rows.push(["entropy", `${decision.entropy.toFixed(3)}${measure ? ` (${measure})` : ""}`]);
   if (isNumber(decision?.gap_nats)) rows.push(["gap", nats(decision.gap_nats)]);
   if (isNumber(decision?.measure)) rows.push(["rule's measure", decision.measure.toFixed(3)]);
   return rows;
