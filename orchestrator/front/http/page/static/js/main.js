@@ -31,7 +31,7 @@ const lanes = Object.fromEntries(
 const rounds = new Rounds(onBar);
 const replay = new Replay(onTick, onEnd);
 const knobs = new Knobs(data.rules, onSettings);
-const generateKey = keyField("api-key", () => drafters.refresh().then(listModels));
+const generateKey = keyField("api-key", meet);
 const adminKey = keyField("admin-key", () => drafters.refresh());
 const drafters = new Drafters(generateKey, adminKey, (names) => knobs.offerDrafters(names));
 
@@ -122,7 +122,7 @@ function fail(error) {
   if (error.status === 401) {
     byId("api-key-row").hidden = false;
     byId("api-key").focus();
-    if (!generateKey()) message = "This server asks for an API key: type it at the top of the page.";
+    if (!generateKey()) message = "There is no API key yet: this server asks for one; type it at the top of the page.";
   } else if (error.status === undefined) console.error(error);
   byId("problem").hidden = false;
   byId("problem").textContent = message;
@@ -257,6 +257,13 @@ function onSettings() {
   byId("rule-note").textContent = k;
 }
 
+/** Learns what only holders of a key are told; a link may name some of it. */
+async function meet() {
+  await drafters.refresh();
+  await listModels();
+  if (data.keys_required && !race && !running) openLink();
+}
+
 async function listModels() {
   if (data.model) return;
   try {
@@ -314,7 +321,7 @@ byId("copy-link").addEventListener("click", async () => {
 });
 addEventListener("hashchange", openLink);
 
-drafters.show(data.drafters);
+if (!data.keys_required) drafters.show(data.drafters);
 onSettings();
 openLink();
-if (!data.keys_required || generateKey() || adminKey()) drafters.refresh().then(listModels);
+if (!data.keys_required || generateKey() || adminKey()) meet();
