@@ -24,7 +24,6 @@ SHOTS = {
     "page-narrow": ("light", (NARROW[0], 1600)),
 }
 """By file name: colour scheme, size of the window."""
-NO_DITHER = Image.Dither.NONE
 SETTINGS = {"k": 15, "seed": 7, "repeats": "5"}
 
 
@@ -63,10 +62,19 @@ async def _picture(page: RacePage, file: Path) -> Path:
     await page.tab.evaluate("scrollTo(0, 0)")
     await page.tab.mouse.move(0, 0)
     taken = await page.tab.screenshot(animations="disabled", scale="css")
-    with Image.open(io.BytesIO(taken)) as image:  # no colour is off by more than a few of 255
-        small = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=NO_DITHER)
-        small.save(file, optimize=True)
+    with Image.open(io.BytesIO(taken)) as image:
+        _small(image.convert("RGB")).save(file, optimize=True)
     return file
+
+
+def _small(image: Image.Image) -> Image.Image:
+    """Return the image in 256 colours: half are its most frequent ones, half are spread evenly."""
+    counted: list[tuple[int, tuple[int, ...]]] = image.getcolors(1 << 24)  # type: ignore[assignment]
+    frequent = [value for _, color in sorted(counted)[:-129:-1] for value in color]
+    spread = image.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*frequent, *(spread.getpalette() or [])])
+    return image.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 def main() -> None:

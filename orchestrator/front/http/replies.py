@@ -171,7 +171,7 @@ class Reply(ABC):
         completion = gathered.completion
         assert completion is not None, "the events of a choice end with it"
         reason = self.reason(index, completion)
-        end = {"finish_reason": reason, "stop_reason": self.stop_reason(completion)}
+        end: dict[str, Any] = {"finish_reason": reason, "stop_reason": self.stop_reason(completion)}
         if self._body.return_rounds:
             end["num_draft_tokens_per_round"] = list(completion.num_draft_tokens_per_round)
         return end

@@ -10,7 +10,7 @@ from google.protobuf import json_format
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import PARAMETERS, member_name
-from flyspec.v1 import generation_pb2
+from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 
 
@@ -41,9 +41,8 @@ def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
 
 def _with_members(rule: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rule with numbers for enum members that are named as in flags and files."""
-    message = generation_pb2.Speculation.DESCRIPTOR.fields_by_name["rule"].message_type
     values = dict(rule)
-    for field in message.fields:
+    for field in common_pb2.Rule.DESCRIPTOR.fields:
         parameter = PARAMETERS.get(field.name)
         if parameter is None or not parameter.members:
             continue
@@ -52,7 +51,7 @@ def _with_members(rule: Mapping[str, Any]) -> dict[str, Any]:
             value = rule[key]
             if value in [*members]:
                 values[key] = members[value]
-            elif isinstance(value, str) and value not in field.enum_type.values_by_name:
+            elif isinstance(value, str) and not value.isupper():  # else the proto's name
                 raise InvalidArgumentError(
                     f"speculation.rule.{field.name} must be one of {', '.join(members)}, got "
                     f"{value!r:.50}"
