@@ -8,7 +8,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients wheel-test \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients page-test page-screenshots wheel-test \
 	gpu-test gpu-bench gpu-wheels bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -86,6 +86,26 @@ $(CLIENTS)/.installed: tests/http_clients/requirements.txt tests/http_clients/pa
 http-clients: $(CLIENTS)/.installed ## run others' clients against the HTTP API (needs npm)
 	@echo "== clients of the HTTP API"
 	@CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients -rs tests/http_clients $(PYTEST_ARGS)
+
+# The page's tests drive Debian's Chromium, and need a package that nothing else does.
+PAGE := build/page-test
+$(PAGE)/.installed: tests/page/requirements.txt tests/page/package.json tests/page/install.sh | $(VENV)/.installed-dev
+	@echo "== installing Chromium, Playwright, axe-core"
+	@sh tests/page/install.sh
+	@rm -rf $(PAGE)/site && mkdir -p $(PAGE)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(PAGE)/site -r tests/page/requirements.txt
+	@cp tests/page/package.json $(PAGE)/
+	@cd $(PAGE) && npm install --silent --no-audit --no-fund
+	@touch $@
+
+with-page = PYTHONPATH="$(PAGE)/site$${PYTHONPATH:+:$$PYTHONPATH}" PAGE=$(PAGE) $(BIN)/python
+page-test: $(PAGE)/.installed ## test the page at / in a browser (needs npm; root on Debian)
+	@echo "== the page: its scripts in node, and all of it in a browser"
+	@node --test tests/page/js/
+	@$(with-page) -m pytest -m clients -rs tests/page $(PYTEST_ARGS)
+
+page-screenshots: $(PAGE)/.installed ## take the pictures of the page in docs/images
+	@$(with-page) -m tests.page.screenshots $(ARGS)
 
 wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands, README, examples (needs npm, curl)
 	@echo "== the wheel, outside the checkout"

@@ -123,7 +123,9 @@ class Orchestrator:
                 "HTTP API"
             ) from None
         registry = self._telemetry.registry
-        return make_server(generations, settings, self._keys, max_body_bytes, registry)
+        return make_server(
+            generations, self.fleet, settings, self._rules, self._keys, max_body_bytes, registry
+        )
 
     def _checks(self, security: PortSecurity, scope: Scope) -> list[rpc.Check]:
         checks = rpc.checks_of(security)

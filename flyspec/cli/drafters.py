@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -44,7 +43,7 @@ class _Admin(Credentials):
 
     def show(self, drafter: DrafterStatus) -> None:
         if self.json:
-            print_json({"drafter": _document(drafter)})
+            print_json({"drafter": drafter.document()})
         else:
             _table([drafter])
 
@@ -60,7 +59,7 @@ def list_drafters(admin: _Admin) -> None:
     """List drafters with their state, load and acceptance rate."""
     drafters = admin.ask(lambda client: client.list_drafters())
     if admin.json:
-        print_json({"drafters": [_document(d) for d in drafters]})
+        print_json({"drafters": [d.document() for d in drafters]})
     else:
         _table(drafters)
 
@@ -84,7 +83,7 @@ def register(
     """Test a drafter and add it, so that requests can name it. A known name gets a replica."""
     drafter, probe_ns = admin.ask(lambda client: client.register_drafter(name, address, kind))
     if admin.json:
-        print_json({"drafter": _document(drafter), "probe_ns": probe_ns})
+        print_json({"drafter": drafter.document(), "probe_ns": probe_ns})
     else:
         _table([drafter])
         print(f"its test proposal took {probe_ns / 1e6:.1f} ms")
@@ -137,22 +136,6 @@ def remove(
         print_json({"removed": name})
     else:
         print(f"{name} removed")
-
-
-def _document(drafter: DrafterStatus) -> dict[str, Any]:
-    """A drafter for `--json`: enums by name, plus rates computed from the counts."""
-    document = dataclasses.asdict(drafter)
-    document |= {"active": drafter.active, "address": drafter.address, "state": drafter.state.name}
-    for replica, status in zip(document["replicas"], drafter.replicas, strict=True):
-        replica["breaker"] = status.breaker.name
-    stats = drafter.stats
-    document["stats"] |= {
-        "draft_acceptance_rate": stats.draft_acceptance_rate,
-        "mean_accepted_tokens": stats.mean_accepted_tokens,
-        "mean_proposal_ms": stats.mean_proposal_ms,
-        "tokens_per_s": stats.tokens_per_s,
-    }
-    return document
 
 
 def _table(drafters: list[DrafterStatus]) -> None:
