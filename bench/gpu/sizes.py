@@ -12,7 +12,7 @@ from bench.gpu.example import Served
 from bench.performance.__main__ import write_between
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
-from flyspec.config import DraftSettings, VerifySettings
+from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.engine.memory import readable
 from flyspec.flags import Flag
 from flyspec.tables import markdown
@@ -45,9 +45,11 @@ HEAD = ["model", "GPUs", "weights", "activations", "left for the cache", "a toke
 
 
 def _row(shape: str, ranks: int, gpu: str, target: bool) -> list[str]:
-    settings = (VerifySettings if target else DraftSettings)(
-        model=shape, max_model_len=MAX_MODEL_LEN, **({"tensor_parallel_size": ranks} if target else {})
-    )
+    settings: ModelServerSettings = DraftSettings(model=shape, max_model_len=MAX_MODEL_LEN)
+    if target:
+        settings = VerifySettings(
+            model=shape, max_model_len=MAX_MODEL_LEN, tensor_parallel_size=ranks
+        )
     one = Served("", shape, ranks, settings, GPUS[gpu])
     fit = one.fit
     name = shape.removeprefix("llama-").upper()

@@ -43,10 +43,10 @@ def _command(command: Any, parent: Any, path: str) -> Iterator[str]:
 
 
 def _flag(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|") if "|" not in text else f"`{text.replace('|', '/')}`"
+    return f"`{text}`"
 
 
 def _escape(text: str) -> str:
     """Keep Markdown's signs as they are; code between backquotes stays code."""
     pieces = re.split(r"(`[^`]*`)", text)
-    return "".join(p if p.startswith("`") else re.sub(r"([*_<\[\]])", r"\\\1", p) for p in pieces)
+    return "".join(p if p.startswith("`") else re.sub(r"([*_\[\]])", r"\\\1", p) for p in pieces)

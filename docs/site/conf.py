@@ -3,7 +3,7 @@
 from flyspec.cli.main import app as _app  # noqa: F401  fails early if flyspec cannot be imported
 
 project = "flyspec"
-copyright = "the flyspec developers"
+project_copyright = "the flyspec developers"
 author = "the flyspec developers"
 html_title = "flyspec"
 html_theme = "furo"
@@ -17,7 +17,7 @@ exclude_patterns = ["site"]
 # Anchors of headings are those of GitHub, where the documents can be read too.
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header", "misc.highlighting_failure"]
-nitpicky = False
+smartquotes = False  # flags begin with two hyphens
 
 # Docstrings are plain English with names in single backquotes.
 default_role = "code"

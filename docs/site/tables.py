@@ -12,9 +12,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def code(text: object) -> str:
-    """Return text as code in a cell."""
-    return f"`{str(text).replace('|', '¦')}`" if str(text) else ""
+    pieces = " ".join(text.split()).replace("|", "\\|").split("`")
+    pieces[::2] = [piece.replace("<", "&lt;") for piece in pieces[::2]]  # not in code
+    return "`".join(pieces)

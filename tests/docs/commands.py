@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -57,14 +58,17 @@ def check_shell(text: str) -> None:
 
 def commands(text: str) -> Iterator[list[str]]:
     """Yield each simple command as words, without redirections."""
+    logical = ""
     for line in text.replace("\\\n", " ").splitlines():
-        if re.match(r"\w+\(\) *\{|\s*(for|done)\b", line):
+        if not logical and re.match(r"\w+\(\) *\{|\s*(for|done)\b", line):
             continue
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-        lexer.wordchars += "%@+,:{}[]$^!"
-        lexer.whitespace_split = True
-        words: list[str] = []
-        tokens = iter(lexer)
+        logical += line + "\n"
+        try:
+            found = list(_tokens(logical))
+        except ValueError:  # a quotation that goes on
+            continue
+        logical, words = "", []
+        tokens = iter(found)
         for token in tokens:
             if token in OPERATORS:
                 yield words
@@ -74,6 +78,13 @@ def commands(text: str) -> Iterator[list[str]]:
             else:
                 words.append(token)
         yield words
+
+
+def _tokens(line: str) -> Iterator[str]:
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.wordchars += "%@+,:{}[]$^!"
+    lexer.whitespace_split = True
+    return lexer
 
 
 def variables(words: Sequence[str]) -> list[str]:
@@ -96,7 +107,8 @@ def known_variables() -> set[str]:
         for settings in SERVICES.values()
         for field in settings.model_fields
     }
-    grep = ["git", "grep", "-ohE", r"\bFLYSPEC_[A-Z_]+", "--", "*.py", "*.yml", "Makefile", ".env"]
+    grep = ["git", "grep", "-ohE", r"\bFLYSPEC_[A-Z_]+", "--", "*.py", "*.yml", "Makefile",
+            ".env", ":!tests"]  # fmt: skip
     done = subprocess.run(grep, cwd=ROOT, text=True, capture_output=True, check=True)
     credentials = {"API_KEY", "SSL_CA_CERTS", "SSL_CERTFILE", "SSL_KEYFILE", "SSL_TARGET_NAME"}
     return names | set(done.stdout.split()) | {f"FLYSPEC_{name}" for name in credentials}
@@ -115,6 +127,8 @@ def check_command(words: Sequence[str]) -> None:
         check_module(arguments[arguments.index("-m") + 1], arguments[arguments.index("-m") + 2 :])
     elif name == "locust":
         assert (ROOT / arguments[arguments.index("-f") + 1]).is_file()
+    elif program == ".":
+        return
     elif "/" in program:
         assert (ROOT / program).is_file(), f"no file {program}"
     elif checker := CHECKERS.get(name):
@@ -139,7 +153,8 @@ def check_module(module: str, arguments: list[str]) -> None:
         if spec and spec.submodule_search_locations:
             module = f"{module}.__main__"
             spec = find_spec(module)
-        assert spec and spec.origin, f"no module {module}"
+        assert spec, f"no module {module}"
+        assert spec.origin
         source = Path(spec.origin).read_text()
         if found := re.search(r"\bsingle\((\w+)\)", source):
             app = single(getattr(import_module(module), found[1]))
@@ -215,14 +230,14 @@ def check_pip(arguments: list[str]) -> None:
 
 
 def check_kubectl(arguments: list[str]) -> None:
-    for flag, value in zip(arguments, arguments[1:], strict=False):
+    for flag, value in pairwise(arguments):
         if flag == "-k" and value.startswith("k8s/"):
             assert (ROOT / value / "kustomization.yaml").is_file(), f"no {value}"
 
 
 def check_docker(arguments: list[str]) -> None:
     stages = re.findall(r"^FROM .* AS (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    for flag, value in zip(arguments, arguments[1:], strict=False):
+    for flag, value in pairwise(arguments):
         assert flag != "--target" or value in stages, f"no stage {value}"
         assert arguments[0] != "compose" or flag != "-f" or (ROOT / value).is_file(), value
 
@@ -232,7 +247,7 @@ def check_curl(arguments: list[str]) -> None:
     (url,) = [word for word in arguments if word.startswith("http")]
     path, schema = urlsplit(url).path, http_schema()
     assert path in schema["paths"] or path in ("", "/", "/metrics", "/openapi.json"), path
-    for flag, value in zip(arguments, arguments[1:], strict=False):
+    for flag, value in pairwise(arguments):
         if flag in ("-d", "--data", "--json"):
             check_body(path, json.loads(value))
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from tests.docs.blocks import ROOT, UNRUN, Block, blocks
@@ -35,7 +36,7 @@ def ports_of(words: list[str]) -> list[int]:
     """Return the ports that a server's command makes it listen on."""
     program = words[0] if words[0] == "flyspec" else words[2]
     ports = {"--port": PORTS[program]} | ({"--http-port": 8000} if program == "flyspec" else {})
-    for flag, value in zip(words, words[1:], strict=False):
+    for flag, value in pairwise(words):
         if flag in ports:
             ports[flag] = int(value)
     return [port for port in ports.values() if port > 0]
@@ -71,12 +72,15 @@ class Reader:
         self._document, self._folder, self._output = "", folder, ""
 
     def open(self, document: str) -> None:
-        """Take up a document, in a folder of its own. Without a server of its own it gets one."""
+        """Take up a document, in a folder of its own.
+
+        If it does not begin by serving, `flyspec serve` is running already.
+        """
         if document == self._document:
             return
-        was_shared = [server.words for server in self._servers] == [SHARED]
-        own = any(server_of(b) for b in blocks(document) if b.mark not in UNRUN)
-        if own or not was_shared:
+        run = [b for b in blocks(document) if b.language == "sh" and b.mark not in UNRUN]
+        own = bool(run and server_of(run[0]))
+        if own or [server.words for server in self._servers] != [SHARED]:
             self.close()
         self._document = document
         self._folder = self._root / Path(document).stem

@@ -40,9 +40,11 @@ def test_block(block: Block) -> None:
             assert not hidden, f"a command that nothing checks: {hidden and hidden[0]}"
 
 
-def test_a_block_without_a_language_is_found(tmp_path, monkeypatch):
+def test_a_block_without_a_language_is_found(tmp_path):
     document = tmp_path / "some.md"
-    document.write_text("Text.\n\n    flyspec serve\n\n<!-- gpu: big -->\n```sh\nflyspec serve\n```\n")
+    document.write_text(
+        "Text.\n\n    flyspec serve\n\n<!-- gpu: big -->\n```sh\nflyspec serve\n```\n"
+    )
     indented, fenced = blocks(str(document))
     assert (indented.language, indented.line) == ("", 3)
     assert (fenced.language, fenced.mark, fenced.reason) == ("sh", "gpu", "big")
