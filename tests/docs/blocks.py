@@ -41,7 +41,7 @@ class Block:
 def documents() -> list[str]:
     """Return every document that users read, README and tutorial first."""
     first = ["README.md", "docs/tutorial.md"]
-    others = ["CONTRIBUTING.md", "CHANGELOG.md"]
+    others = ["examples/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
     found = [path.name for path in sorted(ROOT.glob("docs/*.md"))]
     names = [*first, *(f"docs/{name}" for name in found), *others]
     return [name for name in dict.fromkeys(names) if (ROOT / name).is_file()]

@@ -9,7 +9,7 @@ import tomllib
 import pytest
 import yaml
 
-from tests.docs.blocks import UNRUN, Block, blocks, documents
+from tests.docs.blocks import ROOT, UNRUN, Block, blocks, documents
 from tests.docs.commands import check_body, check_shell
 
 LANGUAGES = ("sh", "python", "javascript", "json", "toml", "yaml", "text")
@@ -38,6 +38,15 @@ def test_block(block: Block) -> None:
         case "text":
             hidden = COMMAND.search(block.text)
             assert not hidden, f"a command that nothing checks: {hidden and hidden[0]}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_links_of_documents_outside_the_site_lead_somewhere(document):
+    """The site's links are checked when it is built."""
+    text = (ROOT / document).read_text()
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not link.startswith("http"):
+            assert ((ROOT / document).parent / link).exists(), link
 
 
 def test_a_block_without_a_language_is_found(tmp_path):
