@@ -44,7 +44,7 @@ def test_block(block: Block) -> None:
 def test_links_of_documents_outside_the_site_lead_somewhere(document):
     """The site's links are checked when it is built."""
     text = (ROOT / document).read_text()
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+    for link in re.findall(r'(?:\]\(| src(?:set)?=")([^)"#]+)', text):
         if not link.startswith("http"):
             assert ((ROOT / document).parent / link).exists(), link
 
