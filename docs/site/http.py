@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from docs.site.tables import table
-from orchestrator.front.http.app import make_app
+from orchestrator.front.http.app import openapi_schema
 
 
 def page() -> str:
     """Return the page: every path, then every object that requests are made of."""
-    nothing: Any = None
-    schema = make_app(nothing).openapi()
+    schema = openapi_schema()
     parts = [
         "# HTTP API\n\nFrom the schema that a server has at `/openapi.json`. What differs from "
         "OpenAI's API, with examples: [HTTP](../http.md).\n\n"

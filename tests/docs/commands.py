@@ -262,10 +262,9 @@ def check_body(path: str, body: Any) -> None:
 @cache
 def http_schema() -> dict[str, Any]:
     """Return the OpenAPI schema that the orchestrator serves."""
-    from orchestrator.front.http.app import make_app
+    from orchestrator.front.http.app import openapi_schema
 
-    nothing: Any = None
-    return make_app(nothing).openapi()
+    return openapi_schema()
 
 
 CHECKERS: dict[str, Callable[[list[str]], None]] = {
