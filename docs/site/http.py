@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
+from unittest.mock import MagicMock
 
 from docs.site.tables import table
 from orchestrator.front.http.app import make_app
 
 
+def openapi() -> dict[str, Any]:
+    """Return the schema that the orchestrator serves, without an orchestrator."""
+    unused = {name: MagicMock() for name in signature(make_app).parameters}
+    return make_app(**unused).openapi()
+
+
 def page() -> str:
     """Return the page: every path, then every object that requests are made of."""
-    nothing: Any = None
-    schema = make_app(nothing).openapi()
+    schema = openapi()
     parts = [
         "# HTTP API\n\nFrom the schema that a server has at `/openapi.json`. What differs from "
         "OpenAI's API, with examples: [HTTP](../http.md).\n\n"

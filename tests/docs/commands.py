@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import jsonschema
 import typer.main
 
+from docs.site.http import openapi
 from flyspec.cli.program import single
 from flyspec.config import (
     DraftSettings,
@@ -245,7 +246,7 @@ def check_docker(arguments: list[str]) -> None:
 def check_curl(arguments: list[str]) -> None:
     """Check the path and the body against the schema of the HTTP API."""
     (url,) = [word for word in arguments if word.startswith("http")]
-    path, schema = urlsplit(url).path, http_schema()
+    path, schema = urlsplit(url).path, openapi()
     assert path in schema["paths"] or path in ("", "/", "/metrics", "/openapi.json"), path
     for flag, value in pairwise(arguments):
         if flag in ("-d", "--data", "--json"):
@@ -254,18 +255,9 @@ def check_curl(arguments: list[str]) -> None:
 
 def check_body(path: str, body: Any) -> None:
     """Validate the body of a POST. Raises `jsonschema.ValidationError`."""
-    schema = http_schema()
+    schema = openapi()
     content = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     jsonschema.validate(body, {**content, "components": schema["components"]})
-
-
-@cache
-def http_schema() -> dict[str, Any]:
-    """Return the OpenAPI schema that the orchestrator serves."""
-    from orchestrator.front.http.app import make_app
-
-    nothing: Any = None
-    return make_app(nothing).openapi()
 
 
 CHECKERS: dict[str, Callable[[list[str]], None]] = {
