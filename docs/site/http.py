@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from inspect import signature
 from typing import Any
 from unittest.mock import MagicMock
@@ -10,6 +11,7 @@ from docs.site.tables import table
 from orchestrator.front.http.app import make_app
 
 
+@cache
 def openapi() -> dict[str, Any]:
     """Return the schema that the orchestrator serves, without an orchestrator."""
     unused = {name: MagicMock() for name in signature(make_app).parameters}

@@ -69,7 +69,7 @@ def make_app(
     errors.handle_errors(app)
     face = _Face(generations)
     drafters = DrafterEndpoints(fleet, Operators(settings))
-    page = WebPage(generations, fleet, settings, rules, drafters, VERSION)
+    page = WebPage(generations, fleet, settings, rules, drafters, __version__)
     responses: dict[int | str, Any] = {
         code: {"description": what, "model": errors.ErrorBody}
         for code, what in errors.DESCRIPTIONS.items()
