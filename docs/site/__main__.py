@@ -23,6 +23,8 @@ def main(folder: Path) -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     home = known.get("urls", {}).get("Homepage", "https://github.com/flyspec/flyspec")
     (folder / "reference").mkdir(parents=True)
+    index = (DOCS / "site/pages/index.md").read_text()
+    listed = set(re.findall(r"^[\w/-]+$", index, re.MULTILINE))
     for source in DOCS.glob("*.md"):
         (folder / source.name).write_text(outside(source.read_text(), home))
     for name in ("images", "site"):
@@ -30,8 +32,9 @@ def main(folder: Path) -> None:
     for image in DOCS.glob("*.svg"):
         shutil.copy(image, folder)
     shutil.copy(DOCS / "site/conf.py", folder)
-    for page in (DOCS / "site/pages").glob("*.md"):
-        shutil.copy(page, folder if page.stem == "index" else folder / "reference")
+    others = sorted({source.stem for source in DOCS.glob("*.md")} - listed)
+    (folder / "index.md").write_text(index.replace("OTHERS", "\n".join(others)))
+    shutil.copy(DOCS / "site/pages/python.md", folder / "reference")
     for name, write in PAGES.items():
         (folder / "reference" / f"{name}.md").write_text(write())
 
