@@ -24,16 +24,15 @@ from flyspec import process
 from flyspec.chat_template import DEFAULT
 from flyspec.config import model_source, served_name
 from flyspec.engine.checkpoint import Checkpoint, fingerprint_beside
+from flyspec.engine.devices import choose_dtype, no_cuda, read_device
 from flyspec.engine.kv_heads import replicate
-from flyspec.engine.native.family import unsupported
-from flyspec.engine.native.library import Library, find
+from flyspec.engine.native.eligible import serves_natively
 from flyspec.engine.out_of_memory import is_out_of_memory
-from flyspec.engine.supported import check_tensor_parallel
+from flyspec.engine.supported import check_config, check_kind, check_tensor_parallel
 from flyspec.errors import ConfigError
 from flyspec.tokenizer import fingerprint
 from flyspec.values.admin import ModelInfo, TokenizerBundle
 
-NARROW_HIDDEN_SIZE = 256
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
 
@@ -51,46 +50,23 @@ class LoadedModel:
 
 def resolve_device(device: str) -> torch.device:
     """Return the torch device for `--device`; `auto` is CUDA if available, else the CPU."""
-    if device == "auto":
+    named = read_device(device)
+    if named is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        resolved = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"--device {device}: unknown device; use cpu, cuda, cuda:N or auto"
-        ) from error
-    if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {device}: torch found no CUDA device; use --device cpu")
-    return resolved
+    if named.type == "cuda":
+        if not torch.cuda.is_available():
+            raise no_cuda(device, "torch found no CUDA device")
+        if (named.index or 0) >= torch.cuda.device_count():
+            raise no_cuda(device, f"torch found {torch.cuda.device_count()} CUDA devices")
+    return torch.device(device)
 
 
 def resolve_dtype(
     dtype: str, device: torch.device, config: Any, native: bool = False
 ) -> torch.dtype:
-    """Return the torch dtype for `--dtype`; `auto` is the checkpoint's where that is fast.
-
-    `native`: the native step serves a model of this configuration in bfloat16 (`serves_natively`).
-    Without it, on a CPU, 16-bit weights pay off only if the processor multiplies them and the
-    layers are wide enough for memory traffic to dominate; narrow models, typically drafts, run
-    faster in float32 (measured: a 1 M parameter draft takes 0.45 ms per step in float32, 0.72 ms in
-    bfloat16).
-    """
-    if dtype != "auto":
-        resolved: torch.dtype = getattr(torch, dtype)
-        return resolved
-    stored = getattr(config, "dtype", None)
-    stored = stored if isinstance(stored, torch.dtype) else torch.float32
-    if device.type == "cpu" and not (native and stored is torch.bfloat16):
-        cpu_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        narrow = getattr(config.get_text_config(), "hidden_size", 0) < NARROW_HIDDEN_SIZE
-        if stored is not torch.bfloat16 or not cpu_bf16 or narrow:
-            return torch.float32
-    return stored
-
-
-def serves_natively(config: Any) -> bool:
-    """Whether the native step is available and supports models of this configuration."""
-    return unsupported(config) is None and isinstance(find(), Library)
+    """Return the torch dtype for `--dtype` (`choose_dtype`)."""
+    resolved: torch.dtype = getattr(torch, choose_dtype(dtype, device.type, config, native))
+    return resolved
 
 
 def read_config(name: str) -> tuple[str, Any]:
@@ -129,6 +105,8 @@ def load_model(
     limit = own_context_length(config)
     if max_model_len > limit:
         raise ConfigError(f"--max-model-len {max_model_len}: the model's own limit is {limit}")
+    check_kind(name, config)
+    check_config(name, config.get_text_config(), max_model_len or limit)
     sharded = {}
     if tensor_parallel_size > 1:
         check_tensor_parallel(name, config, tensor_parallel_size)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flyspec.engine.kv_heads import can_split, layer_heads, splits_heads
+from flyspec.engine.architectures import kind_of
+from flyspec.engine.heads import can_split, layer_heads, splits_heads
 from flyspec.errors import ConfigError
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
@@ -13,6 +14,19 @@ _INSTEAD = (
     "use a decoder with plain, grouped or sliding-window attention, such as Llama, Qwen 2 or 3, "
     "Mistral, Gemma 2 or 3"
 )
+
+
+def check_kind(name: str, config: Any) -> None:
+    """Reject a model that is no text decoder, by its own configuration. Raises `ConfigError`."""
+    # A table; the models themselves are not imported.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if kind := kind_of(config.to_dict()):
+        raise unserved(name, f"it is {kind}")
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise unserved(
+            name, f"transformers has no causal language model of type {config.model_type}"
+        )
 
 
 def check_config(name: str, config: Any, context_length: int) -> None:
@@ -47,7 +61,7 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
     """Reject a number of ranks that cannot share the model's heads. Raises `ConfigError`.
 
     It must divide the attention heads, and divide the KV heads or be a multiple of them
-    (`kv_heads`). Other dimensions need not divide: the last rank's share is then smaller.
+    (`heads`). Other dimensions need not divide: the last rank's share is then smaller.
     """
     text_config = config.get_text_config()
     if not getattr(text_config, "base_model_tp_plan", None):
@@ -80,9 +94,7 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
 
 def unserved(name: str, reason: str) -> ConfigError:
     """Return the error for a model that cannot be served from slots."""
-    return ConfigError(
-        f"--model {name}: cannot be served from the slot cache: {reason}; {_INSTEAD}"
-    )
+    return ConfigError(f"--model {name}: cannot be served: {reason}; {_INSTEAD}")
 
 
 def _rope_limits(config: Any) -> Iterator[tuple[int, str]]:

@@ -13,10 +13,10 @@ import torch
 
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.config import DraftSettings, ModelServerSettings
-from flyspec.engine import loading
+from flyspec.engine import devices
 from flyspec.engine.loading import load_model, resolve_dtype
 from flyspec.engine.model import Model, Step
-from flyspec.engine.native import choice, library, trial
+from flyspec.engine.native import choice, eligible, library, trial
 from flyspec.engine.native.choice import choose_model
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.trial import TrialOutcome
@@ -30,8 +30,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A compiled step, wherever flyspec was installed."""
-    for module in (choice, loading):
-        monkeypatch.setattr(module, "find", lambda: compiled(SETS[0]))
+    monkeypatch.setattr(eligible, "find", lambda: compiled(SETS[0]))
     return
 
 
@@ -219,13 +218,12 @@ def test_what_a_trial_refuses(outcome: TrialOutcome, reason: str | None) -> None
 def test_the_dtype_is_a_function_of_checkpoint_and_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(devices, "processor_flags", lambda: frozenset({"avx512_bf16"}))
     narrow = make_model("llama", dtype=torch.bfloat16).config
     narrow.dtype = torch.bfloat16
     assert resolve_dtype("auto", CPU, narrow) == torch.float32
     assert resolve_dtype("auto", CPU, narrow, native=True) == torch.bfloat16
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(devices, "processor_flags", frozenset)
     narrow.hidden_size = 1024
     assert resolve_dtype("auto", CPU, narrow) == torch.float32
     assert resolve_dtype("auto", CPU, narrow, native=True) == torch.bfloat16
