@@ -10,6 +10,8 @@ SpeculationLength = int | Literal["auto"]
 
 REQUESTED_BY_AUTO = 15
 """The K from which a rule's window is resolved when K adapts."""
+MOST = 1024
+"""Maximum K that any service can be set to allow."""
 MOST_BY_AUTO = 32
 """Maximum drafted tokens per round when K adapts."""
 
@@ -19,9 +21,12 @@ def read_speculation_length(text: str | int) -> SpeculationLength:
     if text == AUTO:
         return AUTO
     try:
-        return int(text)
+        k = int(text)
     except ValueError:
         raise ValueError(f"must be a number or {AUTO}, got {text!r}") from None
+    if not 0 <= k <= MOST:
+        raise ValueError(f"must be between 0 and {MOST}, or {AUTO}, got {k}")
+    return k
 
 
 def requested(k: SpeculationLength) -> int:

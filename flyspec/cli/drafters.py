@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from flyspec.cli.json_output import print_json
-from flyspec.cli.options import with_flags
+from flyspec.cli.options import read_admin_address, with_flags
 from flyspec.cli.runtime import run_async
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
@@ -29,7 +29,9 @@ app = typer.Typer(no_args_is_help=True)
 class _Admin(Credentials):
     """The admin port to call, and the output format."""
 
-    admin_address: Annotated[str, Flag("The orchestrator's admin address.")] = "127.0.0.1:50053"
+    admin_address: Annotated[str, Flag(
+        "The orchestrator's admin address.", read=read_admin_address,
+    )] = "127.0.0.1:50053"  # fmt: skip
     json: Annotated[bool, Flag("Print one JSON document.")] = False
 
     def ask(self, call: Callable[[AdminClient], Awaitable[T]]) -> T:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flyspec.cli.json_output import print_json, to_json
-from flyspec.cli.options import Color, ModelFlags, with_flags
+from flyspec.cli.options import Color, ModelFlags, read_address, with_flags
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.credentials import Credentials
@@ -48,7 +48,7 @@ def generate(
         metavar="PROMPT", help="Prompts; '-' reads standard input as a prompt file.",
     )] = None,
     address: Annotated[str | None, Flag(
-        "Address of a running stack.", default="127.0.0.1:50050",
+        "Address of a running stack.", default="127.0.0.1:50050", read=read_address,
     )] = None,
     local: Annotated[bool, Flag("Start a stack for this command.")] = False,
     prompt_file: PromptFiles = (),

@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import rpc
+from flyspec.addresses import address_problem
 from flyspec.client.messages import time_limit
 from flyspec.client.requests import shown
 from flyspec.credentials import Credentials
@@ -55,12 +56,8 @@ class Connection:
     def _check(self, address: Any, credentials: Any) -> None:
         if not isinstance(address, str) or not address:
             raise ConfigError(f"address: must be HOST:PORT, got {shown(address)}")
-        if address.lower().startswith(("http://", "https://", "grpc://", "grpcs://")):
-            raise ConfigError(
-                f"address {address}: must be HOST:PORT of the {self._kind} port (default "
-                f"{self._default_port}), which speaks gRPC, not a URL; OpenAI's clients take the "
-                "URL of the HTTP port (docs/http.md)"
-            )
+        if problem := address_problem(address, self._kind, self._default_port):
+            raise ConfigError(f"address {address}: {problem}")
         if not isinstance(credentials, Credentials | None):  # may be a key: not shown
             raise ConfigError(
                 f"credentials: must be Credentials or None, got a {type(credentials).__name__}"

@@ -11,30 +11,27 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.distributed.configuration_utils import DistributedConfig
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file
 
 from flyspec import process
 from flyspec.chat_template import DEFAULT
-from flyspec.config import model_source, served_name
 from flyspec.engine.checkpoint import Checkpoint, fingerprint_beside
 from flyspec.engine.devices import choose_dtype, no_cuda, read_device
 from flyspec.engine.kv_heads import replicate
 from flyspec.engine.native.eligible import serves_natively
 from flyspec.engine.out_of_memory import is_out_of_memory
-from flyspec.engine.supported import check_config, check_kind, check_tensor_parallel
+from flyspec.engine.supported import check_config, check_kind, check_length, check_tensor_parallel
 from flyspec.errors import ConfigError
+from flyspec.model_files import find_weights, model_source, served_name
 from flyspec.tokenizer import fingerprint
 from flyspec.values.admin import ModelInfo, TokenizerBundle
-
-_SUFFIX = ".safetensors"
-_INDEX_SUFFIX = ".safetensors.index.json"
 
 log = logging.getLogger(__name__)
 
@@ -103,8 +100,7 @@ def load_model(
     where = resolve_device(device)
     source, config = read_config(name)
     limit = own_context_length(config)
-    if max_model_len > limit:
-        raise ConfigError(f"--max-model-len {max_model_len}: the model's own limit is {limit}")
+    check_length(max_model_len, limit)
     check_kind(name, config)
     check_config(name, config.get_text_config(), max_model_len or limit)
     sharded = {}
@@ -114,7 +110,12 @@ def load_model(
         plan = DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)
         sharded = {"distributed_config": plan}
     try:
-        weights = _check_files(name, source, config)
+        find = partial(cached_file, source, _raise_exceptions_for_missing_entries=False)
+        weights = find_weights(
+            name,
+            lambda file: Path(found) if (found := find(file)) else None,
+            getattr(config, "transformers_weights", None),
+        )
         run_in = resolve_dtype(dtype, where, config, not sharded and serves_natively(config))
         length = max_model_len or limit
         checkpoint = Checkpoint(name, config, run_in, where, length, tensor_parallel_size, weights)
@@ -199,42 +200,4 @@ def tokenizer_bundle(tokenizer: Any, generation_config: GenerationConfig) -> Tok
         generation_config_json=json.dumps(generation_config.to_diff_dict()),
         named_chat_templates=tuple(sorted((n, t) for n, t in templates.items() if n != DEFAULT)),
         special_tokens=tuple(sorted(tokenizer.special_tokens_map.items())),
-    )
-
-
-def _check_files(name: str, source: str, config: Any) -> Path:
-    """The weights file or index; rejects anything that is not entirely safetensors.
-
-    `source` is a directory or hub id, `name` what the user calls it. Raises `ConfigError` and
-    `OSError`.
-    """
-    named = getattr(config, "transformers_weights", None)
-    candidates = [named] if named else [SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME]
-    for candidate in candidates:
-        if not str(candidate).endswith((_SUFFIX, _INDEX_SUFFIX)):
-            raise _unsafe(name, f"its configuration names {candidate!r}")
-        found = cached_file(source, candidate, _raise_exceptions_for_missing_entries=False)
-        if found is None:
-            continue
-        if str(candidate).endswith(_INDEX_SUFFIX):
-            _check_index(name, Path(found))
-        return Path(found)
-    raise _unsafe(name, f"there is no {' and no '.join(map(str, candidates))}")
-
-
-def _check_index(name: str, path: Path) -> None:
-    """Reject an index that names anything but safetensors files beside it."""
-    try:
-        files = set(json.loads(path.read_text())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"--model {name}: {path.name} cannot be read: {error!r}") from None
-    for file in sorted(map(str, files)):
-        if not file.endswith(_SUFFIX) or Path(file).name != file:
-            raise _unsafe(name, f"{path.name} names {file!r}")
-
-
-def _unsafe(name: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"--model {name}: {reason}; only safetensors weights are read, since other formats can run "
-        "code. If you trust the weights, convert them with transformers' save_pretrained"
     )

@@ -71,7 +71,11 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
         )
     if not splits_heads(text_config):
         return  # every rank holds all heads
-    layers = {(heads, kv_heads) for heads, kv_heads, _ in layer_heads(text_config)}
+    check_heads(name, {(heads, kv) for heads, kv, _ in layer_heads(text_config)}, size)
+
+
+def check_heads(name: str, layers: set[tuple[int, int]], size: int) -> None:
+    """Reject a number of ranks that cannot share these attention heads and KV heads of layers."""
     least = min(kv_heads for _, kv_heads in layers)
 
     def works(ranks: int) -> bool:
@@ -89,6 +93,15 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
         raise ConfigError(
             f"--tensor-parallel-size {size}: {name} has {counts}, which {size} ranks cannot share "
             f"evenly; sizes that work: {', '.join(sizes)}"
+        )
+
+
+def check_length(max_model_len: int, limit: int | None) -> None:
+    """Reject a context longer than the model's own. Raises `ConfigError`."""
+    if limit and max_model_len > limit:
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: the model's own limit is {limit}; "
+            f"use {limit} or less, or 0"
         )
 
 
