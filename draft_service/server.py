@@ -66,7 +66,8 @@ def _load(
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
             from flyspec.engine.cache_size import check_fits
-            from flyspec.engine.loading import load_model, own_context_length, read_config
+            from flyspec.engine.configuration import own_context_length, read_config
+            from flyspec.engine.loading import load_model
             from flyspec.engine.native.choice import choose_model
             from flyspec.engine.threads import set_threads
     except ImportError as error:

@@ -121,8 +121,7 @@ def check_model_files(name: str) -> Mapping[str, Any] | None:
 
     None for a hub id whose files are not on this machine yet. Raises `ConfigError`.
     """
-    source = model_source(name)
-    find = _in_folder(Path(source)) if is_path(name) else _in_cache(source)
+    find = finder(name)
     path = find(CONFIG)
     if path is None:
         if find(_ADAPTER):
@@ -152,6 +151,12 @@ def check_model_files(name: str) -> Mapping[str, Any] | None:
                 "copy tokenizer.json and tokenizer_config.json from the model it was made from"
             )
     return config
+
+
+def finder(name: str) -> Callable[[str], Path | None]:
+    """Return a function from the name of a model's file to its path, if it is on this machine."""
+    source = model_source(name)
+    return _in_folder(Path(source)) if is_path(name) else _in_cache(source)
 
 
 def _in_folder(folder: Path) -> Callable[[str], Path | None]:

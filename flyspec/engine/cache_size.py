@@ -88,16 +88,25 @@ class Fit(NamedTuple):
         total = sum(self.taken.values()) + plan.total_bytes
         return f"{' + '.join(parts)} = {readable(total)}"
 
+    def line(self, plan: KVCachePlan) -> str:
+        """Return the comparison as text."""
+        return f"memory of {self.device}: {self.sum_of(plan)} of {self._allowed()}"
+
+    def warning(self, plan: KVCachePlan) -> str:
+        """Return what to fear of the cache if it may be too much, and what to change; else ""."""
+        if plan.total_bytes <= self.left:
+            return ""
+        return (
+            "the service will fail or be killed if all of it is used; lower --max-sessions, "
+            "--max-model-len or --kv-cache-memory-bytes"
+        )
+
     def tell(self, plan: KVCachePlan) -> None:
         """Log the comparison on one line, as a warning if it may be too much."""
-        line = f"memory of {self.device}: {self.sum_of(plan)} of {self._allowed()}"
-        if plan.total_bytes <= self.left:
-            log.info("%s", line)
+        if warning := self.warning(plan):
+            log.warning("%s: %s", self.line(plan), warning)
         else:
-            log.warning(
-                "%s: the service will fail or be killed if all of it is used; lower "
-                "--max-sessions, --max-model-len or --kv-cache-memory-bytes", line
-            )  # fmt: skip
+            log.info("%s", self.line(plan))
 
     @property
     def _is_shared(self) -> bool:

@@ -14,7 +14,8 @@ import torch
 from flyspec.cli.stack import DEMO_MODELS
 from flyspec.config import DraftSettings, ModelServerSettings
 from flyspec.engine import devices
-from flyspec.engine.loading import load_model, resolve_dtype
+from flyspec.engine.devices import choose_dtype
+from flyspec.engine.loading import load_model
 from flyspec.engine.model import Model, Step
 from flyspec.engine.native import choice, eligible, library, trial
 from flyspec.engine.native.choice import choose_model
@@ -23,8 +24,6 @@ from flyspec.engine.native.trial import TrialOutcome
 from flyspec.engine.runner import ModelRunner
 from tests.engine.native_steps import SETS, compiled, needs_step, small_model
 from tests.engine.random_models import loaded_model, make_model
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -221,15 +220,15 @@ def test_the_dtype_is_a_function_of_checkpoint_and_machine(
     monkeypatch.setattr(devices, "processor_flags", lambda: frozenset({"avx512_bf16"}))
     narrow = make_model("llama", dtype=torch.bfloat16).config
     narrow.dtype = torch.bfloat16
-    assert resolve_dtype("auto", CPU, narrow) == torch.float32
-    assert resolve_dtype("auto", CPU, narrow, native=True) == torch.bfloat16
+    assert choose_dtype("auto", "cpu", narrow, False) == "float32"
+    assert choose_dtype("auto", "cpu", narrow, True) == "bfloat16"
     monkeypatch.setattr(devices, "processor_flags", frozenset)
     narrow.hidden_size = 1024
-    assert resolve_dtype("auto", CPU, narrow) == torch.float32
-    assert resolve_dtype("auto", CPU, narrow, native=True) == torch.bfloat16
-    assert resolve_dtype("float32", CPU, narrow, native=True) == torch.float32
+    assert choose_dtype("auto", "cpu", narrow, False) == "float32"
+    assert choose_dtype("auto", "cpu", narrow, True) == "bfloat16"
+    assert choose_dtype("float32", "cpu", narrow, True) == "float32"
     narrow.dtype = torch.float16
-    assert resolve_dtype("auto", CPU, narrow, native=True) == torch.float32
+    assert choose_dtype("auto", "cpu", narrow, True) == "float32"
 
 
 @needs_step
