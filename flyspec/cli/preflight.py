@@ -54,7 +54,11 @@ def _check_k(settings: Mapping[str, Any]) -> None:
         )
 
 
+def names_of(name: str, flags: Sequence[str]) -> dict[str, str]:
+    """Return what the user set, the stack's flag or a variable, by a service's own flags."""
+    own = DRAFT_FLAGS if name == "draft" else {}
+    return {**own, **environment_names(_CHECKS[name][0], flags)}
+
+
 def _named(name: str, flags: Sequence[str], error: ConfigError) -> ConfigError:
-    """Return a service's error with the names of what the user set."""
-    names = DRAFT_FLAGS if name == "draft" else {}
-    return ConfigError(respell(str(error), {**names, **environment_names(_CHECKS[name][0], flags)}))
+    return ConfigError(respell(str(error), names_of(name, flags)))

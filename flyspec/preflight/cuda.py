@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ class TorchBuild(NamedTuple):
 
 def torch_build() -> TorchBuild | None:
     """Return the installed torch's version, from the file that has it; None without torch."""
-    package = find_spec("torch")
+    package = PathFinder.find_spec("torch")
     if package is None or package.origin is None:
         return None
     spec = spec_from_file_location("torch_version", Path(package.origin).with_name("version.py"))
@@ -69,7 +70,7 @@ def check_device(device: str) -> NamedDevice:
 
 def check_torch(setting: str) -> None:
     """Raise `ConfigError` if what a model needs is not installed."""
-    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    missing = [n for n in ("torch", "transformers") if PathFinder.find_spec(n) is None]
     if missing:
         raise ConfigError(
             f"{setting}: needs {' and '.join(missing)}: pip install 'flyspec[models]'"
