@@ -55,6 +55,10 @@ A longer queue serves nobody sooner: it only delays refusals and adds its length
 """
 
 
+TOKENIZER_TIMEOUT_S = 120.0
+"""Default of `--tokenizer-timeout-s`. It takes seconds for a large vocabulary, and several times as
+long on a busy machine."""
+
 STEP_TOKEN_S = 0.02
 """Seconds added to `--step-timeout-s` per token of a step: chunks of long prompts are slow on slow
 processors."""
@@ -383,6 +387,12 @@ class OrchestratorSettings(ServerSettings):
         gt=0,
         description="seconds to wait for a proposal before using another drafter, plus 1 ms per "
         "token that the drafter must read first",
+    )
+    tokenizer_timeout_s: float = Field(
+        TOKENIZER_TIMEOUT_S,
+        gt=0,
+        description="seconds that a draft service with another tokenizer may take to prepare the "
+        "target's for translation, when it is registered or restarted",
     )
     probe_interval_s: float = Field(1.0, gt=0, description="seconds between probes of each service")
     probe_timeout_s: float = Field(

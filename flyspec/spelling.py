@@ -6,13 +6,15 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 
+_ALIKE = 0.54
+"""Minimum likeness of a suggestion: `fp16` is like `float16`."""
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*\b")
 _WITH_VALUE = re.compile(r"(--[a-z][a-z0-9-]*) (\S+):")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return " (did you mean ...?)" if a known word is close to `word`, else ""."""
-    close = difflib.get_close_matches(word.lower(), filter(None, known), 1, 0.6)
+    close = difflib.get_close_matches(word.lower(), filter(None, known), 1, _ALIKE)
     return f" (did you mean {close[0]}?)" if close and close[0] != word else ""
 
 

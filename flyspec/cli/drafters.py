@@ -11,7 +11,7 @@ import typer
 
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import read_admin_address, with_flags
-from flyspec.cli.runtime import run_async
+from flyspec.cli.runtime import run_async, waiting
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from flyspec.client import AdminClient, DrafterStatus
 
 T = TypeVar("T")
+
+_PREPARING = "a drafter with another tokenizer prepares the target's first"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the drafter in requests.")]
 
@@ -84,7 +86,10 @@ def register(
     ] = "",
 ) -> None:
     """Test a drafter and add it, so that requests can name it. A known name gets a replica."""
-    drafter, probe_ns = admin.ask(lambda client: client.register_drafter(name, address, kind))
+    doing = f"testing {name} at {address}"
+    drafter, probe_ns = admin.ask(
+        lambda client: waiting(doing, _PREPARING, client.register_drafter(name, address, kind))
+    )
     if admin.json:
         print_json({"drafter": _document(drafter), "probe_ns": probe_ns})
     else:

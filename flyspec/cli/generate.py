@@ -105,7 +105,10 @@ def _prompts(
     for argument in arguments:
         found += read_prompts("-", limit) if argument == "-" else [Prompt(argument, "plain")]
     for name in files:
-        found += read_prompts(name, limit)
+        try:
+            found += read_prompts(name, limit)
+        except ConfigError as error:
+            raise ConfigError(f"--prompt-file {error}") from None
     found += map(read_raw_prompt, raw_files)
     if any(not (p.text or p.chat) for p in found):
         raise ConfigError("prompt: is empty; give at least one character")

@@ -79,7 +79,9 @@ class Connection:
                     "tokens"
                 )
             return UnavailableError(f"{self.address} did not answer in time")
-        if code is grpc.StatusCode.UNIMPLEMENTED and not rpc.was_said(error):
+        if code is grpc.StatusCode.UNIMPLEMENTED and rpc.was_said(error):
+            return UnimplementedError(f"{self.address}: {details}; {self.hint}")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
             return UnimplementedError(
                 f"the server at {self.address} does not have the {self._kind} service; {other}"
             )
