@@ -205,8 +205,8 @@ def document() -> str:
             rows.append(row(case, answer))
     return "\n".join([
         "# Wrong inputs", "",
-        "What a command answers to a wrong input: it names the option, or environment variable, that",
-        "was set and says what to give instead. Nothing is loaded before; the exit code is 2.",
+        "What a command answers to a wrong input: it names the option, or environment variable,",
+        "that was set and says what to give instead. Nothing is loaded before; the exit code is 2.",
         "`flyspec doctor` with the options of `serve` shows everything at once.", "",
         "The time is the processor time of the whole process, Python's start included. Made by",
         "`python -m bench.wrong_inputs docs/wrong-inputs.md`.", "",

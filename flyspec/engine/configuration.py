@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from flyspec.engine.architectures import kind_of
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.devices import AnyDevice, NamedType, choose_dtype
 from flyspec.engine.native.eligible import serves_natively
 from flyspec.engine.supported import (
     check_config,
-    check_kind,
     check_length,
     check_tensor_parallel,
+    unserved,
 )
 from flyspec.errors import ConfigError
 from flyspec.model_files import find_weights, model_source
@@ -47,6 +49,16 @@ def unreadable(name: str, error: Exception) -> ConfigError:
 def own_context_length(config: Any) -> int:
     """Return the longest sequence, in tokens, that a model's configuration allows."""
     return int(getattr(config.get_text_config(), "max_position_embeddings", 0) or 2048)
+
+
+def check_kind(name: str, config: Any) -> None:
+    """Reject a model that is no text decoder, by its own configuration. Raises `ConfigError`."""
+    if kind := kind_of(config.to_dict()):
+        raise unserved(name, f"it is {kind}")
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise unserved(
+            name, f"transformers has no causal language model of type {config.model_type}"
+        )
 
 
 def plan_checkpoint(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flyspec.engine.architectures import kind_of
 from flyspec.engine.heads import can_split, layer_heads, splits_heads
 from flyspec.errors import ConfigError
 
@@ -14,19 +13,6 @@ _INSTEAD = (
     "use a decoder with plain, grouped or sliding-window attention, such as Llama, Qwen 2 or 3, "
     "Mistral, Gemma 2 or 3"
 )
-
-
-def check_kind(name: str, config: Any) -> None:
-    """Reject a model that is no text decoder, by its own configuration. Raises `ConfigError`."""
-    # A table; the models themselves are not imported.
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    if kind := kind_of(config.to_dict()):
-        raise unserved(name, f"it is {kind}")
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise unserved(
-            name, f"transformers has no causal language model of type {config.model_type}"
-        )
 
 
 def check_config(name: str, config: Any, context_length: int) -> None:
