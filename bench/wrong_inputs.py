@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flyspec.cli.stack import DEMO_MODELS, ROOT
+from flyspec.cli.service import ROOT
+from flyspec.cli.stack import DEMO_MODELS
 
 LIMIT_S = 1.0
 """Processor seconds that a wrong input may take."""
@@ -50,7 +51,7 @@ class WrongInput:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandEnd:
     """How a command ended: its exit code, its message, and its processor time in seconds."""
 
     code: int
@@ -128,12 +129,13 @@ def folder() -> Iterator[tuple[Path, int]]:
         write("mute", llama, {"model.safetensors": ""})
         write("adapter", None, {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}'})
         write(".", None, {"model.gguf": "", "odd.jsonl": '{"say": "hello"}\n'})
-        for kind, config in {
+        kinds: dict[str, dict[str, object]] = {
             "mamba": {"state_size": 16, "architectures": ["MambaForCausalLM"]},
             "t5": {"is_encoder_decoder": True},
             "llava": {"vision_config": {}, "text_config": {"model_type": "llama"}},
             "whisper": {"is_encoder_decoder": True, "num_mel_bins": 80},
-        }.items():
+        }
+        for kind, config in kinds.items():
             files = {"model.safetensors": "", "tokenizer.json": tokenizer}
             write(kind, {"model_type": kind, **config}, files)
         yield root, taken.getsockname()[1]
@@ -156,7 +158,7 @@ class _Writer:
             (directory / "config.json").write_text(json.dumps(config))
 
 
-def run(case: WrongInput, root: Path, taken: int) -> Answer:
+def run(case: WrongInput, root: Path, taken: int) -> CommandEnd:
     """Run a command in the folder; its message has names instead of what differs by machine."""
     program, *arguments = case.command.format(taken=taken).split()
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLYSPEC_", "HF_"))}
@@ -177,7 +179,7 @@ def run(case: WrongInput, root: Path, taken: int) -> Answer:
     message = _message(said).replace(str(taken), "PORT")
     message = re.sub(r" \(by [^)]*\)", " (by NAME, process ID)", message)
     message = re.sub(r"torch [0-9][\w.+]*", "torch X", message)
-    return Answer(process.returncode, message, usage.ru_utime + usage.ru_stime)
+    return CommandEnd(process.returncode, message, usage.ru_utime + usage.ru_stime)
 
 
 def _message(said: str) -> str:
@@ -188,7 +190,7 @@ def _message(said: str) -> str:
     return re.sub(r"^(\w+: )?[eE]rror: (Invalid value: )?", "", lines[-1])
 
 
-def row(case: WrongInput, answer: Answer) -> str:
+def row(case: WrongInput, answer: CommandEnd) -> str:
     """Return the line of a case in the document's table."""
     shown = answer.message.replace("|", "\\|").replace("<", "&lt;")
     typed = case.typed.replace("{taken}", "PORT")

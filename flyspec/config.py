@@ -30,7 +30,7 @@ from flyspec.speculation_length import (
     AUTO,
     MOST,
     SpeculationLength,
-    read_speculation_length,
+    read_default_length,
 )
 from flyspec.spelling import did_you_mean, respell
 
@@ -375,11 +375,11 @@ class OrchestratorSettings(ServerSettings):
         "fly", description="default acceptance rule: a preset, or one from the rules file"
     )
     rules_file: str = Field("", description="TOML file with named rules and limits on requests")
-    num_speculative_tokens: Annotated[
-        SpeculationLength, BeforeValidator(read_speculation_length)
-    ] = Field(
-        AUTO,
-        description="default K (maximum drafted tokens per round), or auto to adapt K each round",
+    num_speculative_tokens: Annotated[SpeculationLength, BeforeValidator(read_default_length)] = (
+        Field(
+            AUTO,
+            description="default K (maximum drafted tokens per round), or auto to adapt K each round",
+        )
     )
     round_timeout_s: float = Field(60.0, gt=0, description="seconds to wait for a verdict")
     draft_timeout_s: float = Field(

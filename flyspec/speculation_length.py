@@ -21,11 +21,16 @@ def read_speculation_length(text: str | int) -> SpeculationLength:
     if text == AUTO:
         return AUTO
     try:
-        k = int(text)
+        return int(text)
     except ValueError:
         raise ValueError(f"must be a number or {AUTO}, got {text!r}") from None
-    if not 0 <= k <= MOST:
-        raise ValueError(f"must be between 0 and {MOST}, or {AUTO}, got {k}")
+
+
+def read_default_length(text: str | int) -> SpeculationLength:
+    """Parse K of a setting, which no service can exceed. Raises `ValueError`."""
+    k = read_speculation_length(text)
+    if k != AUTO and not 0 <= k <= MOST:
+        raise ValueError(f"must be between 0 and {MOST}, or {AUTO}")
     return k
 
 

@@ -18,7 +18,7 @@ from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
-    from flyspec.doctor import Finding
+    from flyspec.doctor import Diagnosis
 
 WIDTH = 80
 _RUNNING = "A running installation"
@@ -65,13 +65,13 @@ def doctor(
     raise typer.Exit(any(finding.mark is Mark.ERROR for finding in findings))
 
 
-def _planned(options: StackOptions) -> Sequence[Finding]:
+def _planned(options: StackOptions) -> Sequence[Diagnosis]:
     # Configurations and tokenizers are all that this process reads: transformers does without
     # torch, whose import takes seconds.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # one of them on torch
     from flyspec.cli.preflight import names_of, settings_of
-    from flyspec.doctor import Finding, Mark
+    from flyspec.doctor import Diagnosis, Mark
     from flyspec.doctor.examination import Planned
     from flyspec.errors import FlyspecError
     from orchestrator.generation.rule_files import load_rules
@@ -86,14 +86,14 @@ def _planned(options: StackOptions) -> Sequence[Finding]:
     o = stack.options
     try:
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
-        rule = Finding("speculation", "rule", Mark.OK, o.rule)
+        rule = Diagnosis("speculation", "rule", Mark.OK, o.rule)
     except FlyspecError as error:
-        rule = Finding("speculation", "rule", Mark.ERROR, str(error))
+        rule = Diagnosis("speculation", "rule", Mark.ERROR, str(error))
     place = next(i for i, found in enumerate(findings) if found.section == "speculation")
     return [*findings[:place], rule, *findings[place:]]
 
 
-def _running(address: str | None, admin_address: str | None) -> Sequence[Finding]:
+def _running(address: str | None, admin_address: str | None) -> Sequence[Diagnosis]:
     from flyspec.client import DEFAULT_ADDRESS
     from flyspec.doctor.running import running
 

@@ -21,6 +21,7 @@ from flyspec.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from flyspec.spelling import respell
 
 # gRPC's details if the port or host does not exist.
 _NOT_REACHED = ("failed to connect", "errors resolving", "resolution failed")
@@ -50,8 +51,11 @@ class Connection:
         self._check(address, credentials)
         self.address = address
         self._credentials = credentials or Credentials.from_environment()
-        self._security = self._credentials.security(address)
-        self._metadata = self._credentials.metadata()
+        try:
+            self._security = self._credentials.security(address)
+            self._metadata = self._credentials.metadata()
+        except ConfigError as error:
+            raise ConfigError(self._called(str(error))) from None
 
     def _check(self, address: Any, credentials: Any) -> None:
         if not isinstance(address, str) or not address:
@@ -88,7 +92,7 @@ class Connection:
         if code is not grpc.StatusCode.UNAVAILABLE or rpc.was_said(error):
             return rpc.error_of(error)
         if reason := self._tls_problem(details):
-            return UnavailableError(f"no connection to {self.address}: {reason}")
+            return UnavailableError(f"no connection to {self.address}: {self._called(reason)}")
         if any(what in details for what in _NOT_GRPC):
             return UnavailableError(
                 f"the server at {self.address} does not speak gRPC; if this is the HTTP port, "
@@ -99,6 +103,10 @@ class Connection:
                 f"no server at {self.address}; start one with `flyspec serve` or {self.hint}"
             )
         return UnavailableError(f"lost the server at {self.address}: {details}")
+
+    def _called(self, message: str) -> str:
+        """A message on the credentials, with the names under which they were given."""
+        return respell(message, self._credentials.names)
 
     def _tls_problem(self, details: str) -> str:
         """Explain a mismatch of TLS settings; empty if there is none."""

@@ -4,7 +4,7 @@ Each module examines one subject and yields findings. They use the code that dec
 start; nothing here reads weights, imports torch or listens.
 """
 
-from flyspec.doctor.findings import Finding as Finding
+from flyspec.doctor.findings import Diagnosis as Diagnosis
 from flyspec.doctor.findings import Mark as Mark
 from flyspec.doctor.findings import as_document as as_document
 from flyspec.doctor.findings import as_text as as_text

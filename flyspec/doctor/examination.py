@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
-from flyspec.doctor.findings import Finding, Mark
+from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.machine import machine
 from flyspec.doctor.memory import alone, together
 from flyspec.doctor.models import Examined, draft, target
@@ -29,7 +29,7 @@ class Planned:
     orchestrator: OrchestratorSettings
     names: Mapping[str, Mapping[str, str]]
 
-    def examine(self) -> Iterator[Finding]:
+    def examine(self) -> Iterator[Diagnosis]:
         """Yield what is found, section by section."""
         wanted = set()
         if self.orchestrator.http_port not in (None, NO_PORT):
@@ -58,19 +58,19 @@ class Planned:
             ]
         )
 
-    def _rounds(self) -> Iterator[Finding]:
+    def _rounds(self) -> Iterator[Diagnosis]:
         k = self.orchestrator.num_speculative_tokens
         most = min(self.verify.max_speculative_tokens, self.draft.max_speculative_tokens)
         if k != AUTO and k > most:
             text = f"--num-speculative-tokens {k}: the services allow at most {most}; lower it"
-            yield Finding("speculation", "K", Mark.ERROR, text)
+            yield Diagnosis("speculation", "K", Mark.ERROR, text)
         else:
             shown = "adapts to the text" if k == AUTO else str(k)
-            yield Finding("speculation", "K", Mark.OK, f"{shown}, at most {most}")
+            yield Diagnosis("speculation", "K", Mark.OK, f"{shown}, at most {most}")
 
     def _spelled(
-        self, service: str, found: Generator[Finding, None, Examined | None]
-    ) -> Generator[Finding, None, Examined | None]:
+        self, service: str, found: Generator[Diagnosis, None, Examined | None]
+    ) -> Generator[Diagnosis, None, Examined | None]:
         """Pass findings on, named."""
         while True:
             try:
@@ -79,6 +79,6 @@ class Planned:
                 return end.value  # type: ignore[no-any-return]
             yield self._named(service, finding)
 
-    def _named(self, service: str, finding: Finding) -> Finding:
+    def _named(self, service: str, finding: Diagnosis) -> Diagnosis:
         """A finding on a service with the names of what the user set."""
         return replace(finding, text=respell(finding.text, self.names.get(service, {})))

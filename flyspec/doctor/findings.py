@@ -21,7 +21,7 @@ class Mark(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One line of the report: what was found of a subject; if not ok, also what to change.
 
     `facts` has its numbers for programs.
@@ -34,9 +34,9 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def as_text(findings: Sequence[Finding], width: int = 80) -> str:
+def as_text(findings: Sequence[Diagnosis], width: int = 80) -> str:
     """Return the report: a block per section, marks in words, at most `width` columns."""
-    lines = []
+    lines: list[str] = []
     for section, group in groupby(findings, lambda finding: finding.section):
         lines += ["", section] if lines else [section]
         here = list(group)
@@ -51,7 +51,7 @@ def as_text(findings: Sequence[Finding], width: int = 80) -> str:
     return "\n".join([*lines, "", summary(findings)])
 
 
-def summary(findings: Iterable[Finding]) -> str:
+def summary(findings: Iterable[Diagnosis]) -> str:
     marks = [finding.mark for finding in findings]
     counts = [
         f"{count} {mark}{'s' * (count > 1)}"
@@ -61,7 +61,7 @@ def summary(findings: Iterable[Finding]) -> str:
     return " and ".join(counts) or "no problem found"
 
 
-def as_document(findings: Sequence[Finding]) -> dict[str, Any]:
+def as_document(findings: Sequence[Diagnosis]) -> dict[str, Any]:
     """Return the report for programs."""
     return {
         "ok": all(finding.mark is not Mark.ERROR for finding in findings),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
 
 from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 
@@ -14,7 +14,8 @@ _TIMEOUT_S = 5.0
 _MIB = 1 << 20
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True)
+class Gpu:
     """A GPU by the index under which torch knows it."""
 
     index: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from flyspec.doctor.findings import Finding, Mark
+from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.gpus import gpus
 from flyspec.doctor.models import Examined
 from flyspec.engine.cache_size import Fit, plan_fit
@@ -23,7 +23,7 @@ class Fitted(NamedTuple):
     plan: KVCachePlan
 
 
-def alone(model: Examined) -> tuple[Finding | None, Fitted | None]:
+def alone(model: Examined) -> tuple[Diagnosis | None, Fitted | None]:
     """Examine whether a model fits where it will run, as if it were alone there."""
     checkpoint = model.checkpoint
     if checkpoint is None:
@@ -32,7 +32,7 @@ def alone(model: Examined) -> tuple[Finding | None, Fitted | None]:
     if room is None or weights is None:
         what = "of its device" if room is None else "of its weights"
         text = f"unknown, since the size {what} is; --kv-cache-memory-bytes sets the cache"
-        return Finding(SECTION, model.role, Mark.WARNING, text), None
+        return Diagnosis(SECTION, model.role, Mark.WARNING, text), None
     fit, make = plan_fit(model.settings, checkpoint, room, weights)
     facts = {f"{name.replace(' ', '_')}_bytes": size for name, size in fit.taken.items()}
     facts |= {"free_bytes": room.free, "limit_bytes": fit.limit}
@@ -40,14 +40,14 @@ def alone(model: Examined) -> tuple[Finding | None, Fitted | None]:
         fit.require_one()
         plan = make()
     except ConfigError as error:
-        return Finding(SECTION, model.role, Mark.ERROR, str(error), facts), None
+        return Diagnosis(SECTION, model.role, Mark.ERROR, str(error), facts), None
     facts["kv_cache_bytes"] = plan.total_bytes
     each = ", each of the ranks" if checkpoint.tensor_parallel_size > 1 else ""
     warning = fit.warning(plan)
     line = fit.line(plan).partition(": ")[2]
     text = f"{fit.device}{each}: {line}" + (f"; {warning}" if warning else "")
     mark = Mark.WARNING if warning else Mark.OK
-    return Finding(SECTION, model.role, mark, text, facts), Fitted(fit, plan)
+    return Diagnosis(SECTION, model.role, mark, text, facts), Fitted(fit, plan)
 
 
 def _memory(model: Examined) -> DeviceMemory | None:
@@ -59,7 +59,7 @@ def _memory(model: Examined) -> DeviceMemory | None:
     return found[index].memory if index < len(found) else None
 
 
-def together(fitted: Sequence[Fitted]) -> Iterator[Finding]:
+def together(fitted: Sequence[Fitted]) -> Iterator[Diagnosis]:
     """Examine models that share a device."""
     if len(fitted) < 2 or len({str(fit.device) for fit, _ in fitted}) > 1:
         return
@@ -81,4 +81,4 @@ def together(fitted: Sequence[Fitted]) -> Iterator[Finding]:
         mark = Mark.WARNING
         text += "; lower --max-sessions or --max-model-len"
     facts = {"needed_bytes": least, "planned_bytes": most, "free_bytes": room}
-    yield Finding(SECTION, "together", mark, text, facts)
+    yield Diagnosis(SECTION, "together", mark, text, facts)

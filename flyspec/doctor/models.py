@@ -10,7 +10,7 @@ from typing import Any
 
 from flyspec.chat_template import DEFAULT, ChatTemplates
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
-from flyspec.doctor.findings import Finding, Mark
+from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.devices import NamedDevice
 from flyspec.engine.native.eligible import library_for
@@ -46,7 +46,7 @@ class Examined:
         return f"{self.role} model {self.name}"
 
 
-def target(settings: VerifySettings) -> Generator[Finding, None, Examined]:
+def target(settings: VerifySettings) -> Generator[Diagnosis, None, Examined]:
     """Examine the target."""
     found = Examined("target", settings, settings.model)
     yield from _model(found, settings.tensor_parallel_size)
@@ -55,43 +55,43 @@ def target(settings: VerifySettings) -> Generator[Finding, None, Examined]:
     return found
 
 
-def draft(settings: DraftSettings) -> Generator[Finding, None, Examined | None]:
+def draft(settings: DraftSettings) -> Generator[Diagnosis, None, Examined | None]:
     """Examine the draft model, if there is one."""
     if not settings.model:
         text = "none: drafts come from prompt lookup, which pays off where texts repeat"
-        yield Finding("draft model", "model", Mark.OK, text)
+        yield Diagnosis("draft model", "model", Mark.OK, text)
         return None
     found = Examined("draft", settings, settings.model)
     yield from _model(found, 1)
     return found
 
 
-def _model(found: Examined, ranks: int) -> Iterator[Finding]:
+def _model(found: Examined, ranks: int) -> Iterator[Diagnosis]:
     section, settings = found.section, found.settings
     try:
         found.device = check_device(settings.device)
-        yield Finding(section, "device", Mark.OK, f"{found.device} (--device {settings.device})")
+        yield Diagnosis(section, "device", Mark.OK, f"{found.device} (--device {settings.device})")
         raw = check_model_files(found.name)
         if raw is None:
             text = "not on this machine yet; it is downloaded at the start, and examined then"
-            yield Finding(section, "files", Mark.WARNING, text)
+            yield Diagnosis(section, "files", Mark.WARNING, text)
             return
         found.checkpoint = checkpoint = _checkpoint(found, ranks)
     except ConfigError as error:
-        yield Finding(section, "model", Mark.ERROR, str(error))
+        yield Diagnosis(section, "model", Mark.ERROR, str(error))
         return
     config = checkpoint.config
-    yield Finding(section, "model", Mark.OK, _described(checkpoint))
+    yield Diagnosis(section, "model", Mark.OK, _described(checkpoint))
     yield from _quantized(section, config)
     yield _engine(section, checkpoint, settings)
     try:
         found.bundle = _bundle(found.name, config)
     except ConfigError as error:
-        yield Finding(section, "tokenizer", Mark.ERROR, f"--model {found.name}: {error}")
+        yield Diagnosis(section, "tokenizer", Mark.ERROR, f"--model {found.name}: {error}")
         return
     size, fingerprint = _vocabulary_size(found.bundle), found.bundle.fingerprint
     text = f"{size:,} tokens, fingerprint {fingerprint}"
-    yield Finding(section, "tokenizer", Mark.OK, text, {"fingerprint": fingerprint})
+    yield Diagnosis(section, "tokenizer", Mark.OK, text, {"fingerprint": fingerprint})
 
 
 def _checkpoint(found: Examined, ranks: int) -> Checkpoint:
@@ -116,23 +116,24 @@ def _described(checkpoint: Checkpoint) -> str:
     )
 
 
-def _engine(section: str, checkpoint: Checkpoint, settings: ModelServerSettings) -> Finding:
+def _engine(section: str, checkpoint: Checkpoint, settings: ModelServerSettings) -> Diagnosis:
     device, dtype = str(checkpoint.device), str(checkpoint.dtype)
-    name = checkpoint.name
     if checkpoint.tensor_parallel_size > 1:
         text = f"transformers' modules in {checkpoint.tensor_parallel_size} processes"
-        return Finding(section, "engine", Mark.OK, text)
+        return Diagnosis(section, "engine", Mark.OK, text)
     library = library_for("it", checkpoint.config, device, dtype, settings.block_size)
     if isinstance(library, str):
         slow = device.startswith("cpu") and library.startswith("no native step")
         text = f"transformers' modules: {library.removeprefix('it ')}"
-        return Finding(section, "engine", Mark.WARNING if slow else Mark.OK, text, {"model": name})
-    return Finding(
+        return Diagnosis(
+            section, "engine", Mark.WARNING if slow else Mark.OK, text, {"model": name}
+        )
+    return Diagnosis(
         section, "engine", Mark.OK, f"native step for {library.name}, if its trial passes"
     )
 
 
-def _quantized(section: str, config: Any) -> Iterator[Finding]:
+def _quantized(section: str, config: Any) -> Iterator[Diagnosis]:
     quantization = getattr(config, "quantization_config", None)
     if not quantization:
         return
@@ -141,12 +142,12 @@ def _quantized(section: str, config: Any) -> Iterator[Finding]:
     missing = missing_packages(given, method)
     if missing is None:
         text = f"{method}: unknown to this transformers; update it or use another checkpoint"
-        yield Finding(section, "quantization", Mark.ERROR, text)
+        yield Diagnosis(section, "quantization", Mark.ERROR, text)
     elif missing:
         text = f"{method} needs packages that are missing: pip install {' '.join(missing)}"
-        yield Finding(section, "quantization", Mark.ERROR, text)
+        yield Diagnosis(section, "quantization", Mark.ERROR, text)
     else:
-        yield Finding(section, "quantization", Mark.OK, f"{method}; its packages are installed")
+        yield Diagnosis(section, "quantization", Mark.OK, f"{method}; its packages are installed")
 
 
 def missing_packages(quantization: dict[str, Any], method: str) -> list[str] | None:
@@ -201,7 +202,7 @@ def _vocabulary_size(bundle: TokenizerBundle) -> int:
     return int(Tokenizer.from_buffer(bundle.tokenizer_json).get_vocab_size(True))
 
 
-def _chat_template(section: str, bundle: TokenizerBundle) -> Finding:
+def _chat_template(section: str, bundle: TokenizerBundle) -> Diagnosis:
     templates = dict(bundle.named_chat_templates)
     if bundle.chat_template:
         templates[DEFAULT] = bundle.chat_template
@@ -210,17 +211,17 @@ def _chat_template(section: str, bundle: TokenizerBundle) -> Finding:
             "none: chats are refused, texts are served; add a chat_template.jinja to the model's "
             "directory"
         )
-        return Finding(section, "chat template", Mark.WARNING, text)
+        return Diagnosis(section, "chat template", Mark.WARNING, text)
     render = ChatTemplates(templates, dict(bundle.special_tokens)).render
     chat = Chat.of_user("Hello")
     try:
         plain = render(chat)
     except InvalidArgumentError as error:
         text = f"cannot render a chat: {error}; chats are refused; replace the template"
-        return Finding(section, "chat template", Mark.WARNING, text)
+        return Diagnosis(section, "chat template", Mark.WARNING, text)
     try:
         tools = render(Chat(chat.messages, tools=(_TOOL,))) != plain
     except InvalidArgumentError:
         tools = False
     knows = "and tools" if tools else "but ignores tools: requests with tools will not call them"
-    return Finding(section, "chat template", Mark.OK, f"renders chats, {knows}", {"tools": tools})
+    return Diagnosis(section, "chat template", Mark.OK, f"renders chats, {knows}", {"tools": tools})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flyspec.doctor.findings import Finding, Mark
+from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.models import Examined
 
 SECTION = "pair"
 
 
-def pair(target: Examined, draft: Examined) -> Iterator[Finding]:
+def pair(target: Examined, draft: Examined) -> Iterator[Diagnosis]:
     """Examine two models, as far as both could be read."""
     if target.bundle is not None and draft.bundle is not None:
         same = target.bundle.fingerprint == draft.bundle.fingerprint
@@ -22,7 +22,7 @@ def pair(target: Examined, draft: Examined) -> Iterator[Finding]:
                 "needs none"
             )
         mark = Mark.OK if same else Mark.WARNING
-        yield Finding(SECTION, "tokenizers", mark, text, {"translated": not same})
+        yield Diagnosis(SECTION, "tokenizers", mark, text, {"translated": not same})
     if target.checkpoint is None or draft.checkpoint is None:
         return
     own, needed = draft.checkpoint.context_length, target.checkpoint.context_length
@@ -32,11 +32,11 @@ def pair(target: Examined, draft: Examined) -> Iterator[Finding]:
             f"; beyond {own:,} tokens this drafter proposes nothing, and prompt lookup drafts; "
             "use a draft model with a longer context if texts get longer"
         )
-    yield Finding(SECTION, "contexts", Mark.WARNING if own < needed else Mark.OK, text)
+    yield Diagnosis(SECTION, "contexts", Mark.WARNING if own < needed else Mark.OK, text)
     sizes = target.checkpoint.loaded_bytes(), draft.checkpoint.loaded_bytes()
     if None not in sizes and 2 * (sizes[1] or 0) > (sizes[0] or 0):
         text = (
             "the draft model has more than half of the target's bytes; drafting will rarely pay "
             "off: use a smaller one"
         )
-        yield Finding(SECTION, "sizes", Mark.WARNING, text)
+        yield Diagnosis(SECTION, "sizes", Mark.WARNING, text)

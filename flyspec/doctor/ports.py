@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from flyspec.config import HTTP_PORT, NO_PORT, OrchestratorSettings, ServerSettings
-from flyspec.doctor.findings import Finding, Mark
+from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.errors import ConfigError
 from flyspec.preflight.ports import port_problem
+from flyspec.security import PortSecurity
 from flyspec.telemetry.service import DEFAULT_PORTS
 
 SECTION = "ports"
@@ -23,7 +24,7 @@ class _Wanted(NamedTuple):
     chosen: bool = True
 
 
-def ports(services: Sequence[tuple[str, ServerSettings, str]]) -> Iterator[Finding]:
+def ports(services: Sequence[tuple[str, ServerSettings, str]]) -> Iterator[Diagnosis]:
     """Examine the ports of services, given by name, settings and the flag of their own port."""
     for name, settings, flag in services:
         for wanted in _wanted(name, settings, flag):
@@ -32,7 +33,7 @@ def ports(services: Sequence[tuple[str, ServerSettings, str]]) -> Iterator[Findi
             try:
                 security.credentials()
             except ConfigError as error:
-                yield Finding(SECTION, f"{name} TLS", Mark.ERROR, str(error))
+                yield Diagnosis(SECTION, f"{name} TLS", Mark.ERROR, str(error))
 
 
 def _wanted(name: str, settings: ServerSettings, flag: str) -> Iterator[_Wanted]:
@@ -50,25 +51,25 @@ def _wanted(name: str, settings: ServerSettings, flag: str) -> Iterator[_Wanted]
         yield _Wanted(f"{name} metrics", settings.host, DEFAULT_PORTS[name], chosen=False)
 
 
-def _securities(settings: ServerSettings) -> Iterator[object]:
+def _securities(settings: ServerSettings) -> Iterator[PortSecurity]:
     yield settings.port_security
     if isinstance(settings, OrchestratorSettings):
         yield settings.admin_security
 
 
-def _examined(wanted: _Wanted) -> Finding:
+def _examined(wanted: _Wanted) -> Diagnosis:
     subject = wanted.flag.removeprefix("--")
     if wanted.port in (0, NO_PORT):
         text = "none (-1)" if wanted.port == NO_PORT else "a free one is picked (0)"
-        return Finding(SECTION, subject, Mark.OK, text)
+        return Diagnosis(SECTION, subject, Mark.OK, text)
     problem = port_problem(wanted.host, wanted.port)
     where = f"{wanted.host}:{wanted.port}"
     facts = {"host": wanted.host, "port": wanted.port, "free": not problem}
     if not problem:
-        return Finding(SECTION, subject, Mark.OK, f"{where} is free", facts)
+        return Diagnosis(SECTION, subject, Mark.OK, f"{where} is free", facts)
     if not wanted.chosen:
         text = f"{where}: {problem}; another port will be used"
-        return Finding(SECTION, subject, Mark.WARNING, text, facts)
+        return Diagnosis(SECTION, subject, Mark.WARNING, text, facts)
     flag = wanted.flag if wanted.flag.startswith("--") else "--metrics-port"
     text = f"{where}: {problem}; stop the other process, or choose another port with {flag}"
-    return Finding(SECTION, subject, Mark.ERROR, text, facts)
+    return Diagnosis(SECTION, subject, Mark.ERROR, text, facts)

@@ -48,8 +48,9 @@ def device_memory(device: AnyDevice) -> DeviceMemory | None:
     if device.type == "cuda":
         import torch  # only for a GPU: what is planned for a CPU needs none
 
-        free, total = torch.cuda.mem_get_info(device)
-        return DeviceMemory(total, free, torch.cuda.memory_reserved(device) + OUTSIDE_TORCH)
+        gpu = torch.device(str(device))
+        free, total = torch.cuda.mem_get_info(gpu)
+        return DeviceMemory(total, free, torch.cuda.memory_reserved(gpu) + OUTSIDE_TORCH)
     return host_memory() if device.type == "cpu" else None
 
 

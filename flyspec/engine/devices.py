@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from flyspec.engine.native.library import processor_flags
@@ -45,7 +46,8 @@ class AnyDevice(Protocol):
         """The kind of device."""
 
 
-class NamedDevice(NamedTuple):
+@dataclass(frozen=True)
+class NamedDevice:
     """A device as `--device` names it; `index` is None for the first."""
 
     type: str

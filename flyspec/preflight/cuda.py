@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.machinery import PathFinder
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,8 +70,14 @@ def check_device(device: str) -> NamedDevice:
 
 def check_torch(setting: str) -> None:
     """Raise `ConfigError` if what a model needs is not installed."""
-    missing = [n for n in ("torch", "transformers") if PathFinder.find_spec(n) is None]
-    if missing:
+    if missing := [name for name in ("torch", "transformers") if not _installed(name)]:
         raise ConfigError(
             f"{setting}: needs {' and '.join(missing)}: pip install 'flyspec[models]'"
         )
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False

@@ -23,6 +23,7 @@ from flyspec.errors import ConfigError
 from flyspec.model_files import check_model_files
 from flyspec.preflight.cuda import check_device, check_torch
 from flyspec.preflight.ports import check_port
+from flyspec.security import ApiKeys
 
 _RANK = "RANK"
 """torchrun's variable; ranks above 0 do not listen."""
@@ -54,8 +55,11 @@ def check_draft(settings: DraftSettings) -> None:
 
 
 def check_orchestrator(settings: OrchestratorSettings) -> None:
-    """Check the orchestrator's ports; it checks the rest itself at once."""
+    """Check the orchestrator's ports, certificates and keys; it checks the rest itself at once."""
     _check_port(settings)
+    settings.admin_security.credentials()
+    if settings.api_keys_file:
+        ApiKeys(settings.api_keys_file)
     check_port("--admin-port", settings.admin_host or settings.host, settings.admin_port)
     if settings.http_port not in (None, NO_PORT):
         check_port("--http-port", settings.host, settings.http_port)

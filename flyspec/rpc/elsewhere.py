@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -49,9 +49,8 @@ class Elsewhere(grpc.GenericRpcHandler):  # type: ignore[misc]
             return None
         wanted = _METHODS[handler_call_details.method]
 
-        async def refuse(requests: Any, context: Any) -> AsyncIterator[bytes]:
+        async def refuse(requests: Any, context: Any) -> None:
             raise UnimplementedError(self.text(wanted))
-            yield b""
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flyspec.cli.stack import DEMO_MODELS, ROOT
-from flyspec.doctor import Finding, Mark, as_text
+from flyspec.doctor import Diagnosis, Mark, as_text
 from flyspec.doctor.gpus import visible
 from flyspec.doctor.models import missing_packages
 from tests.cli.processes import FREE_PORTS
@@ -112,7 +112,7 @@ def test_the_report_fits_a_terminal_and_needs_no_colour() -> None:
 
 
 def test_a_long_word_is_broken_to_fit() -> None:
-    text = as_text([Finding("a", "b", Mark.OK, "x" * 200)])
+    text = as_text([Diagnosis("a", "b", Mark.OK, "x" * 200)])
     assert max(map(len, text.splitlines())) <= 80
 
 
