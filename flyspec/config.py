@@ -279,6 +279,9 @@ class VerifySettings(ModelServerSettings):
     )
 
 
+_DefaultLength = Annotated[SpeculationLength, BeforeValidator(read_default_length)]
+
+
 class OrchestratorSettings(ServerSettings):
     """Settings of the orchestrator: flags, or FLYSPEC_ORCHESTRATOR_<NAME> in the environment."""
 
@@ -375,11 +378,9 @@ class OrchestratorSettings(ServerSettings):
         "fly", description="default acceptance rule: a preset, or one from the rules file"
     )
     rules_file: str = Field("", description="TOML file with named rules and limits on requests")
-    num_speculative_tokens: Annotated[SpeculationLength, BeforeValidator(read_default_length)] = (
-        Field(
-            AUTO,
-            description="default K (maximum drafted tokens per round), or auto to adapt K each round",
-        )
+    num_speculative_tokens: _DefaultLength = Field(
+        AUTO,
+        description="default K (maximum drafted tokens per round), or auto to adapt K each round",
     )
     round_timeout_s: float = Field(60.0, gt=0, description="seconds to wait for a verdict")
     draft_timeout_s: float = Field(

@@ -125,9 +125,7 @@ def _engine(section: str, checkpoint: Checkpoint, settings: ModelServerSettings)
     if isinstance(library, str):
         slow = device.startswith("cpu") and library.startswith("no native step")
         text = f"transformers' modules: {library.removeprefix('it ')}"
-        return Diagnosis(
-            section, "engine", Mark.WARNING if slow else Mark.OK, text, {"model": name}
-        )
+        return Diagnosis(section, "engine", Mark.WARNING if slow else Mark.OK, text)
     return Diagnosis(
         section, "engine", Mark.OK, f"native step for {library.name}, if its trial passes"
     )
