@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ import uvloop
 
 from flyspec import rpc
 from flyspec.errors import FlyspecError, ModelLostError
+from flyspec.spelling import respell
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.telemetry.service import Settings
 
@@ -132,9 +133,10 @@ async def _wait_for_termination() -> None:
     await stop.wait()
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, None], names: Mapping[str, str] | None = None) -> None:
     """Run a service's main coroutine on uvloop; a user error prints one line and exits with code 2.
 
+    `names` are those of the settings that were not set by flags (`environment_names`).
     The code is `EXIT_LOST` where running the same command again may work.
     """
     try:
@@ -144,5 +146,5 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         logging.shutdown()
         os._exit(EXIT_LOST)  # a normal exit could wait for a thread that hangs
     except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {respell(str(error), names or {})}", file=sys.stderr)
         raise SystemExit(2) from None

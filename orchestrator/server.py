@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+GENERATION_SERVICE = "flyspec.v1.GenerationService"
+ADMIN_SERVICE = "flyspec.v1.AdminService"
+
 
 class Orchestrator:
     """The orchestrator: upstreams, admission, and one port each for clients and operators."""
@@ -77,7 +80,7 @@ class Orchestrator:
             settings.host,
             settings.port,
             [(generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation)],
-            ["flyspec.v1.GenerationService"],
+            [GENERATION_SERVICE],
             max_request_bytes=rpc.max_request_bytes(fleet.target.info.model.context_length),
             credentials=self._credentials,
             interceptors=self._telemetry.interceptors(make_ids=True),
@@ -91,7 +94,7 @@ class Orchestrator:
             settings.admin_host or settings.host,
             settings.admin_port,
             [(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin)],
-            ["flyspec.v1.AdminService"],
+            [ADMIN_SERVICE],
             max_request_bytes=rpc.max_request_bytes(0),
             credentials=self._admin_credentials,
             interceptors=self._telemetry.interceptors(make_ids=True),
@@ -101,6 +104,8 @@ class Orchestrator:
         for server in self._servers:
             await server.start()
         ports = {"port": clients.port, "admin_port": operators.port}
+        clients.neighbours[ADMIN_SERVICE] = operators.port
+        operators.neighbours[GENERATION_SERVICE] = clients.port
         if self._http is not None:
             ports["http_port"] = await self._http.start()
         for server in self._servers:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from flyspec.cli.json_output import print_json
-from flyspec.cli.options import with_flags
-from flyspec.cli.runtime import run_async
+from flyspec.cli.options import read_admin_address, with_flags
+from flyspec.cli.runtime import run_async, waiting
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from flyspec.client import AdminClient, DrafterStatus
 
 T = TypeVar("T")
+
+_PREPARING = "a drafter with another tokenizer prepares the target's first"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the drafter in requests.")]
 
@@ -28,7 +30,9 @@ app = typer.Typer(no_args_is_help=True)
 class _Admin(Credentials):
     """The admin port to call, and the output format."""
 
-    admin_address: Annotated[str, Flag("The orchestrator's admin address.")] = "127.0.0.1:50053"
+    admin_address: Annotated[str, Flag(
+        "The orchestrator's admin address.", read=read_admin_address,
+    )] = "127.0.0.1:50053"  # fmt: skip
     json: Annotated[bool, Flag("Print one JSON document.")] = False
 
     def ask(self, call: Callable[[AdminClient], Awaitable[T]]) -> T:
@@ -81,7 +85,10 @@ def register(
     ] = "",
 ) -> None:
     """Test a drafter and add it, so that requests can name it. A known name gets a replica."""
-    drafter, probe_ns = admin.ask(lambda client: client.register_drafter(name, address, kind))
+    doing = f"testing {name} at {address}"
+    drafter, probe_ns = admin.ask(
+        lambda client: waiting(doing, _PREPARING, client.register_drafter(name, address, kind))
+    )
     if admin.json:
         print_json({"drafter": drafter.document(), "probe_ns": probe_ns})
     else:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_QUIET_S = 2.0
+"""Seconds that a command waits for an answer before it says so."""
+_SAID_EVERY_S = 10
+
 
 class Terminated(BaseException):
     """SIGTERM was received."""
@@ -62,6 +66,31 @@ def narrate(console: Console) -> Iterator[Any]:
             yield lambda text: status.update(text)
     else:
         yield lambda text: console.print(text, markup=False)
+
+
+async def waiting(doing: str, why: str, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, saying from the second second on for how long it has run.
+
+    `why` it may take long is said too.
+    """
+    from flyspec.progress import error_console
+
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=_QUIET_S)
+        if not task.done():
+            console = error_console()
+            with narrate(console) as say:
+                seconds = 0
+                while not task.done():
+                    # Lines that stay are few.
+                    if console.is_terminal or seconds % _SAID_EVERY_S == 0:
+                        say(f"{doing}: {seconds + int(_QUIET_S)} s; {why}")
+                    seconds += 1
+                    await asyncio.wait([task], timeout=1.0)
+        return await task
+    finally:
+        task.cancel()
 
 
 async def with_server(

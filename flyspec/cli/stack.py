@@ -17,7 +17,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from flyspec import bundled
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
-from flyspec.cli.preflight import check_port, check_security
+from flyspec.cli.preflight import check_services
 from flyspec.cli.service import Child, ServiceDiedError
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import (
@@ -29,6 +29,7 @@ from flyspec.config import (
 )
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
+from flyspec.preflight import check_port
 from flyspec.process import available_cores
 from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
 
@@ -254,9 +255,6 @@ class Stack:
         from orchestrator.generation.rule_files import load_rules
 
         o = self.options
-        check_security(
-            ["--host", o.host, "--admin-host", o.admin_host, *o.orchestrator_flags]
-        )
         check_port("--port", o.host, o.port)
         check_port("--admin-port", o.admin_host, o.admin_port)
         if o.http_port not in (None, NO_PORT):
@@ -264,6 +262,8 @@ class Stack:
         check_port("--draft-port", LOOPBACK, o.draft_port)
         check_port("--verify-port", LOOPBACK, o.verify_port)
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
+        # Those of benchmarks have other settings.
+        check_services({name: self.flags(name) for name in _MODULES if name not in o.modules})
 
     async def _start(self) -> None:
         self._check()
@@ -285,7 +285,7 @@ class Stack:
             environment = {f"FLYSPEC_{name.upper()}_METRICS_PORT": str(port)}
         service = await Child.start(
             name, o.modules.get(name, _MODULES[name]),
-            [*self._flags(name), *o.last_flags.get(name, ())],
+            self.flags(name),
             threads or torch_threads(), self._on_log, environment,
         )  # fmt: skip
         if was is not None:
@@ -293,7 +293,11 @@ class Stack:
         self.services[name] = service
         return service
 
-    def _flags(self, name: str) -> list[str]:
+    def flags(self, name: str) -> list[str]:
+        """Return the flags with which a service is started."""
+        return [*self._own_flags(name), *self.options.last_flags.get(name, ())]
+
+    def _own_flags(self, name: str) -> list[str]:
         o = self.options
         common = o.flags("log_level", "drain_grace_s")
         if name == "orchestrator":

@@ -51,9 +51,13 @@ def test_help_names_the_commands() -> None:
         (["generate", "--prompt-file", "/nowhere", "x"], 2, "/nowhere: cannot be read"),
         (["healthcheck", "--address", "127.0.0.1:1", "--timeout", "1"], 1, ""),
         (["drafters", "list", "--admin-address", "127.0.0.1:1"], 1, "or pass --admin-address"),
-        (["eval", "--model", "/nowhere", "--problems", "1"], 2, "verify service: --model /nowhere"),
+        (["eval", "--model", "/nowhere", "--problems", "1"], 2, "--model /nowhere: no such"),
         (["serve", "--model", "/nowhere", *FREE_PORTS], 2, "--model /nowhere"),
-        (["serve", "--model", "m", "--max-sessions", "9999", *FREE_PORTS], 2, "--max-sessions: "),
+        (
+            ["serve", "--model", "m", "--max-sessions", "9999", *FREE_PORTS],
+            2,
+            "--max-sessions 9999: must",
+        ),
         (["serve", "--port", "99999", "--model", "m"], 2, "--port 99999"),
         (["serve", "--rules-file", "/nowhere", *FREE_PORTS], 2, "--rules-file /nowhere: cannot be"),
         (["serve", "--rule", "nothing", *FREE_PORTS], 2, "--rule nothing: rule.name must be one"),
@@ -464,7 +468,7 @@ async def test_services_end_when_serve_is_killed(models: list[str]) -> None:
 
 async def test_stack_stops_everything_when_one_cannot_start(models: list[str]) -> None:
     stack = Stack(StackOptions(model=models[1], draft_model="/nowhere"))
-    with pytest.raises(ConfigError, match="draft service: --draft-model /nowhere"):
+    with pytest.raises(ConfigError, match="--draft-model /nowhere"):
         await stack.__aenter__()
     assert await all_gone([s.pid for s in stack.services.values()])
 

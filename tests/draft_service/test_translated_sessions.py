@@ -17,7 +17,7 @@ from demo.corpus import chat_prompt
 from draft_service import tokenizers
 from flyspec import wire
 from flyspec.config import DraftSettings
-from flyspec.engine.loading import tokenizer_bundle
+from flyspec.engine.bundle import tokenizer_bundle
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import draft_pb2
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, TokenizerFacts
