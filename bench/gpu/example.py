@@ -19,7 +19,7 @@ from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.engine.cache_size import Fit, activation_bytes
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
-from flyspec.engine.kv_heads import replicated_numbers
+from flyspec.engine.heads import replicated_numbers
 from flyspec.engine.memory import plan_kv_cache, readable, slot_bytes
 from flyspec.tables import markdown
 

@@ -11,13 +11,8 @@ import torch
 
 from flyspec.bench.shapes import random_model, shape_named
 from flyspec.engine.captured.graphs import CudaCapture, eagerly
-from flyspec.engine.loading import (
-    LoadedModel,
-    load_model,
-    own_context_length,
-    read_config,
-    resolve_device,
-)
+from flyspec.engine.configuration import own_context_length, read_config
+from flyspec.engine.loading import LoadedModel, load_model, resolve_device
 from flyspec.engine.model import Step
 from flyspec.engine.parallel import weight_bytes
 from flyspec.engine.runner import ModelRunner, Paging
