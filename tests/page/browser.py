@@ -109,6 +109,25 @@ class RacePage:
             else:
                 await place.fill(str(value))
 
+    async def point_at_round(self, place: float) -> None:
+        """Point at the bar at that fraction of the chart's width, until its card is there."""
+        chart = self.tab.locator("#rounds-chart .u-over")
+        await chart.scroll_into_view_if_needed()
+        near = 0.0
+
+        async def is_told() -> bool:
+            nonlocal near
+            near = 1.0 - near
+            box = await chart.bounding_box()
+            x, y = box["x"] + box["width"] * place, box["y"] + box["height"] / 2
+            await self.tab.mouse.move(x + near, y)
+            return bool(await self.tab.locator("#card").is_visible())
+
+        await until(is_told)  # scrolling hides it
+
+    async def set_size(self, width: int, height: int) -> None:
+        await self.tab.set_viewport_size({"width": width, "height": height})
+
     async def text(self, selector: str) -> str:
         return (await self.tab.locator(selector).inner_text()).strip()
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import re
 
 import pytest
 
 from tests.page.browser import BUS, RacePage
-from tests.waiting import until
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 
@@ -71,17 +69,8 @@ async def test_pointing_at_a_token_shows_figures(page):
 
 async def test_pointing_at_a_round_shows_what_became_of_its_drafts(page):
     await page.race(**RACE)
-    chart = page.tab.locator("#rounds-chart .u-over")
-    await chart.scroll_into_view_if_needed()
-    box = await chart.bounding_box()
-    middle = box["y"] + box["height"] / 2
+    await page.point_at_round(0.5)
     card = page.tab.locator("#card")
-
-    async def is_told():
-        await page.tab.mouse.move(box["x"] + box["width"] / 2 + random.random(), middle)
-        return await card.is_visible()
-
-    await until(is_told)  # scrolling hides it
     assert await card.locator(".fate").count() > 0
     assert "drafted" in await card.inner_text()
     rows = page.tab.locator("#rounds-table tbody tr")
