@@ -21,6 +21,9 @@ PORTS = {"draft_service": 50051, "verify_service": 50052, "orchestrator": 50050,
 SHARED = ["flyspec", "serve"]
 _KEEP = 'trap \'{ export -p; declare -f; echo "cd $(printf %q "$PWD")"; } > "$STATE"\' EXIT\n'
 
+_OUTLIVE = "trap : TERM\n"
+"""Has the shell end after the server that it runs, which drains when both are told to end."""
+
 
 def server_of(block: Block) -> list[str]:
     """Return the command of a block that starts a server and nothing else, or nothing."""
@@ -49,7 +52,7 @@ class Server:
         self.words, self.ports, self.log = words, ports_of(words), folder / "server.log"
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
-                ["bash", "-c", script], cwd=folder, env=environment(folder),
+                ["bash", "-c", _OUTLIVE + script], cwd=folder, env=environment(folder),
                 stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         until = time.monotonic() + STARTING_S
