@@ -1,19 +1,17 @@
-"""Shared by all commands: running a coroutine, messages on standard error."""
+"""Shared by all commands: running a coroutine, with a stack if need be."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from flyspec.cli.options import ModelFlags
     from flyspec.cli.stack import Stack, StackOptions
     from flyspec.client import AsyncClient, Credentials
@@ -54,16 +52,6 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         raise typer.Exit(128 + signal.SIGTERM) from None
 
 
-@contextmanager
-def narrate(console: Console) -> Iterator[Any]:
-    """Yield a function that reports progress: a spinner on a terminal, else plain lines."""
-    if console.is_terminal:
-        with console.status("starting", spinner="dots") as status:
-            yield lambda text: status.update(text)
-    else:
-        yield lambda text: console.print(text, markup=False)
-
-
 async def with_server(
     options: StackOptions | None,
     address: str | None,
@@ -75,6 +63,7 @@ async def with_server(
     Reports progress while the stack loads. If one of its services dies, raises why.
     """
     from flyspec.cli.stack import Stack
+    from flyspec.cli.starting import shown
     from flyspec.client import DEFAULT_ADDRESS, AsyncClient
     from flyspec.progress import error_console
 
@@ -84,8 +73,7 @@ async def with_server(
             client.hint = "pass --address"
             return await use(client, None)
     async with AsyncExitStack() as resources:
-        with narrate(error_console()) as say:
-            stack = await resources.enter_async_context(Stack(options, on_event=say))
+        stack = await resources.enter_async_context(shown(Stack(options), error_console()))
         client = await resources.enter_async_context(AsyncClient(stack.address, max_retries=0))
         return await stack.guard(use(client, stack))
 

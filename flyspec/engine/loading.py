@@ -30,6 +30,7 @@ from flyspec.engine.native.library import Library, find
 from flyspec.engine.out_of_memory import is_out_of_memory
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
+from flyspec.startup import stage
 from flyspec.tokenizer import fingerprint
 from flyspec.values.admin import ModelInfo, TokenizerBundle
 
@@ -141,6 +142,7 @@ def load_model(
         length = max_model_len or limit
         checkpoint = Checkpoint(name, config, run_in, where, length, tensor_parallel_size, weights)
         check(checkpoint)
+        stage("reading weights")
         with fingerprint_beside(checkpoint, identify) as weights_fingerprint:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,
