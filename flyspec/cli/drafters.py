@@ -17,6 +17,7 @@ from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from flyspec.client import AdminClient, DrafterStatus
+    from flyspec.tables import Column, FittedTable
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class _Admin(Credentials):
         if self.json:
             print_json({"drafter": _document(drafter)})
         else:
-            _table([drafter])
+            _show([drafter])
 
 
 @app.callback()
@@ -62,7 +63,7 @@ def list_drafters(admin: _Admin) -> None:
     if admin.json:
         print_json({"drafters": [_document(d) for d in drafters]})
     else:
-        _table(drafters)
+        _show(drafters)
 
 
 @app.command("register")
@@ -86,7 +87,7 @@ def register(
     if admin.json:
         print_json({"drafter": _document(drafter), "probe_ns": probe_ns})
     else:
-        _table([drafter])
+        _show([drafter])
         print(f"its test proposal took {probe_ns / 1e6:.1f} ms")
 
 
@@ -155,31 +156,44 @@ def _document(drafter: DrafterStatus) -> dict[str, Any]:
     return document
 
 
-def _table(drafters: list[DrafterStatus]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _show(drafters: list[DrafterStatus]) -> None:
+    from flyspec.cli.results import result_console
 
-    table = Table()
-    columns = ("name", "state", "usable", "kind", "model", "address", "running", "rounds",
-               "accepted", "tokens per round", "proposal")  # fmt: skip
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for d in drafters:
-        stats = d.stats
-        model = f"{d.model.name} ({d.model.num_parameters / 1e6:.1f} M)" if d.model else "-"
-        state = d.state.name.lower() + (f" {d.share:.0%}" if d.share else "")
-        drafted = bool(stats.num_spec_steps)
-        table.add_row(
-            d.name,
-            state,
-            "yes" if d.usable else f"no: {d.reason}",
-            d.kind,
-            f"{model}, translated" if d.translated else model,
-            d.address or "here",
-            str(stats.active_generations),
-            str(stats.num_spec_steps),
-            f"{stats.draft_acceptance_rate:.0%}" if drafted else "-",
-            f"{stats.mean_accepted_tokens:.2f}" if drafted else "-",
-            f"{stats.mean_proposal_ms:.1f} ms" if drafted else "-",
-        )
-    Console().print(table)
+    result_console().print(table_of_drafters(drafters), markup=False)
+
+
+def table_of_drafters(drafters: list[DrafterStatus]) -> FittedTable:
+    from flyspec.tables import record_table
+
+    return record_table(_COLUMNS, drafters, left=6, stacked=True)
+
+
+def _state(drafter: DrafterStatus) -> str:
+    return drafter.state.name.lower() + (f" {drafter.share:.0%}" if drafter.share else "")
+
+
+def _model(drafter: DrafterStatus) -> str:
+    if drafter.model is None:
+        return "-"
+    size = f"{drafter.model.name} ({drafter.model.num_parameters / 1e6:.1f} M)"
+    return f"{size}, translated" if drafter.translated else size
+
+
+def _drafted(form: str) -> Callable[[DrafterStatus], str]:
+    """Render statistics, of a drafter that has any."""
+    return lambda d: form.format(d.stats) if d.stats.num_spec_steps else "-"
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("name", "{.name}"),
+    ("state", _state),
+    ("usable", lambda d: "yes" if d.usable else f"no: {d.reason}"),
+    ("kind", "{.kind}"),
+    ("model", _model),
+    ("address", lambda d: d.address.replace(",", ", ") or "here"),
+    ("running", "{.stats.active_generations}"),
+    ("rounds", "{.stats.num_spec_steps}"),
+    ("accepted", _drafted("{.draft_acceptance_rate:.0%}")),
+    ("tokens per round", _drafted("{.mean_accepted_tokens:.2f}")),
+    ("proposal", _drafted("{.mean_proposal_ms:.1f} ms")),
+)
