@@ -11,6 +11,7 @@ import typer
 
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import with_flags
+from flyspec.cli.options.completion import complete_registered
 from flyspec.cli.runtime import run_async
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the drafter in requests.")]
+Name = Annotated[str, typer.Argument(
+    metavar="NAME", help="Name of the drafter in requests.", autocompletion=complete_registered,
+)]  # fmt: skip
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -15,6 +15,7 @@ from flyspec.cli.program import program, run
 _COMMANDS = {
     "serve": ("serve", "Run all services on this machine until Ctrl-C."),
     "generate": ("generate", "Stream completions of prompts, with tokens colored by origin."),
+    "chat": ("chat", "Hold a conversation, with tokens colored by origin."),
     "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, 1 if not."),
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
     "keys": ("app", "Create API keys."),

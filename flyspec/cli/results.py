@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from flyspec.cli.json_output import print_json, to_json
+from flyspec.cli.program import say
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
@@ -95,9 +96,21 @@ class Results:
         return 0 if report.passed else 1
 
     def of(self, measure: Callable[[], MeasurementReport]) -> None:
-        """Measure, once the files have been checked, and finish; exit unless it passed."""
+        """Measure, once the files have been checked, and finish; exit unless it passed.
+
+        After Ctrl-C, what was measured until then is shown; the exit code is 130.
+        """
+        from flyspec.cli.runtime import Interrupted
+
         self.check()
-        if code := self.finish(measure()):
+        try:
+            code = self.finish(measure())
+        except Interrupted as end:
+            if end.reached is not None:
+                self.finish(end.reached)
+                say("interrupted; these are the results until then")
+            raise
+        if code:
             raise typer.Exit(code)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+
+from flyspec.concurrency import interrupted
 
 if TYPE_CHECKING:
     from flyspec.cli.options import ModelFlags
@@ -23,10 +25,24 @@ class Terminated(BaseException):
     """SIGTERM was received."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C was pressed; `reached` is what the work returned all the same."""
+
+    def __init__(self, reached: Any) -> None:
+        super().__init__()
+        self.reached = reached
+
+
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine. Ctrl-C and SIGTERM cancel it, so that it can clean up."""
+    """Run a coroutine. Ctrl-C and SIGTERM cancel it, so that it can clean up.
+
+    Raises `Interrupted` if it returns after Ctrl-C.
+    """
+
+    stopped = False
 
     async def main() -> T:
+        nonlocal stopped
         task = asyncio.current_task()
         assert task is not None
         terminated = False
@@ -40,16 +56,23 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(signal.SIGTERM, terminate)
         try:
-            return await work
+            result = await work
+            if terminated:
+                raise Terminated
+            stopped = interrupted()
+            return result
         except asyncio.CancelledError:
             if terminated:
                 raise Terminated from None
             raise
 
     try:
-        return asyncio.run(main())
+        result = asyncio.run(main())
     except Terminated:
         raise typer.Exit(128 + signal.SIGTERM) from None
+    if stopped:
+        raise Interrupted(result)
+    return result
 
 
 async def with_server(
@@ -58,9 +81,19 @@ async def with_server(
     use: Callable[[AsyncClient, Stack | None], Coroutine[Any, Any, T]],
     credentials: Credentials | None = None,
 ) -> T:
-    """Use a running stack, with `credentials`; or with `options`, a stack started just for this.
+    """Use a server (`open_server`). If a service of a stack of its own dies, raises why."""
+    async with open_server(options, address, credentials) as (client, stack):
+        work = use(client, stack)
+        return await (stack.guard(work) if stack else work)
 
-    Reports progress while the stack loads. If one of its services dies, raises why.
+
+@asynccontextmanager
+async def open_server(
+    options: StackOptions | None, address: str | None, credentials: Credentials | None = None
+) -> AsyncIterator[tuple[AsyncClient, Stack | None]]:
+    """Connect to a running stack, with `credentials`; or with `options`, start one just for this.
+
+    Reports progress while the stack loads.
     """
     from flyspec.cli.stack import Stack
     from flyspec.cli.starting import shown
@@ -71,11 +104,13 @@ async def with_server(
         address = address or DEFAULT_ADDRESS
         async with AsyncClient(address, credentials=credentials, max_retries=0) as client:
             client.hint = "pass --address"
-            return await use(client, None)
-    async with AsyncExitStack() as resources:
-        stack = await resources.enter_async_context(shown(Stack(options), error_console()))
-        client = await resources.enter_async_context(AsyncClient(stack.address, max_retries=0))
-        return await stack.guard(use(client, stack))
+            yield client, None
+        return
+    async with (
+        shown(Stack(options), error_console()) as stack,
+        AsyncClient(stack.address, max_retries=0) as client,
+    ):
+        yield client, stack
 
 
 def refuse_model_flags(

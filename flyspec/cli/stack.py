@@ -226,6 +226,12 @@ class Stack:
             if not watch.done():  # the call may fail just before its service exits
                 await asyncio.wait([watch], timeout=0.2)
             return await (watch if watch.done() else task)  # type: ignore[return-value]
+        except asyncio.CancelledError:
+            task.cancel()  # it may still return what it has reached
+            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not task.cancelled() and task.exception() is None:
+                return task.result()
+            raise
         finally:
             for pending in (task, watch):
                 pending.cancel()
